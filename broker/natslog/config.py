@@ -1,0 +1,108 @@
+"""Settings of a broker: defaults, `natslog.toml`, `NATSLOG_…` variables and flags, in rising order of precedence."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from natslog.errors import ConfigError, InvalidRequest
+from natslog.units import parse_duration_s, parse_size_bytes
+
+DEFAULT_HTTP_PORT = 9292
+DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+DEFAULT_SERVER_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
+DEFAULT_DATA_DIR = "natslog-data"
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker. Sizes are in bytes, ages in seconds."""
+
+    data_dir: str = DEFAULT_DATA_DIR
+    broker_id: int = 1
+    cluster_name: str = "natslog"
+    rack: str = ""
+    nats_url: str = DEFAULT_NATS_URL
+    nats_creds_file: str | None = None
+    nats_user: str | None = None
+    nats_password_file: str | None = None
+    http_host: str = "127.0.0.1"
+    http_port: int = DEFAULT_HTTP_PORT
+    advertise_url: str | None = None
+    segment_bytes: int = 128 * 1024 * 1024
+    segment_age_s: float = 3600.0
+    min_free_bytes: int = 64 * 1024 * 1024
+    ingest_memory_bytes: int = 96 * 1024 * 1024
+    retention_interval_s: float = 5.0
+
+    @property
+    def url(self) -> str:
+        """Where clients and other brokers reach this one."""
+        return self.advertise_url or f"http://{self.http_host}:{self.http_port}"
+
+
+_BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes"}
+_SECONDS = {"segment_age_s", "retention_interval_s"}
+SETTINGS = tuple(BrokerConfig.__struct_fields__)
+
+
+def load_config(
+    path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> BrokerConfig:
+    """One broker's settings from all sources.
+
+    Args:
+        path: a TOML file of `setting = value` lines, or None.
+        flags: settings given on the command line; None values are "not given".
+        environ: variables (`NATSLOG_HTTP_PORT=9300`), the process's own by default.
+
+    Raises:
+        ConfigError: an unreadable file, an unknown setting (nearest known one named) or a wrong value.
+    """
+    settings: dict[str, Any] = _from_file(path) if path else {}
+    for name in SETTINGS:
+        if (value := (os.environ if environ is None else environ).get(f"NATSLOG_{name.upper()}")) is not None:
+            settings[name] = value
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    return _checked(settings)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    for name in settings:
+        if name not in SETTINGS:
+            raise ConfigError(f"{path}: unknown setting {name!r}{did_you_mean(name, SETTINGS)}", setting=name)
+    return settings
+
+
+def _checked(settings: dict[str, Any]) -> BrokerConfig:
+    try:
+        for name in _BYTES & set(settings):
+            settings[name] = parse_size_bytes(settings[name], name)
+        for name in _SECONDS & set(settings):
+            settings[name] = parse_duration_s(settings[name], name)
+        config = msgspec.convert(settings, BrokerConfig, strict=False)
+    except (msgspec.ValidationError, InvalidRequest) as error:
+        raise ConfigError(f"wrong setting: {error}") from error
+    if not 0 <= config.http_port <= 65535:
+        raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
+    if config.segment_bytes < 4096:
+        raise ConfigError("segment_bytes must be at least 4096")
+    return config
+
+
+def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """`; did you mean 'x'?` with the nearest known word, or the list of all where none is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else f"; known are {', '.join(sorted(known))}"

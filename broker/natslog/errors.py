@@ -1,0 +1,177 @@
+"""Every error a user of natslog can meet, named for what the caller does about it.
+
+A bug is an `assert`; what can happen in operation is a `NatslogError`. Each carries a stable `code`, whether the
+same request may succeed later (`retriable`), the HTTP status that stands for it, and facts a program can use. The
+JSON form is the one of the HTTP API: `{"error": {"code", "message", "retriable", ...facts}}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class NatslogError(Exception):
+    """Base of all errors in operation.
+
+    Args:
+        message: what happened and what to do next, one or two sentences for a person.
+        facts: JSON-serialisable details for programs (`stream="orders"`, `high_watermark=42`).
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of the HTTP answer."""
+        return {"error": {"code": self.code, "message": self.message, "retriable": self.retriable, **self.facts}}
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Spark pickles errors between processes
+        return _rebuild, (type(self), self.message, self.facts)
+
+
+def _rebuild(kind: type[NatslogError], message: str, facts: dict[str, Any]) -> NatslogError:
+    return kind(message, **facts)
+
+
+class InvalidRequest(NatslogError):
+    """The request can never succeed as it stands: correct it."""
+
+    code, status = "invalid_request", 400
+
+
+class StreamNotFound(NatslogError):
+    """No stream of that name: create it, or correct the name."""
+
+    code, status = "stream_not_found", 404
+
+
+class StreamConflict(NatslogError):
+    """A stream of that name exists with other settings; the facts name those that differ."""
+
+    code, status = "stream_conflict", 409
+
+
+class StreamRecreated(NatslogError):
+    """The stream was deleted and made again: positions in the old one mean nothing in the new one."""
+
+    code, status = "stream_recreated", 409
+
+
+class NotFound(NatslogError):
+    """No such path in the API."""
+
+    code, status = "not_found", 404
+
+
+class PayloadTooLarge(NatslogError):
+    """The body or message exceeds a limit: send less at once."""
+
+    code, status = "payload_too_large", 413
+
+
+class OffsetOutOfRange(NatslogError):
+    """The position is not in the log; the facts hold both bounds."""
+
+    code, status = "offset_out_of_range", 416
+
+
+class DataLoss(NatslogError):
+    """Messages between the reader's position and the log are gone; the facts name the range."""
+
+    code = "data_loss"
+
+
+class NotEnoughBrokers(NatslogError):
+    """The cluster has fewer brokers than the replication factor asks for."""
+
+    code, status = "not_enough_brokers", 503
+
+
+class CorruptLog(NatslogError):
+    """Bytes on disk are not what was written; the facts name file, position and offsets."""
+
+    code, status = "corrupt_log", 503
+
+
+class StorageFull(NatslogError):
+    """The disk is (nearly) full: writes resume by themselves when there is room."""
+
+    code, status, retriable = "storage_full", 503, True
+
+
+class StorageFailed(NatslogError):
+    """A write or fsync failed; the stream takes no more until the broker is restarted."""
+
+    code, status = "storage_failed", 503
+
+
+class Overloaded(NatslogError):
+    """The broker's bounded memory is full: send again more slowly."""
+
+    code, status, retriable = "overloaded", 429, True
+
+
+class StreamPaused(NatslogError):
+    """The stream was paused by an operator: resume it to write."""
+
+    code, status, retriable = "stream_paused", 503, True
+
+
+class ShuttingDown(NatslogError):
+    """The broker is on its way out: ask another, or this one again when it is back."""
+
+    code, status, retriable = "shutting_down", 503, True
+
+
+class BrokerUnavailable(NatslogError):
+    """No broker answered: start one, or correct the address."""
+
+    code, status, retriable = "broker_unavailable", 503, True
+
+
+class NatsUnavailable(NatslogError):
+    """The NATS server did not answer: start it, or correct the address."""
+
+    code, status, retriable = "nats_unavailable", 503, True
+
+
+class PublishFailed(NatslogError):
+    """Messages could not be published, or were not acked; the facts name them."""
+
+    code = "publish_failed"
+
+
+class DataDirError(NatslogError):
+    """The data folder cannot be used: another broker's, newer, locked, or not writable."""
+
+    code = "data_dir"
+
+
+class ConfigError(NatslogError):
+    """A setting or option is wrong; the nearest known one is named."""
+
+    code, status = "config", 400
+
+
+def _all_kinds(kind: type[NatslogError]) -> dict[str, type[NatslogError]]:
+    kinds = {kind.code: kind}
+    for sub in kind.__subclasses__():
+        kinds.update(_all_kinds(sub))
+    return kinds
+
+
+KINDS = _all_kinds(NatslogError)
+
+
+def from_json(body: dict[str, Any]) -> NatslogError:
+    """The error a broker answered with, as the class it had there (`NatslogError` where the code is unknown)."""
+    error = dict(body.get("error", {}))
+    kind = KINDS.get(error.pop("code", ""), NatslogError)
+    error.pop("retriable", None)
+    return kind(str(error.pop("message", "the broker gave no reason")), **error)

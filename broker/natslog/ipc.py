@@ -1,0 +1,199 @@
+"""Self-proving Arrow IPC messages: what pyarrow writes, plus a header that says what it is and a CRC32C.
+
+Theory of operation. A batch is one encapsulated Arrow IPC message (continuation, metadata length, flatbuffer, body).
+Its custom metadata holds one fixed-width line under the key `natslog.batch`:
+
+    v1 base_offset=… rows=… epoch=… max_timestamp_us=… header_bytes=… body_bytes=… header_crc32c=… crc32c=…
+
+`header_bytes` is everything before the body. Both CRCs are taken with both CRC fields set to `00000000`:
+`header_crc32c` over the header, `crc32c` over header and body. The header's own CRC makes its lengths trustworthy when
+the body is not there, which is what tells a torn tail (lengths proven, bytes missing) from damage (bytes there, and
+wrong). A file or response is a schema message, then such messages, then end-of-stream.
+
+Source: Arrow columnar format, "Encapsulated message format"; docs/FORMATS.md has every byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from natslog.errors import CorruptLog
+from natslog.schema import MESSAGE_SCHEMA
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+CONTINUATION = b"\xff\xff\xff\xff"
+END_OF_STREAM = CONTINUATION + b"\x00\x00\x00\x00"
+MAX_HEADER_BYTES = 8192
+
+_BATCH_KEY = b"natslog.batch"
+_STATS_KEY = b"natslog.stats"
+_BLANK_CRC = b"00000000"
+_LINE = re.compile(
+    rb"v1 base_offset=(\d{1,19}) rows=(\d{1,10}) epoch=(\d{1,19}) max_timestamp_us=(\d{1,19})"
+    rb" header_bytes=(\d{10}) body_bytes=(\d{12}) header_crc32c=([0-9a-f]{8}) crc32c=([0-9a-f]{8})\0"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """What a batch says of itself; `crc` and `header_crc` are as stored, not yet checked."""
+
+    base_offset: int
+    rows: int
+    epoch: int
+    max_timestamp_us: int
+    header_bytes: int
+    body_bytes: int
+    header_crc: int
+    crc: int
+
+    @property
+    def end_offset(self) -> int:
+        """Exclusive."""
+        return self.base_offset + self.rows
+
+    @property
+    def total_bytes(self) -> int:
+        return self.header_bytes + self.body_bytes
+
+
+def schema_message(schema: pa.Schema = MESSAGE_SCHEMA) -> bytes:
+    """The encapsulated schema message that opens a stream."""
+    return schema.serialize().to_pybytes()
+
+
+def encode_batch(
+    batch: pa.RecordBatch,
+    *,
+    base_offset: int,
+    epoch: int,
+    max_timestamp_us: int,
+    compression: str | None = None,
+    stats: bytes | None = None,
+) -> memoryview:
+    """One encapsulated message, CRCs filled in.
+
+    Args:
+        compression: `zstd`, `lz4` or None, for the body's buffers.
+        stats: JSON stored beside the batch line, for tools.
+    """
+    line = (
+        f"v1 base_offset={base_offset} rows={batch.num_rows} epoch={epoch} max_timestamp_us={max_timestamp_us}"
+        f" header_bytes={0:010d} body_bytes={0:012d} header_crc32c=00000000 crc32c=00000000"
+    )
+    metadata = {_BATCH_KEY: line.encode()} | ({_STATS_KEY: stats} if stats else {})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    # pyarrow opens every stream with the schema message and closes it with end-of-stream; the message is in between.
+    message = memoryview(sink.getvalue()).cast("B")[len(schema_message(batch.schema)) : -len(END_OF_STREAM)]
+    owned = memoryview(bytearray(message)) if message.readonly else message
+    header_bytes = 8 + int.from_bytes(owned[4:8], "little")
+    return _seal_header(owned, header_bytes)
+
+
+def _seal_header(message: memoryview, header_bytes: int) -> memoryview:
+    """Fills lengths and CRCs into the fixed-width line."""
+    found = _LINE.search(message[:header_bytes])
+    assert found is not None, "the batch line must be in the header that was just written"
+    message[found.start(5) : found.end(5)] = b"%010d" % header_bytes
+    message[found.start(6) : found.end(6)] = b"%012d" % (len(message) - header_bytes)
+    header_crc = crc32c(message[:header_bytes])
+    crc = crc32c(message[header_bytes:], header_crc)
+    message[found.start(7) : found.end(7)] = b"%08x" % header_crc
+    message[found.start(8) : found.end(8)] = b"%08x" % crc
+    return message
+
+
+def find_batch_line(window: Bytes) -> BatchHeader | None:
+    """The first batch line in these bytes, unproven; None if there is none."""
+    found = _LINE.search(window)
+    return _header_of(found) if found else None
+
+
+def _header_of(found: re.Match[bytes]) -> BatchHeader:
+    numbers = [int(found.group(group)) for group in range(1, 7)]
+    return BatchHeader(*numbers, header_crc=int(found.group(7), 16), crc=int(found.group(8), 16))
+
+
+def proven_header(window: Bytes) -> BatchHeader | None:
+    """The header these bytes begin with, if it is whole and its own CRC holds."""
+    if len(window) < 8 or bytes(window[:4]) != CONTINUATION:
+        return None
+    header_bytes = 8 + int.from_bytes(window[4:8], "little")
+    if not 8 < header_bytes <= min(len(window), MAX_HEADER_BYTES):
+        return None
+    found = _LINE.search(window, 0, header_bytes) if isinstance(window, bytes) else _LINE.search(window[:header_bytes])
+    if found is None:
+        return None
+    header = _header_of(found)
+    if header.header_bytes != header_bytes or _blank_crc(window, found, header_bytes) != header.header_crc:
+        return None
+    return header
+
+
+def _blank_crc(window: Bytes, found: re.Match[bytes], header_bytes: int) -> int:
+    view = memoryview(window)
+    crc = crc32c(_BLANK_CRC, crc32c(view[: found.start(7)]))
+    crc = crc32c(_BLANK_CRC, crc32c(view[found.end(7) : found.start(8)], crc))
+    return int(crc32c(view[found.end(8) : header_bytes], crc))
+
+
+def body_holds(header: BatchHeader, message: Bytes) -> bool:
+    """Whether the CRC over header and body of this whole message holds (the header is proven already)."""
+    view = memoryview(message)
+    return int(crc32c(view[header.header_bytes : header.total_bytes], header.header_crc)) == header.crc
+
+
+def split_messages(stream: Bytes, *, source: str) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches of a response or file range (schema and end-of-stream messages passed over), each CRC-checked.
+
+    Args:
+        stream: consecutive encapsulated messages, copied nowhere.
+        source: what to name in an error: a file or URL.
+
+    Raises:
+        CorruptLog: a message is cut short, or its CRC does not hold.
+    """
+    view = memoryview(stream)
+    position = 0
+    while position + 8 <= len(view):
+        length = int.from_bytes(view[position + 4 : position + 8], "little")
+        if length == 0:
+            return
+        window = view[position : position + MAX_HEADER_BYTES]
+        header = proven_header(window)
+        if header is None:
+            if position == 0 and _is_schema(view):
+                position = 8 + length
+                continue
+            raise CorruptLog(f"{source}: the batch at byte {position} has a damaged header", position=position)
+        message = view[position : position + header.total_bytes]
+        if len(message) < header.total_bytes or not body_holds(header, message):
+            raise CorruptLog(
+                f"{source}: the batch at byte {position}, offsets {header.base_offset} to {header.end_offset}, fails "
+                "its CRC32C",
+                position=position,
+                start=header.base_offset,
+                end=header.end_offset,
+            )
+        yield header, message
+        position += header.total_bytes
+    if position != len(view):
+        raise CorruptLog(f"{source}: {len(view) - position} bytes after the last batch are no message")
+
+
+def _is_schema(view: memoryview) -> bool:
+    return bytes(view[:4]) == CONTINUATION and b"offset\0" in bytes(view[: 8 + int.from_bytes(view[4:8], "little")])
+
+
+def decode_batch(message: Bytes, schema: pa.Schema = MESSAGE_SCHEMA) -> pa.RecordBatch:
+    """The record batch of one message; its buffers are slices of `message`, not copies."""
+    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), schema)

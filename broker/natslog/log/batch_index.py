@@ -1,0 +1,85 @@
+"""Where each batch of a segment lies: five int64 columns, 40 bytes a batch, searched by bisection."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from natslog.errors import CorruptLog
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One batch: offsets `[base_offset, end_offset)`, bytes `[position, position + length)` of its file."""
+
+    base_offset: int
+    end_offset: int
+    position: int
+    length: int
+    max_timestamp_us: int
+
+
+class BatchIndex:
+    """Batches in offset order. Appending is for the one owner; a reader may look up at any time what it was told of."""
+
+    __slots__ = ("base_offsets", "end_offsets", "lengths", "max_timestamps_us", "positions")
+
+    def __init__(self) -> None:
+        self.base_offsets = array("q")
+        self.end_offsets = array("q")
+        self.positions = array("q")
+        self.lengths = array("q")
+        self.max_timestamps_us = array("q")
+
+    def __len__(self) -> int:
+        return len(self.max_timestamps_us)  # the column appended last: what it counts is whole
+
+    def __getitem__(self, at: int) -> BatchEntry:
+        return BatchEntry(*(column[at] for column in self._columns()))
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return (self.base_offsets, self.end_offsets, self.positions, self.lengths, self.max_timestamps_us)
+
+    def append(self, entry: BatchEntry) -> None:
+        self.base_offsets.append(entry.base_offset)
+        self.end_offsets.append(entry.end_offset)
+        self.positions.append(entry.position)
+        self.lengths.append(entry.length)
+        self.max_timestamps_us.append(entry.max_timestamp_us)
+
+    def first_covering(self, offset: int) -> int:
+        """Index of the first batch that ends above `offset` (its length if there is none)."""
+        return bisect_right(self.end_offsets, offset, 0, len(self))
+
+    def first_at_or_after(self, timestamp_us: int) -> int:
+        """Index of the first batch whose newest message is not older than this (its length if there is none)."""
+        return bisect_left(self.max_timestamps_us, timestamp_us, 0, len(self))
+
+    def to_text(self) -> bytes:
+        """ASCII for a footer: base64 of the columns one after another, little-endian, and a CRC32C."""
+        raw = b"".join(column.tobytes() for column in self._columns())
+        return b"v1 batches=%d crc32c=%08x " % (len(self), crc32c(raw)) + base64.b64encode(raw)
+
+    @classmethod
+    def from_text(cls, text: bytes, source: str) -> BatchIndex:
+        """The index that `to_text` wrote.
+
+        Raises:
+            CorruptLog: it is not whole.
+        """
+        try:
+            version, batches, crc, encoded = text.split(b" ")
+            count = int(batches.removeprefix(b"batches="))
+            raw = base64.b64decode(encoded, validate=True)
+            if version != b"v1" or len(raw) != 40 * count or crc32c(raw) != int(crc.removeprefix(b"crc32c="), 16):
+                raise ValueError("the CRC32C does not hold")
+        except ValueError as error:
+            raise CorruptLog(f"{source}: the index in the footer is damaged ({error})", file=source) from error
+        index = cls()
+        for column, start in zip(index._columns(), range(0, len(raw), 8 * count or 1), strict=False):
+            column.frombytes(raw[start : start + 8 * count])
+        return index

@@ -1,0 +1,74 @@
+"""The segments of one stream in offset order: sealed ones, full ones that wait to be sealed, the one taking commits."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from natslog.errors import CorruptLog
+from natslog.log.recovery import Damage
+from natslog.log.sealed import SealedSegment
+from natslog.log.segment import ActiveSegment
+
+Segment: TypeAlias = ActiveSegment | SealedSegment
+
+
+@dataclass(slots=True)
+class SegmentChain:
+    """Guarded by `lock` where the list changes or is walked; a segment's own content needs none."""
+
+    segments: list[Segment] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def last(self) -> Segment | None:
+        return self.segments[-1] if self.segments else None
+
+    @property
+    def log_start_offset(self) -> int:
+        with self.lock:
+            return self.segments[0].base_offset if self.segments else 0
+
+    @property
+    def log_end_offset(self) -> int:
+        with self.lock:
+            return self.segments[-1].end_offset if self.segments else 0
+
+    @property
+    def high_watermark(self) -> int:
+        """With one replica, what is fsynced is committed."""
+        return self.log_end_offset
+
+    @property
+    def size_bytes(self) -> int:
+        with self.lock:
+            return sum(segment.size_bytes for segment in self.segments)
+
+    def oldest_unsealed(self) -> ActiveSegment | None:
+        """The full segment to be sealed next; the last segment takes commits and is none."""
+        with self.lock:
+            return next((segment for segment in self.segments[:-1] if isinstance(segment, ActiveSegment)), None)
+
+    def sealed_prefix(self) -> list[SealedSegment]:
+        """The sealed segments at the start, without the log's last segment: its end must stay known."""
+        prefix: list[SealedSegment] = []
+        with self.lock:
+            for segment in self.segments[:-1]:
+                if not isinstance(segment, SealedSegment):
+                    break
+                prefix.append(segment)
+        return prefix
+
+
+def damage_error(damages: list[Damage]) -> CorruptLog:
+    first = damages[0]
+    return CorruptLog(
+        "; ".join(map(str, damages)) + ". Reads go on around it, writes are refused: restore the file from a replica or "
+        "a copy (`natslog verify` checks it)",
+        file=str(first.path),
+        position=first.position,
+        start=first.start_offset,
+        end=first.end_offset,
+    )

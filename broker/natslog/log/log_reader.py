@@ -1,0 +1,236 @@
+"""Reading a log: which bytes of which files answer a question about offsets or times.
+
+Files are opened before anything is served, so that retention never disturbs a reader in mid-scan. Nothing at or above
+the high watermark is handed out, and nothing that this process has not proven.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from natslog import ipc
+from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
+from natslog.log.batch_index import BatchEntry, BatchIndex
+from natslog.log.chain import Segment, SegmentChain, damage_error
+from natslog.log.sealed import SealedSegment
+from natslog.log.segment import damage, read_at, read_batch
+from natslog.log.splits import Run, cut_into_splits
+from natslog.model import Split
+
+_INDEXES_KEPT = 64
+
+
+@dataclass(slots=True)
+class FileRange:
+    """Whole batches `[position, position + length)` of an open file, covering offsets `[start, end)`."""
+
+    fd: int
+    path: Path
+    position: int
+    length: int
+    start: int
+    end: int
+    batches: int
+
+
+class ReadPlan:
+    """Where the batches of one answer lie. Holds files open: use it in a `with`."""
+
+    def __init__(self, start: int) -> None:
+        self.ranges: list[FileRange] = []
+        self.next_offset = start
+
+    @property
+    def length(self) -> int:
+        return sum(piece.length for piece in self.ranges)
+
+    @property
+    def batches(self) -> int:
+        return sum(piece.batches for piece in self.ranges)
+
+    def messages(self) -> list[bytes]:
+        """The encoded batches, read and proven.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        found = []
+        for piece in self.ranges:
+            data = read_at(piece.fd, piece.position, piece.length)
+            found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
+        return found
+
+    def __enter__(self) -> ReadPlan:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for piece in self.ranges:
+            os.close(piece.fd)
+        self.ranges = []
+
+
+class LogReader:
+    """Looks things up in a chain of segments; any number of threads may use one."""
+
+    def __init__(self, chain: SegmentChain) -> None:
+        self._chain = chain
+
+    def plan_read(self, start: int, end: int | None = None, *, max_bytes: int) -> ReadPlan:
+        """Opens the files that hold `[start, end)`, whole batches, at most about `max_bytes` (but at least one batch).
+
+        Args:
+            start: from the log start to the high watermark, both included (at the latter the plan is empty).
+            end: exclusive; None or above the high watermark means up to it.
+
+        Raises:
+            OffsetOutOfRange: `start` is not in the log; the facts hold both bounds.
+            CorruptLog: the range begins in a damaged part.
+        """
+        high_watermark = self._check_in_log(start)
+        limit = high_watermark if end is None else min(end, high_watermark)
+        plan = ReadPlan(start)
+        try:
+            while plan.next_offset < limit and plan.length < max_bytes:
+                self._extend(plan, limit, max_bytes - plan.length)
+        except CorruptLog:
+            if not plan.ranges:  # otherwise what comes before the damage is served first
+                plan.close()
+                raise
+        except BaseException:
+            plan.close()
+            raise
+        plan.next_offset = max(start, min(plan.next_offset, limit))
+        return plan
+
+    def _check_in_log(self, start: int) -> int:
+        log_start_offset, high_watermark = self._chain.log_start_offset, self._chain.high_watermark
+        if not log_start_offset <= start <= high_watermark:
+            raise OffsetOutOfRange(
+                f"offset {start} is not in the log, which holds {log_start_offset} to {high_watermark}",
+                offset=start,
+                log_start_offset=log_start_offset,
+                high_watermark=high_watermark,
+            )
+        return high_watermark
+
+    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int) -> None:
+        """Adds neighbouring batches of one segment to the plan."""
+        offset = plan.next_offset
+        with self._chain.lock:
+            segment = self._segment_of(offset)
+            fd = os.open(segment.path, os.O_RDONLY)
+        try:
+            index = segment.index
+            first = index.first_covering(offset)
+            self._check_covered(segment, index, first, offset)
+            last = self._last_batch(index, first, limit, room_bytes)
+            if isinstance(segment, SealedSegment):
+                segment.prove(fd, first, last)
+        except BaseException:
+            os.close(fd)
+            raise
+        position = index.positions[first]
+        end_position = index.positions[last - 1] + index.lengths[last - 1]
+        end = index.end_offsets[last - 1]
+        plan.ranges.append(FileRange(fd, segment.path, position, end_position - position, offset, end, last - first))
+        plan.next_offset = end
+
+    @staticmethod
+    def _last_batch(index: BatchIndex, first: int, limit: int, room_bytes: int) -> int:
+        """Exclusive end of the run of neighbouring batches from `first` that stays below `limit` and `room_bytes`."""
+        by_offset = bisect_left(index.base_offsets, limit, first, len(index))
+        by_bytes = bisect_right(index.positions, index.positions[first] + room_bytes, first, len(index)) - 1
+        last = max(first + 1, min(by_offset, by_bytes if by_bytes < len(index) - 1 else by_offset))
+        starts = index.base_offsets
+        for at in range(first + 1, last):  # a quarantined hole ends the run
+            if starts[at] != index.end_offsets[at - 1]:
+                return at
+        return last
+
+    def _segment_of(self, offset: int) -> Segment:
+        at = bisect_right([segment.base_offset for segment in self._chain.segments], offset) - 1
+        segment = self._chain.segments[at]
+        if isinstance(segment, SealedSegment):
+            self._forget_others(segment)
+        return segment
+
+    def _forget_others(self, segment: SealedSegment) -> None:
+        """Keeps the indexes of a bounded number of sealed segments in memory."""
+        loaded = [other for other in self._chain.segments if isinstance(other, SealedSegment) and other._index is not None]
+        if len(loaded) > _INDEXES_KEPT:
+            for other in loaded[: len(loaded) - _INDEXES_KEPT]:
+                if other is not segment:
+                    other.forget()
+
+    def _check_covered(self, segment: Segment, index: BatchIndex, first: int, offset: int) -> None:
+        if first < len(index) and index.base_offsets[first] <= offset:
+            return
+        for known in self._chain.damages:
+            if known.start_offset <= offset and (known.end_offset is None or offset < known.end_offset):
+                raise damage_error([known])
+        entry = BatchEntry(offset, index.base_offsets[first] if first < len(index) else offset + 1, 0, 0, 0)
+        raise damage(segment.path, entry, "is missing")
+
+    def offset_at(self, timestamp_us: int) -> tuple[int, int | None]:
+        """The first offset whose timestamp is at or after this, and that timestamp; (high watermark, None) if none is.
+
+        Raises:
+            CorruptLog: the place to look is damaged.
+        """
+        with self._chain.lock:
+            segments = [segment for segment in self._chain.segments if segment.base_offset < self._chain.log_end_offset]
+        at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
+        if at == len(segments):
+            return self._chain.high_watermark, None
+        index = segments[at].index
+        entry = index[index.first_at_or_after(timestamp_us)]
+        fd = os.open(segments[at].path, os.O_RDONLY)
+        try:
+            batch = ipc.decode_batch(read_batch(fd, entry, segments[at].path))
+        finally:
+            os.close(fd)
+        times = batch.column("timestamp").cast(pa.int64()).to_numpy()
+        row = int(np.searchsorted(times, timestamp_us))
+        return entry.base_offset + row, int(times[row])
+
+    def splits(
+        self, start: int, end: int, *, max_bytes: int | None, max_rows: int | None, min_splits: int
+    ) -> list[Split]:
+        """Cuts `[start, end)` into parts for parallel readers, on batch boundaries where the limits allow it.
+
+        Raises:
+            InvalidRequest: `start` beyond `end`.
+            OffsetOutOfRange: either is not in the log.
+        """
+        if start > end:
+            raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
+        self._check_in_log(start)
+        self._check_in_log(end)
+        runs = self._runs(start, end)
+        return cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
+
+    def _runs(self, start: int, end: int) -> list[Run]:
+        """(start, end, bytes) of every batch in the range, the outer ones clipped in proportion."""
+        with self._chain.lock:
+            segments = [segment for segment in self._chain.segments if segment.base_offset < end]
+        runs = []
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+            if following is not None and following.base_offset <= start:
+                continue
+            index = segment.index
+            for at in range(index.first_covering(start), len(index)):
+                base, upto, length = index.base_offsets[at], index.end_offsets[at], index.lengths[at]
+                if base >= end:
+                    break
+                low, high = max(base, start), min(upto, end)
+                runs.append((low, high, length * (high - low) // (upto - base)))
+        return runs

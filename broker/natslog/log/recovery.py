@@ -1,0 +1,191 @@
+"""Reading an unsealed segment after a stop: what is whole, what is a torn tail, what is damage.
+
+Theory of operation. A commit is acknowledged after its fsync, and the next commit is written after that; a file grows
+only by appending. So a stop at any moment leaves whole batches and at most one *torn* commit at the very end: bytes
+missing. Anything else is *damage*: bytes that are there and wrong. Telling the two apart must not trust a damaged length:
+
+- a header names its lengths twice (Arrow's prefix and the batch line) and has a CRC of its own, so no single flipped
+  bit can make a whole batch look like a short one;
+- a header that holds and promises more bytes than the file has is torn;
+- a commit is one batch, so a whole batch after a bad one proves that the bad one was durable: damage;
+- a crashed file system may show blocks that were never written as zeros. A last batch with such a block (4 KiB aligned)
+  is torn, unless the high-watermark checkpoint says it was committed.
+
+Invariant: only bytes after the last durable commit are ever cut; damage is reported with file, position and offsets.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from natslog import ipc
+from natslog.log.batch_index import BatchEntry, BatchIndex
+from natslog.log.segment import read_at
+
+BLOCK_BYTES = 4096
+_WINDOW_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes `[position, end_position)` of a file are not what was written; `end_offset` is None where nothing tells."""
+
+    path: Path
+    position: int
+    end_position: int
+    start_offset: int
+    end_offset: int | None
+
+    def __str__(self) -> str:
+        upto = "the end, wherever that was" if self.end_offset is None else str(self.end_offset)
+        return (
+            f"{self.path}: bytes {self.position} to {self.end_position} are damaged, offsets {self.start_offset} to {upto}"
+        )
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a segment holds. Bytes from `end_position` on are a torn tail of `torn_bytes` (0: none)."""
+
+    index: BatchIndex = field(default_factory=BatchIndex)
+    end_position: int = 0
+    torn_bytes: int = 0
+    damages: list[Damage] = field(default_factory=list)
+
+
+def scan_segment(
+    path: Path, *, position: int, base_offset: int, next_base_offset: int | None = None, durable_offset: int = 0
+) -> Scan:
+    """Walks the batches of an unsealed segment, proving each.
+
+    Args:
+        position: where the first batch starts (the length of the file header).
+        base_offset: the first offset expected there.
+        next_base_offset: where the next segment begins: a batch at or above it was never acknowledged from this one.
+        durable_offset: offsets below this are known to have been committed (the high-watermark checkpoint).
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return _Scanner(fd, path, durable_offset, next_base_offset).run(position, base_offset)
+    finally:
+        os.close(fd)
+
+
+class _Scanner:
+    def __init__(self, fd: int, path: Path, durable_offset: int, next_base_offset: int | None) -> None:
+        self.fd = fd
+        self.path = path
+        self.durable_offset = durable_offset
+        self.next_base_offset = next_base_offset
+        self.size_bytes = os.fstat(fd).st_size
+        self.scan = Scan()
+
+    def run(self, position: int, offset: int) -> Scan:
+        while position < self.size_bytes and offset != self.next_base_offset:
+            header = self._whole_batch_at(position, offset)
+            if header is not None:
+                self._keep(position, header)
+            elif self._is_end_of_stream(position):
+                break  # sealing in place was cut short: what follows is a part of the footer
+            elif (following := self._next_whole_batch(position, offset)) is None:
+                self._end_at_bad_batch(position, offset)
+                return self.scan
+            else:
+                position, header = self._skip_damage(position, offset, following)
+                self._keep(position, header)
+            position += header.total_bytes
+            offset = header.end_offset
+        self.scan.end_position = position
+        self.scan.torn_bytes = self.size_bytes - position
+        return self.scan
+
+    def _keep(self, position: int, header: ipc.BatchHeader) -> None:
+        length = header.total_bytes
+        entry = BatchEntry(header.base_offset, header.end_offset, position, length, header.max_timestamp_us)
+        self.scan.index.append(entry)
+
+    def _whole_batch_at(self, position: int, offset: int) -> ipc.BatchHeader | None:
+        header = ipc.proven_header(read_at(self.fd, position, ipc.MAX_HEADER_BYTES))
+        if header is None or header.base_offset != offset or position + header.total_bytes > self.size_bytes:
+            return None
+        return header if ipc.body_holds(header, read_at(self.fd, position, header.total_bytes)) else None
+
+    def _is_end_of_stream(self, position: int) -> bool:
+        return read_at(self.fd, position, 8) == ipc.END_OF_STREAM
+
+    def _end_at_bad_batch(self, position: int, offset: int) -> None:
+        """The file's last batch is not whole: a torn tail is cut, damage stops the stream."""
+        self.scan.end_position = position
+        if self._is_torn(position, offset):
+            self.scan.torn_bytes = self.size_bytes - position
+            return
+        header = ipc.proven_header(read_at(self.fd, position, ipc.MAX_HEADER_BYTES))
+        end_offset = header.end_offset if header is not None and header.base_offset == offset else None
+        self.scan.damages.append(Damage(self.path, position, self.size_bytes, offset, end_offset))
+        self.scan.end_position = self.size_bytes
+
+    def _is_torn(self, position: int, offset: int) -> bool:
+        if offset < self.durable_offset:
+            return False
+        window = read_at(self.fd, position, ipc.MAX_HEADER_BYTES)
+        left = self.size_bytes - position
+        header = ipc.proven_header(window)
+        if header is not None:
+            missing = header.total_bytes > left
+            return header.base_offset == offset and (missing or self._has_unwritten_block(position))
+        return self._header_is_cut(window, left) or self._has_unwritten_block(position)
+
+    @staticmethod
+    def _header_is_cut(window: bytes, left: int) -> bool:
+        """Both places that name the header's length, as far as they are there, say that more bytes were to come."""
+        if left < 8:
+            return True
+        lengths = []
+        if window[:4] == ipc.CONTINUATION:
+            lengths.append(8 + int.from_bytes(window[4:8], "little"))
+        if (line := ipc.find_batch_line(window)) is not None:
+            lengths.append(line.header_bytes)
+        return bool(lengths) and left < min(lengths) <= ipc.MAX_HEADER_BYTES
+
+    def _has_unwritten_block(self, position: int) -> bool:
+        """A whole aligned block of zeros (or the zeros the file ends in, after a cut in mid-block)."""
+        block = position - position % BLOCK_BYTES
+        while block < self.size_bytes:
+            start = max(block, position)
+            piece = read_at(self.fd, start, block + BLOCK_BYTES - start)
+            is_whole = start == block or start == position
+            if is_whole and len(piece) >= 8 and not any(piece):
+                return True
+            block += BLOCK_BYTES
+        return False
+
+    def _next_whole_batch(self, position: int, offset: int) -> tuple[int, ipc.BatchHeader] | None:
+        """The nearest whole batch after a bad one, found by its batch line; None if there is none."""
+        window_start = position + 8
+        while window_start < self.size_bytes:
+            window = read_at(self.fd, window_start, _WINDOW_BYTES + ipc.MAX_HEADER_BYTES)
+            at = window.find(ipc.CONTINUATION)
+            while 0 <= at < _WINDOW_BYTES:
+                if (window_start + at) % 8 == 0 and (found := self._batch_after(window_start + at, window, at, offset)):
+                    return window_start + at, found
+                at = window.find(ipc.CONTINUATION, at + 1)
+            window_start += _WINDOW_BYTES
+        return None
+
+    def _batch_after(self, position: int, window: bytes, at: int, offset: int) -> ipc.BatchHeader | None:
+        header = ipc.proven_header(window[at : at + ipc.MAX_HEADER_BYTES])
+        if header is None or header.base_offset <= offset:
+            return None
+        return self._whole_batch_at(position, header.base_offset)
+
+    def _skip_damage(
+        self, position: int, offset: int, following: tuple[int, ipc.BatchHeader]
+    ) -> tuple[int, ipc.BatchHeader]:
+        found_at, header = following
+        self.scan.damages.append(Damage(self.path, position, found_at, offset, header.base_offset))
+        return found_at, header

@@ -1,0 +1,46 @@
+"""Which sealed segments are past their time: pure arithmetic; a segment's newest message is asked for only when it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class RetainedSegment(Protocol):
+    """What retention looks at."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def max_timestamp_us(self) -> int: ...
+
+
+def expired_count(
+    sealed: Sequence[RetainedSegment],
+    *,
+    unsealed_bytes: int,
+    log_end_offset: int,
+    now_us: int,
+    max_age_s: float | None,
+    max_bytes: int | None,
+    max_messages: int | None,
+) -> int:
+    """How many of the oldest sealed segments go. Limits combine: a segment goes as soon as one of them says so.
+
+    Args:
+        sealed: oldest first; only whole segments are dropped, never one that is not sealed yet.
+        unsealed_bytes: counted towards `max_bytes`, but kept.
+        now_us: the caller's clock; a message of the future is simply young.
+    """
+    total_bytes = unsealed_bytes + sum(segment.size_bytes for segment in sealed)
+    for count, segment in enumerate(sealed):
+        too_big = max_bytes is not None and total_bytes > max_bytes
+        too_many = max_messages is not None and log_end_offset - segment.base_offset > max_messages
+        if not (too_big or too_many):
+            too_old = max_age_s is not None and segment.max_timestamp_us < now_us - max_age_s * 1_000_000
+            if not too_old:
+                return count
+        total_bytes -= segment.size_bytes
+    return len(sealed)

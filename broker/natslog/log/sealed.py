@@ -1,0 +1,216 @@
+"""Sealed segments: Arrow IPC *files*, written once, opened by any Arrow reader.
+
+Sealing merges tiny commits into batches of up to 64 Ki rows or 8 MiB (and compresses them where the stream asks for
+it), writes a new file, fsyncs it and renames it into place; the active file is removed after that. Where the commits
+are large already and nothing is to be compressed, end-of-stream and footer are appended to the bytes as they stand.
+
+Invariants. A sealed file never changes. Every batch is read and proven once before it is first served by this process:
+a disk that lies is found before a reader is told. The index in the footer has a CRC of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog import ipc
+from natslog.errors import CorruptLog
+from natslog.log.batch_index import BatchEntry, BatchIndex
+from natslog.log.checked_file import write_all
+from natslog.log.footer import FILE_MAGIC, footer_bytes
+from natslog.log.segment import ActiveSegment, file_header, read_at, read_batch
+
+MERGED_ROWS = 64 * 1024
+MERGED_BYTES = 8 * 1024 * 1024
+_LARGE_COMMIT_BYTES = 256 * 1024
+_SYNC_EVERY_BYTES = 4 * 1024 * 1024
+_INDEX_TEXT = re.compile(rb"v1 batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
+
+
+class SealedSegment:
+    """A file on disk; its index is read when first needed and may be dropped again (`forget`)."""
+
+    __slots__ = ("_index", "_proven", "base_offset", "path", "size_bytes")
+
+    def __init__(self, path: Path, base_offset: int, size_bytes: int) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        self._index: BatchIndex | None = None
+        self._proven = bytearray()
+
+    @property
+    def index(self) -> BatchIndex:
+        """Raises CorruptLog if the footer is damaged."""
+        index = self._index
+        if index is None:
+            index = self._index = read_footer_index(self.path)
+            if len(self._proven) != len(index):
+                self._proven = bytearray(len(index))
+        return index
+
+    @property
+    def end_offset(self) -> int:
+        return self.index.end_offsets[-1]
+
+    @property
+    def max_timestamp_us(self) -> int:
+        return self.index.max_timestamps_us[-1]
+
+    def forget(self) -> None:
+        """Gives the index's memory back; what was proven stays proven."""
+        self._index = None
+
+    def prove(self, fd: int, first: int, last: int) -> None:
+        """Reads the batches `[first, last)` once in this process's life.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        index = self.index
+        for at in range(first, last):
+            if not self._proven[at]:
+                read_batch(fd, index[at], self.path)
+                self._proven[at] = 1
+
+
+def read_footer_index(path: Path) -> BatchIndex:
+    """The batch index that sealing left in the footer.
+
+    Raises:
+        CorruptLog: the file ends otherwise than a sealed segment does, or the index is damaged.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size_bytes = os.fstat(fd).st_size
+        tail_bytes = 4 + len(FILE_MAGIC)
+        tail = read_at(fd, max(0, size_bytes - tail_bytes), tail_bytes)
+        footer_length = int.from_bytes(tail[:4], "little")
+        whole = tail.endswith(FILE_MAGIC) and footer_length < size_bytes
+        footer = read_at(fd, size_bytes - tail_bytes - footer_length, footer_length) if whole else b""
+    finally:
+        os.close(fd)
+    found = _INDEX_TEXT.search(footer)
+    if found is None:
+        raise CorruptLog(f"{path}: the footer of this sealed segment is damaged", file=str(path), position=size_bytes)
+    return BatchIndex.from_text(found.group(0), str(path))
+
+
+def write_sealed(segment: ActiveSegment, stream_id: str, compression: str) -> Path:
+    """Writes the sealed form of a full active segment, durably; the caller renames it to `….arrow`.
+
+    Returns:
+        A new file beside the segment, or the segment's own where a footer was all that was missing.
+
+    Raises:
+        CorruptLog: a batch is no longer what was written; the active file stays as it is.
+        OSError: as the system says; the active file still holds everything.
+    """
+    mean_bytes = segment.size_bytes / max(1, len(segment.index))
+    if compression == "none" and mean_bytes >= _LARGE_COMMIT_BYTES:
+        _append_footer(segment)
+        return segment.path
+    beside = segment.path.with_suffix(".tmp")
+    _rewrite(segment, beside, stream_id, compression)
+    return beside
+
+
+def _append_footer(segment: ActiveSegment) -> None:
+    fd = os.open(segment.path, os.O_RDWR | os.O_APPEND)
+    try:
+        header_bytes = {}
+        for at in range(len(segment.index)):
+            entry = segment.index[at]
+            message = read_batch(fd, entry, segment.path)
+            header_bytes[entry.position] = 8 + int.from_bytes(message[4:8], "little")
+        os.ftruncate(fd, segment.size_bytes)  # a part of a footer from an earlier try
+        tail = ipc.END_OF_STREAM + footer_bytes(segment.index, header_bytes, _footer_metadata(segment.index))
+        write_all(fd, [memoryview(tail)])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: str) -> None:
+    """Merged batches into a new file, synced in small steps so that no commit waits behind one large flush."""
+    index, header_bytes_of = BatchIndex(), {}
+    fd = os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o644)
+    try:
+        header = file_header(stream_id, segment.base_offset)
+        write_all(fd, [memoryview(header)])
+        position, synced = len(header), 0
+        for batch, epoch in _merged(segment):
+            message, entry = _encode_sealed(batch, epoch, position, compression)
+            write_all(fd, [message])
+            index.append(entry)
+            header_bytes_of[position] = 8 + int.from_bytes(message[4:8], "little")
+            position += len(message)
+            if position - synced >= _SYNC_EVERY_BYTES:
+                os.fdatasync(fd)
+                synced = position
+        tail = ipc.END_OF_STREAM + footer_bytes(index, header_bytes_of, _footer_metadata(index))
+        write_all(fd, [memoryview(tail)])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _footer_metadata(index: BatchIndex) -> dict[str, str]:
+    offsets = f"{index.base_offsets[0]}-{index.end_offsets[-1]}" if len(index) else "none"
+    return {"natslog.offsets": offsets, "natslog.index": index.to_text().decode()}
+
+
+def _merged(segment: ActiveSegment) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Neighbouring commits of one epoch as one batch, in bounded memory."""
+    fd = os.open(segment.path, os.O_RDONLY)
+    try:
+        waiting: list[pa.RecordBatch] = []
+        rows = size_bytes = epoch = 0
+        for at in range(len(segment.index)):
+            message = read_batch(fd, segment.index[at], segment.path)
+            header = ipc.proven_header(message)
+            assert header is not None, "read_batch returns proven messages"
+            full = rows + header.rows > MERGED_ROWS or size_bytes + len(message) > MERGED_BYTES
+            if waiting and (full or header.epoch != epoch):
+                yield concat(waiting), epoch
+                waiting, rows, size_bytes = [], 0, 0
+            waiting.append(ipc.decode_batch(message))
+            rows, size_bytes, epoch = rows + header.rows, size_bytes + len(message), header.epoch
+        if waiting:
+            yield concat(waiting), epoch
+    finally:
+        os.close(fd)
+
+
+def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all rows (the batch itself where there is one)."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _encode_sealed(
+    batch: pa.RecordBatch, epoch: int, position: int, compression: str
+) -> tuple[memoryview, BatchEntry]:
+    base_offset = batch.column("offset")[0].as_py()
+    times = batch.column("timestamp").cast(pa.int64())
+    subjects = pc.min_max(batch.column("subject")).as_py()
+    stats = {
+        "offset": [base_offset, base_offset + batch.num_rows],
+        "timestamp_us": [times[0].as_py(), times[-1].as_py()],
+        "subject": [subjects["min"], subjects["max"]],
+    }
+    message = ipc.encode_batch(
+        batch,
+        base_offset=base_offset,
+        epoch=epoch,
+        max_timestamp_us=stats["timestamp_us"][1],
+        compression=None if compression == "none" else compression,
+        stats=msgspec.json.encode(stats),
+    )
+    end_offset = base_offset + batch.num_rows
+    return message, BatchEntry(base_offset, end_offset, position, len(message), stats["timestamp_us"][1])

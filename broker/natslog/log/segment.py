@@ -1,0 +1,199 @@
+"""The active segment: an append-only Arrow IPC stream behind the 8-byte Arrow file magic, one record batch per commit.
+
+Invariants. One owner appends. Bytes below `size_bytes` are written and fsynced; bytes above are a commit that has not
+been acknowledged to anyone. The first failed write or fsync is final for the file: nothing is appended to it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crc32c import crc32c
+
+from natslog import ipc
+from natslog.errors import CorruptLog, DataDirError
+from natslog.log.batch_index import BatchEntry, BatchIndex
+from natslog.log.checked_file import sync_folder, write_all
+from natslog.schema import MESSAGE_SCHEMA
+
+FILE_MAGIC = b"ARROW1\0\0"
+ACTIVE_SUFFIX = ".active"
+SEALED_SUFFIX = ".arrow"
+FORMAT_VERSION = 1
+
+_HEADER_LINE = re.compile(
+    rb"v(\d+) stream=([0-9a-f]+) base_offset=(\d{20}) header_bytes=(\d{10}) crc32c=([0-9a-f]{8})\0"
+)
+
+
+def segment_path(folder: Path, base_offset: int, suffix: str) -> Path:
+    """`00000000000000000042.active`: names sort as offsets do."""
+    return folder / f"{base_offset:020d}{suffix}"
+
+
+def file_header(stream_id: str, base_offset: int) -> bytes:
+    """Magic and schema message; the schema's metadata names stream and base offset, and carries a CRC32C of it all."""
+    line = f"v{FORMAT_VERSION} stream={stream_id} base_offset={base_offset:020d} header_bytes={{:010d}} crc32c=00000000"
+    blank = MESSAGE_SCHEMA.with_metadata({"natslog.segment": line.format(0)})
+    header_bytes = len(FILE_MAGIC) + len(ipc.schema_message(blank))
+    schema = MESSAGE_SCHEMA.with_metadata({"natslog.segment": line.format(header_bytes)})
+    header = bytearray(FILE_MAGIC + ipc.schema_message(schema))
+    found = _HEADER_LINE.search(header)
+    assert found is not None and len(header) == header_bytes, "the header line must be in the schema just written"
+    header[found.start(5) : found.end(5)] = b"%08x" % crc32c(header)
+    return bytes(header)
+
+
+def check_file_header(window: bytes, path: Path, stream_id: str | None, base_offset: int) -> int:
+    """Length of a valid header at the start of a segment.
+
+    Raises:
+        CorruptLog: it is damaged, or belongs to another stream or base offset.
+        DataDirError: a newer format.
+    """
+    found = _HEADER_LINE.search(window)
+    if found is None or not window.startswith(FILE_MAGIC):
+        raise CorruptLog(f"{path}: the file header is damaged", file=str(path), position=0, start=base_offset)
+    if int(found.group(1)) > FORMAT_VERSION:
+        raise DataDirError(
+            f"{path} is of segment format {int(found.group(1))}; this natslog knows up to {FORMAT_VERSION}: upgrade it"
+        )
+    header_bytes = int(found.group(4))
+    blank = window[: found.start(5)] + b"00000000" + window[found.end(5) : header_bytes]
+    named = (found.group(2).decode(), int(found.group(3)))
+    if crc32c(blank) != int(found.group(5), 16) or named != (stream_id or named[0], base_offset):
+        raise CorruptLog(
+            f"{path}: the file header is damaged, or the file is of another stream or offset",
+            file=str(path),
+            position=0,
+            start=base_offset,
+        )
+    return header_bytes
+
+
+@dataclass(slots=True)
+class ActiveSegment:
+    """The file being appended to, or one that is full and waits to be sealed."""
+
+    path: Path
+    base_offset: int
+    size_bytes: int
+    index: BatchIndex = field(default_factory=BatchIndex)
+    created_us: int = 0
+    failed: bool = False
+    _fd: int = -1
+
+    @classmethod
+    def create(cls, folder: Path, stream_id: str, base_offset: int, now_us: int) -> ActiveSegment:
+        """A new file, durable with its name before this returns.
+
+        Raises:
+            OSError: as the system says; no file is left behind.
+        """
+        path = segment_path(folder, base_offset, ACTIVE_SUFFIX)
+        header = file_header(stream_id, base_offset)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_RDWR, 0o644)
+        try:
+            write_all(fd, [memoryview(header)])
+            os.fsync(fd)
+            sync_folder(folder)
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                path.unlink()
+            raise
+        return cls(path, base_offset, len(header), created_us=now_us, _fd=fd)
+
+    @property
+    def end_offset(self) -> int:
+        return self.index.end_offsets[-1] if len(self.index) else self.base_offset
+
+    @property
+    def max_timestamp_us(self) -> int:
+        return self.index.max_timestamps_us[-1] if len(self.index) else 0
+
+    def append(self, header: ipc.BatchHeader, message: memoryview) -> None:
+        """Writes one commit, one encoded batch, at the end and returns when it is on stable storage.
+
+        Raises:
+            OSError: the write or fsync failed. The file was cut back to what was durable and takes no more.
+        """
+        assert not self.failed, "nothing is appended to a file after its first failure"
+        assert header.base_offset == self.end_offset, "offsets are dense"
+        try:
+            write_all(self._writable(), [message])
+            os.fdatasync(self._fd)
+        except OSError:
+            self.failed = True
+            self._cut_back()
+            raise
+        self.index.append(
+            BatchEntry(header.base_offset, header.end_offset, self.size_bytes, len(message), header.max_timestamp_us)
+        )
+        self.size_bytes += len(message)
+
+    def _writable(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_APPEND | os.O_RDWR)
+        return self._fd
+
+    def _cut_back(self) -> None:
+        """Best effort: bytes nobody was told of shall not be found later. Recovery copes where even this fails."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self.size_bytes)
+            os.fsync(self._fd)
+
+    def sync(self) -> None:
+        """Everything in the file onto stable storage."""
+        os.fsync(self._writable())
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_at(fd: int, position: int, length: int) -> bytes:
+    """Exactly these bytes, or fewer at the end of the file."""
+    pieces = []
+    while length > 0 and (piece := os.pread(fd, length, position)):
+        pieces.append(piece)
+        position += len(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def read_batch(fd: int, entry: BatchEntry, path: Path) -> bytes:
+    """The encapsulated message of one batch, proven.
+
+    Raises:
+        CorruptLog: the bytes on disk are not what was written.
+    """
+    try:
+        message = read_at(fd, entry.position, entry.length)
+    except OSError as error:
+        raise damage(path, entry, f"cannot be read: {error.strerror}") from error
+    header = ipc.proven_header(message)
+    if header is None or header.base_offset != entry.base_offset or header.total_bytes != len(message):
+        raise damage(path, entry, "has a damaged header")
+    if not ipc.body_holds(header, message):
+        raise damage(path, entry, "fails its CRC32C")
+    return message
+
+
+def damage(path: Path, entry: BatchEntry, what: str) -> CorruptLog:
+    """The error for one batch, with file, position and offsets."""
+    return CorruptLog(
+        f"{path}: the batch at byte {entry.position}, offsets {entry.base_offset} to {entry.end_offset}, {what}. "
+        "Restore the file from a replica or a copy; `natslog verify` checks it",
+        file=str(path),
+        position=entry.position,
+        start=entry.base_offset,
+        end=entry.end_offset,
+    )
+
+

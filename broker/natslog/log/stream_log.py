@@ -1,0 +1,351 @@
+"""One stream's log on one broker: a chain of segments, appended to by one owner, read by anyone.
+
+    00000000000000000000.arrow   sealed        00000000000000005000.active   full, waits to be sealed
+    00000000000000008192.active  taking commits
+
+All calls block (they touch files) and are safe from several threads: `append`, `roll_if_due` and `close` are for the
+stream's one writer; the rest may run beside it. Reading is in `reader`.
+
+Invariants. Offsets are dense; `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
+unsealed part, or after a failed fsync, takes no writes. The end of the log is always known: the last segment stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from natslog import ipc
+from natslog.errors import CorruptLog, StorageFailed, StorageFull
+from natslog.log import sealed as sealing
+from natslog.log.chain import SegmentChain, damage_error
+from natslog.log.checked_file import read_checked, sync_folder, write_checked
+from natslog.log.log_reader import LogReader
+from natslog.log.recovery import Damage, scan_segment
+from natslog.log.retention import expired_count
+from natslog.log.sealed import SealedSegment
+from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, ActiveSegment, check_file_header, file_header
+from natslog.model import StreamSettings
+from natslog.schema import MESSAGE_SCHEMA
+
+logger = logging.getLogger("natslog.log")
+
+FIRST_EPOCH = 1
+_SMALLEST_ROLL_BYTES = 64 * 1024
+_ROLLS_PER_LIMIT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What the broker decides for all its logs. Sizes in bytes, ages in seconds."""
+
+    segment_bytes: int = 128 * 1024 * 1024
+    segment_age_s: float = 3600.0
+    min_free_bytes: int = 64 * 1024 * 1024
+
+
+class StreamLog:
+    """See the module. `StreamLog(folder, …)` recovers what is on disk; the cost does not grow with what is sealed.
+
+    Raises:
+        CorruptLog: checkpoint or epoch history cannot be read.
+        DataDirError: a newer format.
+        OSError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, stream_id: str, settings: StreamSettings, options: LogOptions) -> None:
+        self.folder = folder
+        self.stream_id = stream_id
+        self.settings = settings
+        self.options = options
+        self.epoch = FIRST_EPOCH
+        self.failure: StorageFailed | CorruptLog | None = None
+        self.chain = SegmentChain()
+        self.reader = LogReader(self.chain)
+        self._seal_lock = threading.Lock()
+        self._last_timestamp_us = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
+        self._checkpointed: int = checkpoint["high_watermark"] if checkpoint else 0
+        self._open_epochs()
+        self._open_segments()
+        self._refuse_writes_if_damaged()
+
+    # ---- recovery -------------------------------------------------------------------------------------------------
+
+    def _open_epochs(self) -> None:
+        history = read_checked(self.folder / "leader-epochs", "leader-epochs", 1)
+        if history is None:
+            write_checked(self.folder / "leader-epochs", "leader-epochs", 1, [[FIRST_EPOCH, 0]])
+        else:
+            self.epoch = history[-1][0]
+
+    def _open_segments(self) -> None:
+        for leftover in self.folder.glob("*.tmp"):
+            leftover.unlink()
+        sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
+        active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
+        for base_offset in sorted(set(sealed) & set(active)):
+            active.pop(base_offset).unlink()  # sealed and durable; only the removal was missed
+        bases = sorted(sealed | active)
+        for base_offset, next_base in zip(bases, [*bases[1:], None], strict=False):
+            if base_offset in sealed:
+                path = sealed[base_offset]
+                self.chain.segments.append(SealedSegment(path, base_offset, path.stat().st_size))
+            elif (segment := self._recover_active(active[base_offset], base_offset, next_base)) is not None:
+                self.chain.segments.append(segment)
+        self._last_timestamp_us = self._newest_timestamp_us()
+
+    def _newest_timestamp_us(self) -> int:
+        """Of the last segment that has rows."""
+        for segment in reversed(self.chain.segments[-2:]):
+            try:
+                if segment.max_timestamp_us:
+                    return segment.max_timestamp_us
+            except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
+                logger.error("%s", error.message)
+        return 0
+
+    def _recover_active(self, path: Path, base_offset: int, next_base: int | None) -> ActiveSegment | None:
+        """The segment, its torn tail cut off and the rest fsynced; None where nothing was ever in it."""
+        with open(path, "rb") as file:
+            window = file.read(ipc.MAX_HEADER_BYTES)
+        expected = file_header(self.stream_id, base_offset)
+        if len(window) < len(expected) and (expected.startswith(window) or not any(window)):
+            logger.warning("%s: removed; its header was never finished, so nothing was ever in it", path)
+            path.unlink()
+            return None
+        header_bytes = self._checked_header_bytes(window, path, base_offset, len(expected))
+        scan = scan_segment(
+            path,
+            position=header_bytes,
+            base_offset=base_offset,
+            next_base_offset=next_base,
+            durable_offset=self._checkpointed,
+        )
+        self.chain.damages += scan.damages
+        if scan.torn_bytes and not self.chain.damages:
+            logger.warning("%s: cut a commit that never finished: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
+            os.truncate(path, scan.end_position)
+        created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
+        segment = ActiveSegment(path, base_offset, scan.end_position, scan.index, created_us)
+        segment.sync()  # what was read from the page cache is served only when it is on disk
+        if next_base is not None and segment.end_offset != next_base and not scan.damages:
+            end = scan.end_position
+            self.chain.damages.append(Damage(path, end, end, segment.end_offset, next_base))
+        return segment
+
+    def _checked_header_bytes(self, window: bytes, path: Path, base_offset: int, expected_bytes: int) -> int:
+        try:
+            return check_file_header(window, path, self.stream_id, base_offset)
+        except CorruptLog:
+            self.chain.damages.append(Damage(path, 0, expected_bytes, base_offset, base_offset))
+            return expected_bytes
+
+    def _refuse_writes_if_damaged(self) -> None:
+        end, committed = self.chain.log_end_offset, self._checkpointed
+        if not self.chain.damages and end < committed:
+            last = self.chain.last
+            path, position = (last.path, last.size_bytes) if last else (self.folder, 0)
+            self.chain.damages.append(Damage(path, position, position, end, committed))
+        if self.chain.damages:
+            self.failure = damage_error(self.chain.damages)
+            logger.error("%s", self.failure.message)
+
+    # ---- where the log stands -------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.chain.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.chain.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.chain.high_watermark
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    def append(self, columns: pa.RecordBatch, now_us: int) -> tuple[int, int]:
+        """Sequences rows as one commit and returns when they are on stable storage.
+
+        Args:
+            columns: `subject`, `key`, `headers`, `value` of the rows, in order.
+            now_us: the caller's clock; the stored timestamp never goes back.
+
+        Returns:
+            The first row's offset and the stored timestamp in microseconds.
+
+        Raises:
+            StorageFull: no room is left; nothing was written, and the same call may succeed later.
+            StorageFailed, CorruptLog: the stream takes no writes until the broker restarts or the file is restored.
+        """
+        if self.failure is not None:
+            raise self.failure
+        timestamp_us = max(now_us, self._last_timestamp_us)
+        try:
+            active = self._active_for_append(columns.nbytes, now_us)
+            base_offset = active.end_offset
+            message = _encode_rows(columns, base_offset, timestamp_us, self.epoch)
+            header = ipc.find_batch_line(message)
+            assert header is not None, "an encoded batch has its line"
+            active.append(header, message)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._last_timestamp_us = timestamp_us
+        return base_offset, timestamp_us
+
+    def _failed(self, error: OSError) -> StorageFull | StorageFailed:
+        """Room may come back, and a new file with it; anything else is final for this process."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._full()
+        self.failure = StorageFailed(
+            f"{self.folder}: writing failed ({error.strerror or error}); the stream takes no messages until the broker "
+            "is restarted and has recovered what is on disk",
+            file=str(self.folder),
+        )
+        logger.error("%s", self.failure.message)
+        return self.failure
+
+    def _full(self) -> StorageFull:
+        return StorageFull(
+            f"the disk of {self.folder} has no room ({self.options.min_free_bytes} bytes are kept free): make room or "
+            "lower the retention of streams; writing resumes by itself",
+            file=str(self.folder),
+        )
+
+    def _active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
+        if free_bytes(self.folder) < self.options.min_free_bytes + 2 * incoming_bytes:
+            raise self._full()
+        last = self.chain.last
+        if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
+            return last
+        return self._roll(now_us)
+
+    def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
+        """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments."""
+        if not len(segment.index):
+            return False
+        settings = self.settings
+        roll_bytes = self.options.segment_bytes
+        if settings.max_bytes is not None:
+            roll_bytes = min(roll_bytes, max(_SMALLEST_ROLL_BYTES, settings.max_bytes // _ROLLS_PER_LIMIT))
+        roll_age_s = min(self.options.segment_age_s, (settings.max_age_s or 1e12) / _ROLLS_PER_LIMIT)
+        roll_rows = max(1, (settings.max_messages or 2**62) // _ROLLS_PER_LIMIT)
+        return (
+            segment.size_bytes >= roll_bytes
+            or segment.end_offset - segment.base_offset >= roll_rows
+            or now_us - segment.created_us >= roll_age_s * 1_000_000
+        )
+
+    def _roll(self, now_us: int) -> ActiveSegment:
+        last = self.chain.last
+        base_offset = last.end_offset if last is not None else 0
+        if isinstance(last, ActiveSegment):
+            last.close()
+            if not len(last.index):  # it failed before anything was in it
+                last.path.unlink(missing_ok=True)
+                with self.chain.lock:
+                    self.chain.segments.pop()
+        fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset, now_us)
+        with self.chain.lock:
+            self.chain.segments.append(fresh)
+        return fresh
+
+    def roll_if_due(self, now_us: int) -> bool:
+        """Starts a new active segment where the present one is full or old, so that idle streams shrink too.
+
+        Raises:
+            StorageFull, StorageFailed: as `append`.
+        """
+        last = self.chain.last
+        if self.failure is not None or not isinstance(last, ActiveSegment) or not self._is_full(last, now_us):
+            return False
+        try:
+            self._roll(now_us)
+        except OSError as error:
+            raise self._failed(error) from error
+        return True
+
+    # ---- maintenance ----------------------------------------------------------------------------------------------
+
+    def seal_next(self) -> bool:
+        """Seals the oldest full segment, if there is one; True if it did.
+
+        Raises:
+            CorruptLog: a batch of it is no longer what was written; the file is kept as it is, and reads say so.
+            OSError: no room, say; to be tried again later.
+        """
+        with self._seal_lock:
+            segment = self.chain.oldest_unsealed()
+            if segment is None or self.chain.damages:
+                return False
+            written = sealing.write_sealed(segment, self.stream_id, self.settings.compression)
+            target = segment.path.with_suffix(SEALED_SUFFIX)
+            with self.chain.lock:  # readers open files by path under this lock
+                os.replace(written, target)
+                sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
+                self.chain.segments[self.chain.segments.index(segment)] = sealed
+            sync_folder(self.folder)
+            segment.close()
+            segment.path.unlink(missing_ok=True)
+            return True
+
+    def enforce_retention(self, now_us: int) -> int:
+        """Removes sealed segments that are past their limits, oldest first; returns how many."""
+        with self._seal_lock, self.chain.lock:
+            sealed = self.chain.sealed_prefix()
+            count = expired_count(
+                sealed,
+                unsealed_bytes=self.chain.size_bytes - sum(segment.size_bytes for segment in sealed),
+                log_end_offset=self.log_end_offset,
+                now_us=now_us,
+                max_age_s=self.settings.max_age_s,
+                max_bytes=self.settings.max_bytes,
+                max_messages=self.settings.max_messages,
+            )
+            del self.chain.segments[:count]
+        for segment in sealed[:count]:
+            segment.path.unlink()
+        if count:
+            sync_folder(self.folder)
+        return count
+
+    def checkpoint(self) -> None:
+        """Makes the high watermark durable, so that a file that is cut short later is seen as damage."""
+        high_watermark = self.high_watermark
+        if high_watermark != self._checkpointed and self.failure is None:
+            write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
+            self._checkpointed = high_watermark
+
+    def close(self) -> None:
+        """Checkpoints and lets go of all files."""
+        try:
+            self.checkpoint()
+        finally:
+            for segment in self.chain.segments:
+                if isinstance(segment, ActiveSegment):
+                    segment.close()
+
+
+def _encode_rows(columns: pa.RecordBatch, base_offset: int, timestamp_us: int, epoch: int) -> memoryview:
+    rows = columns.num_rows
+    offsets = pa.array(np.arange(base_offset, base_offset + rows, dtype=np.int64))
+    times = pa.array(np.full(rows, timestamp_us, dtype=np.int64)).view(MESSAGE_SCHEMA.field("timestamp").type)
+    batch = pa.RecordBatch.from_arrays([offsets, times, *columns.columns], schema=MESSAGE_SCHEMA)
+    return ipc.encode_batch(batch, base_offset=base_offset, epoch=epoch, max_timestamp_us=timestamp_us)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this process may still write there."""
+    stats = os.statvfs(folder)
+    return stats.f_bavail * stats.f_frsize

@@ -1,0 +1,141 @@
+"""Records shared by all layers: stream settings, positions, and their JSON forms."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal, NewType
+
+import msgspec
+
+from natslog.errors import InvalidRequest
+from natslog.subjects import check_name, check_subject
+from natslog.units import format_duration, parse_duration_s, parse_size_bytes
+
+Offset = NewType("Offset", int)
+Epoch = NewType("Epoch", int)
+StreamId = NewType("StreamId", str)
+BrokerId = NewType("BrokerId", int)
+
+Compression = Literal["none", "zstd", "lz4"]
+MAX_REPLICAS = 9
+
+
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream's creator decides. Ages are in seconds, sizes in bytes; None is "no limit"."""
+
+    subject: str
+    replicas: int = 1
+    min_isr: int = 1
+    group: str | None = None
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+    max_messages: int | None = None
+    compression: Compression = "none"
+    dedupe_window_s: float = 120.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of the HTTP API: durations as text, sizes as numbers."""
+        body = msgspec.to_builtins(self)
+        max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
+        return body | {
+            "max_age": None if max_age_s is None else format_duration(max_age_s),
+            "dedupe_window": format_duration(window_s) if window_s else None,
+        }
+
+
+SETTING_NAMES = tuple(
+    StreamSettings(subject="x").to_json()
+)
+"""Names of settings in JSON, in the order they are shown."""
+
+
+def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
+    """Settings from a request body, checked.
+
+    Args:
+        body: JSON names to values; durations and sizes as numbers or text.
+        base: settings to change (an edit); without it, `subject` is required and the rest has defaults.
+
+    Raises:
+        InvalidRequest: an unknown name, or a value out of range, named with what would be right.
+    """
+    unknown = sorted(set(body) - set(SETTING_NAMES))
+    if unknown:
+        raise InvalidRequest(f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0])
+    if base is None and "subject" not in body:
+        raise InvalidRequest("a stream needs a subject")
+    changes = {_FIELDS.get(name, name): _PARSERS[name](value) for name, value in body.items()}
+    replicas = changes.get("replicas", base.replicas if base else 1)
+    if base is None and changes.get("min_isr") is None:
+        changes["min_isr"] = default_min_isr(replicas)
+    settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
+    if settings.min_isr > settings.replicas:
+        raise InvalidRequest(f"min_isr {settings.min_isr} is more than the {settings.replicas} replicas there will be")
+    return settings
+
+
+def default_min_isr(replicas: int) -> int:
+    """A majority of the replication factor: 1 of 1, 2 of 3, 3 of 5."""
+    return replicas // 2 + 1
+
+
+def _whole(name: str, low: int, high: int) -> Any:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidRequest(f"{name} {value!r} must be a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _optional(parse: Any) -> Any:
+    return lambda value: None if value is None else parse(value)
+
+
+def _compression(value: Any) -> Any:
+    if value not in ("none", "zstd", "lz4", None):
+        raise InvalidRequest(f"compression {value!r} must be none, zstd or lz4")
+    return value or "none"
+
+
+_FIELDS = {"max_age": "max_age_s", "dedupe_window": "dedupe_window_s"}
+_PARSERS: dict[str, Any] = {
+    "subject": lambda value: check_subject(value, wildcards=True),
+    "replicas": _whole("replicas", 1, MAX_REPLICAS),
+    "min_isr": _optional(_whole("min_isr", 1, MAX_REPLICAS)),
+    "group": _optional(lambda value: check_name(value, "group")),
+    "max_age": _optional(lambda value: parse_duration_s(value, "max_age")),
+    "max_bytes": _optional(lambda value: parse_size_bytes(value, "max_bytes")),
+    "max_messages": _optional(_whole("max_messages", 1, 2**62)),
+    "compression": _compression,
+    "dedupe_window": lambda value: 0.0 if value in (None, 0, "0") else parse_duration_s(value, "dedupe_window"),
+}
+
+
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream as the metadata knows it. `id` is never used again after the stream is deleted."""
+
+    name: str
+    id: StreamId
+    settings: StreamSettings
+    created_us: int
+    leader: BrokerId
+    leader_epoch: Epoch
+    replicas: tuple[BrokerId, ...]
+    isr: tuple[BrokerId, ...]
+    paused: bool = False
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A part `[start, end)` of a stream that one task reads; `urls` nearest first."""
+
+    start: int
+    end: int
+    rows: int
+    bytes: int
+    urls: tuple[str, ...] = ()
+
+
+def new_stream_id() -> StreamId:
+    """128 random bits in hex: unique without asking anyone, safe as a folder name."""
+    return StreamId(secrets.token_hex(16))

@@ -1,0 +1,75 @@
+"""Names and subjects: what is allowed, and which subjects a wildcard covers.
+
+Source: NATS documentation, "Subject-Based Messaging": tokens between dots, `*` stands for one token, `>` as the last
+token for one or more.
+"""
+
+from __future__ import annotations
+
+import re
+
+from natslog.errors import InvalidRequest
+
+MAX_NAME_CHARS = 128
+MAX_SUBJECT_BYTES = 1024
+
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
+_FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f]")
+
+
+def check_name(name: object, what: str = "stream name") -> str:
+    """The name itself, if it can name a stream, group or consumer.
+
+    Raises:
+        InvalidRequest: empty, too long, or with characters other than letters, digits, `_`, `-` and single dots.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"a {what} must not be empty")
+    if len(name) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"a {what} has at most {MAX_NAME_CHARS} characters; this one has {len(name)}")
+    if ".." in name or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{what} {name!r} is not allowed: use letters, digits, '_', '-' and single dots inside, starting with a "
+            "letter, digit or '_'"
+        )
+    return name
+
+
+def check_subject(subject: object, *, wildcards: bool, what: str = "subject") -> str:
+    """The subject itself, if NATS would take it.
+
+    Args:
+        wildcards: whether `*` and `>` may stand as tokens (a subscription) or not (a publish).
+
+    Raises:
+        InvalidRequest: empty, too long, with spaces or control characters, an empty token, or a misplaced wildcard.
+    """
+    if not isinstance(subject, str) or not subject:
+        raise InvalidRequest(f"a {what} must not be empty")
+    if len(subject.encode("utf-8", "surrogatepass")) > MAX_SUBJECT_BYTES:
+        raise InvalidRequest(f"a {what} has at most {MAX_SUBJECT_BYTES} bytes")
+    if _FORBIDDEN.search(subject):
+        raise InvalidRequest(f"{what} {subject!r} has a space or control character")
+    try:
+        subject.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} {subject!r} is not valid Unicode") from error
+    tokens = subject.split(".")
+    if "" in tokens:
+        raise InvalidRequest(f"{what} {subject!r} has an empty token: no dot at either end, no two in a row")
+    for position, token in enumerate(tokens):
+        if not wildcards and token in ("*", ">"):
+            raise InvalidRequest(f"{what} {subject!r} holds a wildcard; a message is published to one plain subject")
+        if wildcards and token == ">" and position != len(tokens) - 1:
+            raise InvalidRequest(f"{what} {subject!r}: '>' may only be the last token")
+        if wildcards and len(token) > 1 and ("*" in token or ">" in token):
+            raise InvalidRequest(f"{what} {subject!r}: a wildcard must be a whole token, as in 'orders.*' or 'orders.>'")
+    return subject
+
+
+def wildcard_regex(pattern: str) -> str:
+    """An RE2 and Python regular expression that matches exactly the subjects a wildcard covers."""
+    tokens = pattern.split(".")
+    parts = [r"[^.]+" if token == "*" else re.escape(token) for token in tokens if token != ">"]
+    tail = [r"[^.]+(?:\.[^.]+)*"] if tokens[-1] == ">" else []
+    return "^" + r"\.".join(parts + tail) + "$"
