@@ -39,6 +39,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     min_free_bytes: int = 64 * 1024 * 1024
     ingest_memory_bytes: int = 96 * 1024 * 1024
     retention_interval_s: float = 5.0
+    tombstone_grace_s: float = 3600.0
 
     @property
     def url(self) -> str:
@@ -47,7 +48,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes"}
-_SECONDS = {"segment_age_s", "retention_interval_s"}
+_SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any, Literal, NewType
 
 import msgspec
@@ -43,9 +42,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-SETTING_NAMES = tuple(
-    StreamSettings(subject="x").to_json()
-)
+SETTING_NAMES = tuple(StreamSettings(subject="x").to_json())
 """Names of settings in JSON, in the order they are shown."""
 
 
@@ -135,7 +132,3 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     urls: tuple[str, ...] = ()
 
-
-def new_stream_id() -> StreamId:
-    """128 random bits in hex: unique without asking anyone, safe as a folder name."""
-    return StreamId(secrets.token_hex(16))

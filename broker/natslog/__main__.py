@@ -1,0 +1,5 @@
+"""`python -m natslog` is `natslog`."""
+
+from natslog.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""`natslog cat`: messages of a stream on standard output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from natslog.cli.common import global_of
+from natslog.client import NatslogClient
+from natslog.errors import InvalidRequest
+from natslog.messages_json import json_line
+from natslog.schema import MESSAGE_SCHEMA
+
+_WAIT_MS = 20_000
+
+
+def cat(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    start: Annotated[
+        str, typer.Option("--from", help="An offset, a time (ISO-8601), earliest or latest.")
+    ] = "earliest",
+    count: Annotated[int | None, typer.Option("--count", min=0, help="Stop after so many messages.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new messages.")] = False,
+    subject: Annotated[str | None, typer.Option("--subject", help="Only subjects this NATS wildcard covers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per message.")] = False,
+    as_arrow: Annotated[bool, typer.Option("--arrow", help="An Arrow IPC stream.")] = False,
+) -> None:
+    """Print messages: each value on a line, or --json, or --arrow."""
+    if as_json and as_arrow:
+        raise InvalidRequest("--json and --arrow exclude each other")
+    client = global_of(context).client()
+    batches = _limited(_batches(client, stream, _position(client, stream, start), follow, subject), count)
+    sink = sys.stdout.buffer
+    if as_arrow:
+        with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    else:
+        for batch in batches:
+            sink.write(_lines(batch, as_json))
+            sink.flush()
+    sink.flush()
+
+
+def _position(client: NatslogClient, stream: str, text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    if text not in ("earliest", "latest"):
+        return client.offset_at(stream, text)[0]
+    info = client.stream(stream)
+    return int(info["log_start_offset" if text == "earliest" else "high_watermark"])
+
+
+def _batches(
+    client: NatslogClient, stream: str, start: int, follow: bool, subject: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Up to the high watermark as it is now, or for ever."""
+    end = None if follow else int(client.stream(stream)["high_watermark"])
+    while end is None or start < end:
+        fetched = client.fetch(stream, start, end, wait_ms=_WAIT_MS if follow else 0, subject=subject)
+        yield from fetched.batches
+        if end is not None and fetched.next_offset <= start:
+            return
+        start = fetched.next_offset
+    if not follow and end is not None and start > end:
+        client.fetch(stream, start)  # beyond the end: the broker says what the bounds are
+
+
+def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:
+    if count == 0:
+        return
+    for batch in batches:
+        if count is not None and batch.num_rows >= count:
+            yield batch.slice(0, count)
+            return
+        count = None if count is None else count - batch.num_rows
+        yield batch
+
+
+def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
+    if as_json:
+        return b"".join(map(json_line, batch.to_pylist()))
+    values: list[Any] = batch.column("value").to_pylist()
+    return b"".join(value + b"\n" for value in values)

@@ -1,0 +1,79 @@
+"""`natslog`: global options, commands, and how errors are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+
+from natslog.cli import cat, pub, serve, stream, verify
+from natslog.cli.common import Global, err
+from natslog.client import ClientOptions, parse_servers
+from natslog.errors import NatslogError
+
+app = typer.Typer(
+    name="natslog",
+    help="Durable, replayable streams for people who run NATS.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(stream.app, name="stream")
+app.command("dev")(serve.dev)
+app.command("server")(serve.server)
+app.command("pub")(pub.pub)
+app.command("cat")(cat.cat)
+app.command("verify")(verify.verify)
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    server: Annotated[
+        list[str] | None, typer.Option("--server", envvar="NATSLOG_SERVER", help="Broker URL; repeat for several.")
+    ] = None,
+    token: Annotated[str | None, typer.Option("--token", help="Bearer token.")] = None,
+    token_file: Annotated[str | None, typer.Option("--token-file", help="File that holds it.")] = None,
+    tls_ca: Annotated[str | None, typer.Option("--tls-ca", help="CA certificates to trust.")] = None,
+    tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Client certificate.")] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", help="Its key.")] = None,
+) -> None:
+    """Durable, replayable streams for people who run NATS."""
+    servers = tuple(part for text in server or [] for part in parse_servers(text))
+    client_options = ClientOptions(
+        token=token,
+        token_file=token_file,
+        tls_ca_file=tls_ca,
+        tls_cert_file=tls_cert,
+        tls_key_file=tls_key,
+        retries=2,
+    )
+    context.obj = Global(servers, client_options)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Runs a command; an error in operation is one sentence on stderr and exit code 1, wrong usage is 2."""
+    try:
+        sys.exit(app(args=arguments, standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    except NatslogError as error:
+        err.print(f"[bold red]error:[/] {_escaped(error.message)}")
+        sys.exit(1)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,209 @@
+"""`natslog pub`: one message, or a file of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+import msgspec
+import pyarrow as pa
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
+from natslog.config import DEFAULT_NATS_URL
+from natslog.errors import InvalidRequest
+from natslog.publisher import Ack, Publisher, Rows
+from natslog.wire.link import NatsCredentials
+
+_CHUNK_ROWS = 4000
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Messages to be published together; `done_bytes` of the input are used up by them."""
+
+    subjects: list[str] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    done_bytes: int = 0
+
+
+def pub(
+    subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of csv or ndjson rows.")],
+    payload: Annotated[str | None, typer.Argument(help="The message.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Publish the rows of this file; - for standard input.")] = None,
+    form: Annotated[
+        Literal["lines", "csv", "ndjson"],
+        typer.Option("--format", help="lines: each as it is; csv: each row as a JSON object; ndjson: each line as it is."),
+    ] = "lines",
+    key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
+    ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has each message on disk.")] = False,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many messages a second.")] = None,
+    ack_timeout: Annotated[float, typer.Option("--ack-timeout", help="Give up after so many seconds without an ack.")] = 30,
+    nats_url: NatsUrl = DEFAULT_NATS_URL,
+    creds: Annotated[str | None, typer.Option("--creds", help="NATS credentials file.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Publish to NATS; with --ack, every message is on disk in a stream when this ends."""
+    if (payload is None) == (file is None):
+        raise InvalidRequest("give either a PAYLOAD or --file")
+    if payload is not None:
+        chunks: Iterator[_Chunk] = iter([_Chunk([subject], [payload.encode("utf-8", "surrogateescape")], [None])])
+        total_bytes = 0
+    else:
+        assert file is not None
+        total_bytes = file.stat().st_size if file.is_file() else 0
+        chunks = _chunks(file, form, subject, key)
+    started = time.monotonic()
+    publisher = Publisher(nats_url, credentials=NatsCredentials(creds_file=creds), ack_timeout_s=ack_timeout)
+    with publisher:
+        sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
+    seconds = max(time.monotonic() - started, 1e-9)
+    _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
+
+
+def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool) -> None:
+    per_second = round(sent / seconds)
+    if as_json:
+        return print_json(
+            {"sent": sent, "acked": acked, "resent": resent, "seconds": round(seconds, 3), "per_second": per_second}
+        )
+    acks = "" if acked is None else f", acked {acked}"
+    again = f", {resent} sent again" if resent else ""
+    out.print(f"sent {sent}{acks}{again} in {seconds:.1f} s ({per_second}/s)")
+
+
+def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: int, ack: Ack, rate: float | None) -> int:
+    run, sent, started = secrets.token_hex(8), 0, time.monotonic()
+    with _progress(total_bytes) as bar:
+        task = bar.add_task("publishing", total=total_bytes) if bar is not None else None
+        for chunk in chunks:
+            for rows in _paced(_rows(chunk, run if ack == "stored" else None, sent), rate):
+                if rate is not None:
+                    time.sleep(max(0.0, started + sent / rate - time.monotonic()))
+                publisher.publish(rows, ack)
+                sent += len(rows)
+            if bar is not None and task is not None:
+                bar.update(task, completed=chunk.done_bytes, description=f"published {sent}")
+    return sent
+
+
+def _rows(chunk: _Chunk, run: str | None, first: int) -> Rows:
+    keys = pa.array(chunk.keys, pa.binary()) if any(key is not None for key in chunk.keys) else None
+    ids = None if run is None else pa.array([f"{run}:{first + at}" for at in range(len(chunk.values))])
+    return Rows(pa.array(chunk.subjects), pa.array(chunk.values, pa.binary()), keys, None, ids)
+
+
+def _paced(rows: Rows, rate: float | None) -> Iterator[Rows]:
+    """Parts small enough to keep a rate evenly, about twenty a second."""
+    step = len(rows) if rate is None else max(1, int(rate / 20))
+    for start in range(0, len(rows), max(1, step)):
+        yield rows.slice(start, step)
+
+
+def _progress(total_bytes: int) -> Any:
+    if not total_bytes or not err.is_terminal:
+        return nullcontext()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("bytes"), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True)
+
+
+def _chunks(path: Path, form: str, template: str, key: str | None) -> Iterator[_Chunk]:
+    """Rows of the input in bounded memory.
+
+    Raises:
+        InvalidRequest: the file, a row, or a field that is not there, with its line number.
+    """
+    if form == "lines" and (key is not None or "{" in template):
+        raise InvalidRequest("lines have no fields: --key and {field} need --format csv or ndjson")
+    try:
+        with open(path, "rb") if str(path) != "-" else nullcontext(sys.stdin.buffer) as file:
+            chunk = _Chunk()
+            for number, (value, fields) in enumerate(_records(file, form), start=1):
+                chunk.subjects.append(_subject(template, fields, number))
+                chunk.values.append(value)
+                chunk.keys.append(None if key is None else str(_field(fields, key, number)).encode())
+                chunk.done_bytes += len(value) + 1
+                if len(chunk.values) == _CHUNK_ROWS:
+                    chunk.done_bytes = file.tell() if file.seekable() else chunk.done_bytes
+                    yield chunk
+                    chunk = _Chunk(done_bytes=chunk.done_bytes)
+            if chunk.values:
+                yield chunk
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _records(file: IO[bytes], form: str) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each row's payload and fields."""
+    if form == "csv":
+        yield from _csv_records(file)
+        return
+    for number, line in enumerate(file, start=1):
+        value = line.rstrip(b"\r\n")
+        if form == "lines":
+            yield value, {}
+        elif value.strip():
+            yield value, _object(value, number)
+
+
+def _object(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"line {number} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"line {number} is not a JSON object")
+    return fields
+
+
+def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    def lines() -> Iterator[str]:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(f"line {number} is not UTF-8 text: convert the file first") from error
+
+    reader = csv.reader(lines(), strict=True)
+    try:
+        names = next(reader, None)
+        if not names:
+            raise InvalidRequest("the file is empty: csv needs a header line")
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise InvalidRequest(f"line {reader.line_num} has {len(cells)} fields, the header {len(names)}")
+            fields = dict(zip(names, cells, strict=True))
+            yield json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(), fields
+    except csv.Error as error:
+        raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
+
+
+def _subject(template: str, fields: dict[str, Any], number: int) -> str:
+    if "{" not in template:
+        return template
+    parts = template.split("{")
+    subject = parts[0]
+    for part in parts[1:]:
+        name, closed, rest = part.partition("}")
+        if not closed:
+            raise InvalidRequest(f"subject {template!r}: a {{ without }}")
+        subject += f"{_field(fields, name, number)}{rest}"
+    return subject
+
+
+def _field(fields: dict[str, Any], name: str, number: int) -> Any:
+    if name not in fields:
+        raise InvalidRequest(f"row {number} has no field {name!r}; it has {', '.join(map(str, fields)) or 'none'}")
+    return fields[name]

@@ -1,0 +1,95 @@
+"""`natslog dev` and `natslog server`: running brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from natslog.cli.common import out
+from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
+from natslog.errors import ConfigError
+from natslog.nats_server import NatsServer
+
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+
+
+def _log_to_stderr(level: str) -> None:
+    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"--log-level {level!r} must be debug, info, warning or error")
+    form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form, force=True)
+
+
+def _run(config: BrokerConfig, greeting: list[str]) -> None:
+    try:
+        from natslog.runner import run_broker
+    except ImportError as error:
+        raise ConfigError(f"running a broker needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
+
+    def ready(config: BrokerConfig) -> None:
+        for line in [*greeting, f"HTTP   {config.url}", f"data   {Path(config.data_dir).resolve()}", "ready"]:
+            out.print(line)
+
+    asyncio.run(run_broker(config, ready))
+
+
+def dev(
+    brokers: Annotated[int, typer.Option("--brokers", help="How many brokers (this version: 1).")] = 1,
+    data_dir: Annotated[Path, typer.Option("--data-dir", help="Where state is kept.")] = Path(DEFAULT_DATA_DIR),
+    nats_url: Annotated[str | None, typer.Option("--nats-url", help="Use this NATS server instead of an own one.")] = None,
+    nats_port: Annotated[int, typer.Option("--nats-port", help="Port of the own NATS server; 0: any free.")] = 4222,
+    http_port: Annotated[int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free.")] = DEFAULT_HTTP_PORT,
+    log_level: LogLevel = "warning",
+) -> None:
+    """A NATS server and a broker on this machine, for trying things out; ^C stops both, state stays."""
+    _log_to_stderr(log_level)
+    if brokers != 1:
+        raise ConfigError(f"--brokers {brokers}: this version runs one broker; clusters come with a later one")
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the data folder {data_dir}: {error.strerror}") from error
+    flags = {"data_dir": str(data_dir), "http_port": http_port}
+    if nats_url is not None:
+        return _run(load_config(None, flags | {"nats_url": nats_url}), [f"NATS   {nats_url}"])
+    nats = NatsServer(nats_port, data_dir / "nats-server.log").start()
+    try:
+        _run(load_config(None, flags | {"nats_url": nats.url}), [f"NATS   {nats.url}"])
+    finally:
+        nats.stop()
+
+
+def server(
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where state is kept.")] = None,
+    broker_id: Annotated[int | None, typer.Option(help="This broker's number in the cluster.")] = None,
+    rack: Annotated[str | None, typer.Option(help="Where it stands.")] = None,
+    nats_url: Annotated[str | None, typer.Option(help="NATS server(s), comma-separated.")] = None,
+    nats_creds_file: Annotated[str | None, typer.Option(help="NATS credentials (JWT).")] = None,
+    nats_user: Annotated[str | None, typer.Option(help="NATS user.")] = None,
+    nats_password_file: Annotated[str | None, typer.Option(help="File with its password.")] = None,
+    http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    advertise_url: Annotated[str | None, typer.Option(help="URL that clients reach this broker by.")] = None,
+    segment_bytes: Annotated[str | None, typer.Option(help="A segment is full at this size: 128MiB.")] = None,
+    segment_age: Annotated[str | None, typer.Option(help="… or at this age: 1h.")] = None,
+    min_free_bytes: Annotated[str | None, typer.Option(help="Room on the disk to keep free: 64MiB.")] = None,
+    ingest_memory_bytes: Annotated[str | None, typer.Option(help="Memory for uncommitted messages: 96MiB.")] = None,
+    retention_interval: Annotated[str | None, typer.Option(help="How often limits are enforced: 5s.")] = None,
+    tombstone_grace: Annotated[str | None, typer.Option(help="How long deleted files are kept: 1h.")] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """One broker. Every setting also as a NATSLOG_… variable or a line of the TOML file."""
+    given: dict[str, Any] = {
+        name: value for name, value in locals().items() if name not in ("config", "log_level", "given")
+    }
+    seconds = ("segment_age", "retention_interval", "tombstone_grace")
+    flags = {f"{name}_s" if name in seconds else name: value for name, value in given.items()}
+    _log_to_stderr(log_level)
+    loaded = load_config(config, flags)
+    _run(loaded, [f"NATS   {loaded.nats_url}"])

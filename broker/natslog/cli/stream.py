@@ -1,0 +1,153 @@
+"""`natslog stream create | ls | info | edit | pause | resume | rm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from natslog.cli.common import JsonFlag, global_of, out, print_json, print_table
+from natslog.errors import InvalidRequest
+from natslog.units import format_size
+
+app = typer.Typer(help="Create, look at, change and remove streams.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
+MaxAge = Annotated[str | None, typer.Option("--max-age", help="Drop messages older than this: 12h, 7d; none: keep.")]
+MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most so much: 10GiB; none: no limit.")]
+MaxMessages = Annotated[str | None, typer.Option("--max-messages", help="Keep at most so many; none: no limit.")]
+Window = Annotated[
+    str | None, typer.Option("--dedupe-window", help="Store a Nats-Msg-Id once within this time: 2m; 0: off.")
+]
+Compression = Annotated[str | None, typer.Option("--compression", help="Of sealed segments: zstd, lz4 or none.")]
+
+
+def _settings(**given: Any) -> dict[str, Any]:
+    """Options that were given, as the API wants them; `none` lifts a limit."""
+    return {name: None if value == "none" and name != "compression" else value for name, value in given.items() if value is not None}
+
+
+def _count(text: str | None) -> int | str | None:
+    if text is None or text == "none":
+        return text
+    if not text.isdecimal():
+        raise InvalidRequest(f"--max-messages {text!r} must be a whole number or none")
+    return int(text)
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Name,
+    subject: Annotated[str, typer.Option("--subject", help="NATS subject to record; * and > as in NATS.")],
+    replicas: Annotated[int | None, typer.Option("--replicas", help="Brokers that keep it.")] = None,
+    min_isr: Annotated[int | None, typer.Option("--min-isr", help="Replicas in sync needed to write.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Share the subject with the group's other streams.")] = None,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    max_messages: MaxMessages = None,
+    compression: Compression = None,
+    dedupe_window: Window = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a stream; again with the same settings changes nothing."""
+    settings = _settings(
+        replicas=replicas,
+        min_isr=min_isr,
+        group=group,
+        max_age=max_age,
+        max_bytes=max_bytes,
+        max_messages=_count(max_messages),
+        compression=compression,
+        dedupe_window=dedupe_window,
+    )
+    body = global_of(context).client().create_stream(name, subject, **settings)
+    print_json(body) if as_json else out.print(f"stream {name} records {body['subject']}")
+
+
+@app.command("ls")
+def list_streams(context: typer.Context, as_json: JsonFlag = False) -> None:
+    """List all streams."""
+    streams = global_of(context).client().streams()
+    if as_json:
+        return print_json(streams)
+    if not streams:
+        out.print("no streams yet: natslog stream create NAME --subject SUBJECT")
+        return
+    columns = ["name", "subject", "messages", "bytes", "start", "end", "leader", "state"]
+    print_table(columns, [_row(body) for body in streams])
+
+
+def _row(body: dict[str, Any]) -> list[Any]:
+    start, end = body.get("log_start_offset", 0), body.get("high_watermark", 0)
+    state = "problem" if "problem" in body else "paused" if body["paused"] else "ok"
+    return [body["name"], body["subject"], end - start, format_size(body.get("bytes", 0)), start, end, body["leader"], state]
+
+
+@app.command()
+def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
+    """Show one stream."""
+    body = global_of(context).client().stream(name)
+    if as_json:
+        return print_json(body)
+    problem = body.pop("problem", None)
+    print_table(["setting", "value"], [[key, value] for key, value in body.items()])
+    if problem:
+        out.print(f"[bold red]problem:[/] {problem['message']}")
+
+
+@app.command()
+def edit(
+    context: typer.Context,
+    name: Name,
+    subject: Annotated[str | None, typer.Option("--subject", help="Record this subject from now on.")] = None,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    max_messages: MaxMessages = None,
+    compression: Compression = None,
+    dedupe_window: Window = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change settings; what is not named stays."""
+    settings = _settings(
+        subject=subject,
+        max_age=max_age,
+        max_bytes=max_bytes,
+        max_messages=_count(max_messages),
+        compression=compression,
+        dedupe_window=dedupe_window,
+    )
+    if not settings:
+        raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")
+    body = global_of(context).client().edit_stream(name, **settings)
+    print_json(body) if as_json else out.print(f"stream {name} changed: {', '.join(settings)}")
+
+
+@app.command()
+def pause(context: typer.Context, name: Name) -> None:
+    """Refuse messages until resumed; reads go on."""
+    global_of(context).client().edit_stream(name, paused=True)
+    out.print(f"stream {name} is paused: messages are refused")
+
+
+@app.command()
+def resume(context: typer.Context, name: Name) -> None:
+    """Take messages again."""
+    global_of(context).client().edit_stream(name, paused=False)
+    out.print(f"stream {name} takes messages")
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stream; its files go after a grace period."""
+    client = global_of(context).client()
+    body = client.stream(name)
+    messages = body.get("high_watermark", 0) - body.get("log_start_offset", 0)
+    if not yes:
+        typer.confirm(f"Delete stream {name} with {messages} messages?", abort=True)
+    client.delete_stream(name)
+    out.print(f"stream {name} is deleted")

@@ -1,0 +1,50 @@
+"""`natslog verify DIR`: every CRC of a data folder, read-only; for a stopped broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import Progress
+
+from natslog.cli.common import JsonFlag, err, out, print_json, print_table
+from natslog.errors import InvalidRequest
+from natslog.log.verify import FileReport, check_file, files_of
+from natslog.units import format_size
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A broker's data folder, or one stream's in it.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Check every CRC of a data folder; exit code 1 if anything is damaged. Changes nothing."""
+    if not folder.is_dir():
+        raise InvalidRequest(f"{folder} is not a folder")
+    paths = files_of(folder)
+    if not paths:
+        raise InvalidRequest(f"{folder} holds no natslog files")
+    reports: list[FileReport] = []
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        for path in bar.track(paths, description="verifying"):
+            reports.append(check_file(path))
+    damaged = [report for report in reports if report.problems]
+    if as_json:
+        print_json({"files": msgspec.to_builtins(reports), "damaged": len(damaged)})
+    else:
+        _show(folder, reports, damaged)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _show(folder: Path, reports: list[FileReport], damaged: list[FileReport]) -> None:
+    rows = [
+        [Path(report.file).relative_to(folder), report.kind, format_size(report.bytes), report.batches, report.messages,
+         "; ".join(report.problems) or report.note or "ok"]
+        for report in reports
+    ]  # fmt: skip
+    print_table(["file", "kind", "bytes", "batches", "messages", "state"], rows)
+    total = sum(report.bytes for report in reports)
+    state = f"[bold red]{len(damaged)} damaged[/]" if damaged else "all CRCs hold"
+    out.print(f"{len(reports)} files, {format_size(total)}: {state}")

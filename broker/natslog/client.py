@@ -1,0 +1,366 @@
+"""Blocking client of the HTTP API, for the connector, notebooks and the command line.
+
+    client = NatslogClient("http://127.0.0.1:9292")
+    for batch in client.read("orders", start=0):
+        print(batch.num_rows)
+
+Every request may go to any broker; all are tried before it fails. Batches that come as stored are proven by their own
+CRC32C before they are handed on, so damage is found wherever it happened between the leader's memory and here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+import pyarrow as pa
+import urllib3
+
+from natslog import ipc
+from natslog.config import DEFAULT_SERVER_URL
+from natslog.errors import BrokerUnavailable, ConfigError, CorruptLog, NatslogError, StreamRecreated, from_json
+from natslog.model import Split
+
+FETCH_BYTES = 8 * 1024 * 1024
+_CONNECT_TIMEOUT_S = 3.0
+_TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How a client asks.
+
+    Attributes:
+        timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
+        token_file: a file with the bearer token, read when it is used. `token`: the token itself.
+    """
+
+    timeout_s: float = 30.0
+    retries: int = 5
+    retry_interval_s: float = 0.2
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer to a fetch: rows within the range asked for, and where to go on."""
+
+    batches: list[pa.RecordBatch]
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+    stream_id: str
+
+
+def parse_servers(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Broker URLs from `NATSLOG_SERVER` style text; without text, that variable; without it, this machine.
+
+    Raises:
+        ConfigError: not an http(s) URL.
+    """
+    text = text or os.environ.get("NATSLOG_SERVER") or DEFAULT_SERVER_URL
+    parts = text.split(",") if isinstance(text, str) else list(text)
+    servers = tuple(part.strip().rstrip("/") for part in parts if part.strip())
+    for server in servers:
+        try:
+            parsed = urllib3.util.parse_url(server)
+        except urllib3.exceptions.LocationParseError as error:
+            raise ConfigError(f"server {server!r} is not a URL: write http://host:9292") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ConfigError(f"server {server!r} is not a URL: write http://host:9292")
+    if not servers:
+        raise ConfigError("no server given: write http://host:9292")
+    return servers
+
+
+class NatslogClient:
+    """Talks to a cluster. Thread-safe; picklable (connections are made anew where it arrives).
+
+    Args:
+        servers: a URL, several, or comma-separated; see `parse_servers`.
+        options: everything else.
+    """
+
+    def __init__(self, servers: str | Sequence[str] | None = None, options: ClientOptions = ClientOptions()) -> None:
+        self.options = options
+        self.servers = parse_servers(servers)
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> urllib3.PoolManager:
+        options = self.options
+        return urllib3.PoolManager(
+            maxsize=8,
+            retries=False,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=options.timeout_s),
+            ca_certs=options.tls_ca_file,
+            cert_file=options.tls_cert_file,
+            key_file=options.tls_key_file,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "servers": self.servers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.options, self.servers = state["options"], state["servers"]
+        self._pool = self._new_pool()
+
+    def close(self) -> None:
+        """Closes idle connections."""
+        self._pool.clear()
+
+    def __enter__(self) -> NatslogClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        body: Any = None,
+        prefer: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        """One answer from whichever broker gives it.
+
+        Raises:
+            NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
+        """
+        servers = list(dict.fromkeys([*prefer, *self.servers]))
+        problem = ""
+        for attempt in range(self.options.retries + 1):
+            if attempt:
+                time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), 16))
+            for server in servers:
+                try:
+                    response = self._send(method, server + path, query, body, timeout_s)
+                    if response.status < 400:
+                        return response
+                    error = _error_of(response, server)
+                except _TRANSPORT_ERRORS as failure:
+                    problem = f"{server}: {_reason(failure)}"
+                    continue
+                if not error.retriable:
+                    raise error
+                problem = f"{server}: {error.message}"
+        raise BrokerUnavailable(
+            f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",
+            servers=servers,
+        )
+
+    def _send(
+        self, method: str, url: str, query: dict[str, Any] | None, body: Any, timeout_s: float | None
+    ) -> urllib3.BaseHTTPResponse:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        return self._pool.request(
+            method,
+            f"{url}?{urlencode(given)}" if given else url,
+            body=None if body is None else json.dumps(body).encode(),
+            headers=self._headers() | ({} if body is None else {"Content-Type": "application/json"}),
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
+        )
+
+    def _headers(self) -> dict[str, str]:
+        token = self.options.token
+        if self.options.token_file:
+            try:
+                with open(self.options.token_file) as file:
+                    token = file.read().strip()
+            except OSError as error:
+                raise ConfigError(f"cannot read the token file {self.options.token_file}: {error.strerror}") from error
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _json(self, method: str, path: str, **asked: Any) -> Any:
+        response = self._ask(method, path, **asked)
+        return json.loads(response.data) if response.data else None
+
+    # ---- cluster and streams ------------------------------------------------------------------------------------------
+
+    def cluster(self) -> dict[str, Any]:
+        """`{cluster_id, metadata_leader, brokers, version}`."""
+        return dict(self._json("GET", "/v1/cluster"))
+
+    def streams(self) -> list[dict[str, Any]]:
+        """All streams, by name."""
+        return list(self._json("GET", "/v1/streams"))
+
+    def stream(self, name: str) -> dict[str, Any]:
+        """One stream: settings, `id`, `log_start_offset`, `high_watermark`, …
+
+        Raises:
+            StreamNotFound.
+        """
+        return dict(self._json("GET", f"/v1/streams/{_quoted(name)}"))
+
+    def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
+        """Creates it, or finds it there with the same settings.
+
+        Args:
+            settings: as in the HTTP API: `max_age="7d"`, `max_bytes`, `max_messages`, `group`, `compression`, …
+
+        Raises:
+            StreamConflict: it is there with other settings.
+            InvalidRequest: a name, subject or setting is wrong.
+        """
+        return dict(self._json("POST", "/v1/streams", body={"name": name, "subject": subject} | settings))
+
+    def edit_stream(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Changes settings (or `paused=True`); the rest stays."""
+        return dict(self._json("PATCH", f"/v1/streams/{_quoted(name)}", body=settings))
+
+    def delete_stream(self, name: str) -> None:
+        """Raises StreamNotFound."""
+        self._ask("DELETE", f"/v1/streams/{_quoted(name)}")
+
+    def offset_at(self, name: str, timestamp: str | int) -> tuple[int, str | None]:
+        """The first offset at or after a time (ISO-8601 or epoch ms) and that message's time; beyond the newest one the
+        high watermark and None."""
+        found = self._json("GET", f"/v1/streams/{_quoted(name)}/offsets", query={"timestamp": timestamp})
+        return int(found["offset"]), found["timestamp"]
+
+    def splits(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int | None = None,
+        max_rows: int | None = None,
+        min_splits: int = 1,
+    ) -> list[Split]:
+        """`[start, end)` cut for parallel readers. Raises OffsetOutOfRange."""
+        query = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows, "min_splits": min_splits}
+        return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
+
+    # ---- messages -----------------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        name: str,
+        start: int,
+        end: int | None = None,
+        *,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 0,
+        subject: str | None = None,
+        columns: Sequence[str] | None = None,
+        prefer: Sequence[str] = (),
+        expected_id: str | None = None,
+    ) -> Fetched:
+        """One answer: rows of `[start, end)` from `start` on, at most about `max_bytes`.
+
+        Args:
+            wait_ms: wait so long for new messages where `start` is the high watermark.
+            subject: NATS wildcard, applied at the broker. `columns`: projection, likewise.
+            prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
+
+        Raises:
+            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable.
+        """
+        query = {
+            "start": start,
+            "end": end,
+            "max_bytes": max_bytes,
+            "wait_ms": wait_ms or None,
+            "subject": subject,
+            "columns": ",".join(columns) if columns is not None else None,
+        }
+        timeout_s = self.options.timeout_s + wait_ms / 1000
+        path = f"/v1/streams/{_quoted(name)}/messages"
+        response = self._ask("GET", path, query=query, prefer=prefer, timeout_s=timeout_s)
+        fetched = _fetched(response, name, start)
+        if expected_id is not None and fetched.stream_id != expected_id:
+            raise StreamRecreated(
+                f"stream {name!r} was deleted and created again (id {fetched.stream_id}, not {expected_id}): positions in "
+                "the old one mean nothing in the new one",
+                stream=name,
+            )
+        return fetched
+
+    def read(
+        self,
+        name: str,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        subject: str | None = None,
+        columns: Sequence[str] | None = None,
+        prefer: Sequence[str] = (),
+        expected_id: str | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows of `[start, end)`, batch by batch; from the log start and to the present high watermark by default.
+
+        Raises:
+            As `fetch`.
+        """
+        if start is None or end is None:
+            info = self.stream(name)
+            start = info["log_start_offset"] if start is None else start
+            end = info["high_watermark"] if end is None else end
+        while start < end:
+            fetched = self.fetch(
+                name, start, end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
+            )
+            yield from fetched.batches
+            if fetched.next_offset <= start:
+                raise NatslogError(f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was")
+            start = fetched.next_offset
+
+
+def _fetched(response: urllib3.BaseHTTPResponse, name: str, start: int) -> Fetched:
+    headers, data = response.headers, response.data
+    next_offset = int(headers["Natslog-Next-Offset"])
+    if headers["Natslog-Batches"] == "whole":
+        batches = _sliced(data, f"stream {name!r}", start, next_offset)
+    else:
+        batches = [batch for batch in pa.ipc.open_stream(data) if batch.num_rows]
+    return Fetched(
+        batches,
+        next_offset,
+        int(headers["Natslog-High-Watermark"]),
+        int(headers["Natslog-Log-Start-Offset"]),
+        headers["Natslog-Stream-Id"],
+    )
+
+
+def _sliced(data: bytes, source: str, start: int, end: int) -> list[pa.RecordBatch]:
+    """The batches without the rows outside the range; nothing is copied."""
+    batches, covered = [], start
+    for header, message in ipc.split_messages(data, source=source):
+        low, high = max(start, header.base_offset), min(end, header.end_offset)
+        if low != covered:
+            raise CorruptLog(f"{source}: offsets {covered} to {low} are missing in the answer", start=covered, end=low)
+        batches.append(ipc.decode_batch(message).slice(low - header.base_offset, high - low))
+        covered = high
+    return batches
+
+
+def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
+    try:
+        body = json.loads(response.data)
+        return from_json(body)
+    except (ValueError, TypeError, AttributeError):
+        return NatslogError(f"{server} answered HTTP {response.status}, which is no natslog broker's answer")
+
+
+def _reason(failure: BaseException) -> str:
+    return str(failure.args[-1] if failure.args else failure) or type(failure).__name__
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="") or "-"

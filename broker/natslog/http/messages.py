@@ -1,0 +1,173 @@
+"""Reading messages: Arrow IPC straight from the files by sendfile, or rewritten where rows or columns change.
+
+An Arrow answer is either *whole* (`Natslog-Batches: whole`): the stored batches that cover the range, byte for byte, each
+with its CRC; the client slices the first and the last. Or *exact*: filtered, projected, or coalesced from tiny commits;
+just the rows asked for. `Natslog-Next-Offset` says where to go on, whatever the rows are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from aiohttp import web
+
+from natslog import ipc
+from natslog.errors import InvalidRequest
+from natslog.http.context import broker_of, log_of, position, query, whole
+from natslog.log import ReadPlan, StreamLog
+from natslog.messages_json import json_line
+from natslog.node.stream import HostedStream
+from natslog.schema import COLUMNS, MESSAGE_SCHEMA
+from natslog.subjects import check_subject, wildcard_regex
+
+routes = web.RouteTableDef()
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+NDJSON = "application/x-ndjson"
+
+_DEFAULT_BYTES = 8 * 1024 * 1024
+_MAX_BYTES = 1024 * 1024 * 1024
+_MAX_REWRITTEN_BYTES = 8 * 1024 * 1024
+_MAX_WAIT_MS = 60_000
+_TINY_BATCH_BYTES = 16 * 1024
+_MANY_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    start: int
+    end: int | None
+    max_bytes: int
+    wait_ms: int
+    subject: str | None
+    columns: tuple[str, ...] | None
+    ndjson: bool
+
+    @property
+    def changes_rows(self) -> bool:
+        return self.ndjson or self.subject is not None or self.columns is not None
+
+
+def _question(request: web.Request, log: StreamLog) -> _Question:
+    values = query(request, "start", "end", "max_bytes", "wait_ms", "subject", "columns")
+    start = position(values, "start", log.log_start_offset, log)
+    end = position(values, "end", 0, log) if "end" in values else None
+    if end is not None and start > end:
+        raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
+    subject = values.get("subject")
+    if subject is not None:
+        check_subject(subject, wildcards=True)
+    columns = tuple(values["columns"].split(",")) if values.get("columns") else None
+    for name in columns or ():
+        if name not in COLUMNS:
+            raise InvalidRequest(f"unknown column {name!r}; known are {', '.join(COLUMNS)}", column=name)
+    return _Question(
+        start=start,
+        end=end,
+        max_bytes=whole(values, "max_bytes", _DEFAULT_BYTES, low=1, high=_MAX_BYTES),
+        wait_ms=whole(values, "wait_ms", 0, high=_MAX_WAIT_MS),
+        subject=subject,
+        columns=columns,
+        ndjson=_wants_ndjson(request.headers.get("Accept", "")),
+    )
+
+
+def _wants_ndjson(accept: str) -> bool:
+    kinds = [part.split(";")[0].strip() for part in accept.split(",")]
+    if NDJSON in kinds and ARROW_STREAM not in kinds:
+        return True
+    if not set(kinds) & {"", "*/*", "application/*", ARROW_STREAM, NDJSON}:
+        raise InvalidRequest(f"Accept {accept!r}: messages come as {ARROW_STREAM} or {NDJSON}")
+    return False
+
+
+@routes.get("/v1/streams/{name}/messages")
+async def messages(request: web.Request) -> web.StreamResponse:
+    broker = broker_of(request)
+    stream = broker.hosted(request.match_info["name"])
+    log = log_of(request)
+    asked = _question(request, log)
+    await _wait_for_data(stream, log, asked)
+    loop = asyncio.get_running_loop()
+    limit_bytes = min(asked.max_bytes, _MAX_REWRITTEN_BYTES) if asked.changes_rows else asked.max_bytes
+    plan = await loop.run_in_executor(
+        broker.readers, lambda: log.reader.plan_read(asked.start, asked.end, max_bytes=limit_bytes)
+    )
+    with plan:
+        headers = {
+            "Natslog-Next-Offset": str(plan.next_offset),
+            "Natslog-High-Watermark": str(log.high_watermark),
+            "Natslog-Log-Start-Offset": str(log.log_start_offset),
+            "Natslog-Leader-Epoch": str(stream.record.leader_epoch),
+            "Natslog-Stream-Id": stream.record.id,
+        }
+        if not asked.changes_rows and not _is_crumbly(plan):
+            return await _send_whole(request, plan, headers)
+        body = await loop.run_in_executor(broker.readers, _rewritten, plan, asked)
+    kind = NDJSON if asked.ndjson else ARROW_STREAM
+    return web.Response(body=body, content_type=kind, headers=headers | {"Natslog-Batches": "exact"})
+
+
+async def _wait_for_data(stream: HostedStream, log: StreamLog, asked: _Question) -> None:
+    """The long poll: returns when there is something at `start`, or the time is up."""
+    if asked.start != log.high_watermark or stream.ingest is None or asked.end == asked.start or not asked.wait_ms:
+        return
+    try:
+        async with asyncio.timeout(asked.wait_ms / 1000):
+            while asked.start >= log.high_watermark:
+                committed = stream.ingest.committed
+                if committed.is_set():
+                    return  # the broker is stopping
+                await committed.wait()
+    except TimeoutError:
+        return
+
+
+def _is_crumbly(plan: ReadPlan) -> bool:
+    """Many tiny commits, as at the tail of a slow stream: cheaper for everyone as one batch."""
+    small = plan.length < min(plan.batches * _TINY_BATCH_BYTES, _MAX_REWRITTEN_BYTES)
+    return plan.batches > _MANY_BATCHES and small
+
+
+async def _send_whole(request: web.Request, plan: ReadPlan, headers: dict[str, str]) -> web.StreamResponse:
+    opening = ipc.schema_message()
+    response = web.StreamResponse(headers=headers | {"Natslog-Batches": "whole"})
+    response.content_type = ARROW_STREAM
+    response.content_length = len(opening) + plan.length + len(ipc.END_OF_STREAM)
+    await response.prepare(request)
+    await response.write(opening)
+    loop = asyncio.get_running_loop()
+    for piece in plan.ranges:
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client left")
+        with os.fdopen(piece.fd, "rb", closefd=False) as file:
+            await loop.sendfile(transport, file, piece.position, piece.length)
+    await response.write(ipc.END_OF_STREAM)
+    await response.write_eof()
+    return response
+
+
+def _rewritten(plan: ReadPlan, asked: _Question) -> bytes:
+    """In a thread: exactly the rows and columns asked for."""
+    batches = [ipc.decode_batch(message) for message in plan.messages()]
+    table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
+    offsets = table.column("offset")
+    keep = pc.and_(pc.greater_equal(offsets, asked.start), pc.less(offsets, plan.next_offset))
+    if asked.subject is not None:
+        matches = pc.match_substring_regex(table.column("subject"), wildcard_regex(asked.subject))
+        keep = pc.and_(keep, matches)
+    table = table.filter(keep)
+    if asked.columns is not None:
+        table = table.select(list(asked.columns))
+    if asked.ndjson:
+        return b"".join(json_line(row) for row in table.to_pylist())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        for batch in table.combine_chunks().to_batches():
+            writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())

@@ -1,0 +1,93 @@
+"""The API described for programs: `/openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from natslog.http.status import natslog_version
+from natslog.model import SETTING_NAMES
+
+routes = web.RouteTableDef()
+
+
+def _parameter(name: str, text: str, kind: str = "string") -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": text, "schema": {"type": kind}}
+
+
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_ERROR = {
+    "description": "what went wrong and what to do",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
+
+
+def _call(summary: str, good: str, *parameters: dict[str, Any], body: bool = False, kind: str = "application/json") -> Any:
+    call: dict[str, Any] = {
+        "summary": summary,
+        "parameters": list(parameters),
+        "responses": {good: {"description": summary, "content": {kind: {}}}, "default": _ERROR},
+    }
+    if body:
+        schema = {"$ref": "#/components/schemas/StreamSettings"}
+        call["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return call
+
+
+_RANGE = (_parameter("start", "first offset, or earliest, latest"), _parameter("end", "exclusive; or latest"))
+_PATHS = {
+    "/v1/cluster": {"get": _call("The cluster and its brokers", "200")},
+    "/v1/streams": {
+        "get": _call("All streams", "200"),
+        "post": _call("Create a stream (200: it was there with the same settings)", "201", body=True),
+    },
+    "/v1/streams/{name}": {
+        "get": _call("One stream", "200", _NAME),
+        "patch": _call("Change settings, pause or resume", "200", _NAME, body=True),
+        "delete": _call("Delete a stream", "204", _NAME),
+    },
+    "/v1/streams/{name}/offsets": {
+        "get": _call(
+            "The first offset at or after a time", "200", _NAME, _parameter("timestamp", "ISO-8601 or epoch ms")
+        )
+    },
+    "/v1/streams/{name}/splits": {
+        "get": _call(
+            "A range cut for parallel readers",
+            "200",
+            _NAME,
+            *_RANGE,
+            _parameter("max_bytes", "per split", "integer"),
+            _parameter("max_rows", "per split", "integer"),
+            _parameter("min_splits", "at least so many", "integer"),
+        )
+    },
+    "/v1/streams/{name}/messages": {
+        "get": _call(
+            "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson",
+            "200",
+            _NAME,
+            *_RANGE,
+            _parameter("max_bytes", "about so many bytes", "integer"),
+            _parameter("wait_ms", "wait for new messages", "integer"),
+            _parameter("subject", "NATS wildcard"),
+            _parameter("columns", "comma-separated"),
+            kind="application/vnd.apache.arrow.stream",
+        )
+    },
+    "/healthz": {"get": _call("Alive", "200")},
+    "/readyz": {"get": _call("Able to serve", "200")},
+    "/metrics": {"get": _call("Prometheus metrics", "200", kind="text/plain")},
+}
+_ERROR_FIELDS = {"code": {"type": "string"}, "message": {"type": "string"}, "retriable": {"type": "boolean"}}
+_SCHEMAS = {
+    "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}}},
+    "StreamSettings": {"type": "object", "properties": {name: {} for name in ("name", *SETTING_NAMES, "paused")}},
+}
+
+
+@routes.get("/openapi.json")
+async def openapi(request: web.Request) -> web.Response:
+    info = {"title": "natslog", "version": natslog_version()}
+    return web.json_response({"openapi": "3.1.0", "info": info, "paths": _PATHS, "components": {"schemas": _SCHEMAS}})

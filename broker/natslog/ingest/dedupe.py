@@ -1,0 +1,117 @@
+"""Deduplication by `Nats-Msg-Id`: a publisher's retry is stored once while it comes within the stream's window.
+
+Theory of operation. Ids are 128-bit hashes in two open-addressing tables: the present window's and the one before.
+A lookup asks both; an insert goes to the present one; when it has grown old (or full), it becomes the one before.
+So an id is remembered for at least the window and at most twice as long. After a restart the window is rebuilt from the
+log's own headers, so it knows exactly what is stored.
+
+Invariant: an id is inserted only after its row is committed. Memory is bounded: at `MAX_IDS` a table is full, and the
+window is shorter than asked for (counted in `shortened`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog.wire import kernels
+
+Ids = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+
+MAX_IDS = 512 * 1024
+_SMALLEST_SLOTS = 1024
+
+
+class _Table:
+    def __init__(self) -> None:
+        self.slots = np.zeros((0, 2), np.uint64)
+        self.offsets = np.zeros(0, np.int64)
+        self.count = 0
+        self.started_us = 0
+
+    def find(self, ids: Ids, found: Offsets) -> None:
+        if self.count:
+            kernels.find_ids(self.slots, self.offsets, ids, found)
+
+    def insert(self, ids: Ids, offsets: Offsets) -> None:
+        if 2 * (self.count + len(ids)) > len(self.slots):
+            self._grow(self.count + len(ids))
+        self.count += kernels.insert_ids(self.slots, self.offsets, ids, offsets)
+
+    def _grow(self, count: int) -> None:
+        """Room for twice as many; at most half of the slots are ever used."""
+        size = max(_SMALLEST_SLOTS, 1 << (4 * count - 1).bit_length())
+        old_slots, old_offsets = self.slots, self.offsets
+        self.slots, self.offsets = np.zeros((size, 2), np.uint64), np.zeros(size, np.int64)
+        kernels.insert_ids(self.slots, self.offsets, old_slots, old_offsets)
+
+
+class DedupeWindow:
+    """Remembers each id for at least `window_s`, and at most twice as long.
+
+    Args:
+        window_s: zero switches deduplication off.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self.window_us = int(window_s * 1_000_000)
+        self.shortened = 0
+        self._present = _Table()
+        self._before = _Table()
+
+    def find(self, ids: Ids, now_us: int) -> Offsets:
+        """The offset each id is stored at, -1 where it is not known; of an id twice in `ids`, the later one is -2."""
+        self._turn(now_us)
+        found = np.full(len(ids), -1, np.int64)
+        if not self.window_us:
+            return found
+        self._before.find(ids, found)
+        self._present.find(ids, found)
+        named = np.flatnonzero((ids[:, 0] != 0) & (found == -1))
+        _, first = np.unique(ids[named], axis=0, return_index=True)
+        repeated = np.ones(len(named), np.bool_)
+        repeated[first] = False
+        found[named[repeated]] = -2
+        return found
+
+    def remember(self, ids: Ids, offsets: Offsets, now_us: int) -> None:
+        """Of rows that are committed."""
+        if not self.window_us:
+            return
+        self._turn(now_us)
+        if not self._present.count:
+            self._present.started_us = now_us
+        self._present.insert(ids, offsets)
+
+    def _turn(self, now_us: int) -> None:
+        present = self._present
+        is_old = now_us - present.started_us >= self.window_us
+        if present.count and (is_old or present.count >= MAX_IDS):
+            self.shortened += not is_old
+            self._before, self._present = present, _Table()
+        if self._before.count and not self._present.count and now_us - self._before.started_us >= 2 * self.window_us:
+            self._before = _Table()
+
+
+def ids_of_headers(headers: pa.Array[Any]) -> Ids | None:
+    """Hashes of the `Nats-Msg-Id` of stored rows, shape (rows, 2); None where no row has one."""
+    pairs = headers.flatten()
+    is_id = pc.equal(pairs.field("key"), "Nats-Msg-Id")
+    if not pc.any(is_id).as_py():
+        return None
+    rows = pc.list_parent_indices(headers).filter(is_id).to_numpy()
+    texts = pairs.field("value").filter(is_id)
+    first_rows, first = np.unique(rows, return_index=True)
+    texts = texts.take(pa.array(first))
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(texts) + 1].astype(np.int64)
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+    hashes = np.zeros((len(texts), 2), np.uint64)
+    kernels.hash_ids(data, offsets[:-1], np.diff(offsets), hashes)
+    ids = np.zeros((len(headers), 2), np.uint64)
+    ids[first_rows] = hashes
+    return ids

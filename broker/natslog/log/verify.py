@@ -1,0 +1,108 @@
+"""An offline look at every byte of a data folder: CRCs, headers, the chain of segments. Reads only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from natslog import ipc
+from natslog.errors import NatslogError
+from natslog.log.checked_file import read_checked
+from natslog.log.recovery import scan_segment
+from natslog.log.sealed import read_footer_index
+from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, read_batch
+
+_CHECKED_KINDS = ("broker", "metadata", "hw-checkpoint", "leader-epochs")
+_NEWEST_VERSION = 1
+
+
+class FileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file holds; `problems` is empty where all is well."""
+
+    file: str
+    kind: str
+    bytes: int
+    batches: int | None = None
+    messages: int | None = None
+    note: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The natslog files below a folder, in order."""
+    wanted = (SEALED_SUFFIX, ACTIVE_SUFFIX)
+    return sorted(path for path in folder.rglob("*") if path.suffix in wanted or path.name in _CHECKED_KINDS)
+
+
+def check_file(path: Path) -> FileReport:
+    """Reads the whole file; what is wrong with it is in the report."""
+    size_bytes = path.stat().st_size
+    try:
+        if path.suffix == ACTIVE_SUFFIX:
+            return _check_active(path, size_bytes)
+        if path.suffix == SEALED_SUFFIX:
+            return _check_sealed(path, size_bytes)
+        read_checked(path, path.name, _NEWEST_VERSION)
+        return FileReport(file=str(path), kind=path.name, bytes=size_bytes)
+    except (NatslogError, OSError) as error:
+        kind = {ACTIVE_SUFFIX: "active", SEALED_SUFFIX: "sealed"}.get(path.suffix, path.name)
+        return FileReport(file=str(path), kind=kind, bytes=size_bytes, problems=(str(error),))
+
+
+def _header_bytes(path: Path) -> int:
+    with open(path, "rb") as file:
+        return check_file_header(file.read(ipc.MAX_HEADER_BYTES), path, None, int(path.stem))
+
+
+def _check_active(path: Path, size_bytes: int) -> FileReport:
+    checkpoint = read_checked(path.with_name("hw-checkpoint"), "hw-checkpoint", _NEWEST_VERSION)
+    scan = scan_segment(
+        path,
+        position=_header_bytes(path),
+        base_offset=int(path.stem),
+        durable_offset=checkpoint["high_watermark"] if checkpoint else 0,
+    )
+    rows = sum(scan.index.end_offsets) - sum(scan.index.base_offsets)
+    note = f"{scan.torn_bytes} bytes of an unfinished commit at the end" if scan.torn_bytes else ""
+    return FileReport(
+        file=str(path),
+        kind="active",
+        bytes=size_bytes,
+        batches=len(scan.index),
+        messages=rows,
+        note=note,
+        problems=tuple(map(str, scan.damages)),
+    )
+
+
+def _check_sealed(path: Path, size_bytes: int) -> FileReport:
+    _header_bytes(path)
+    index = read_footer_index(path)
+    problems, expected = [], int(path.stem)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for at in range(len(index)):
+            entry = index[at]
+            if entry.base_offset != expected:
+                problems.append(f"offsets {expected} to {entry.base_offset} are missing")
+            expected = entry.end_offset
+            try:
+                read_batch(fd, entry, path)
+            except NatslogError as error:
+                problems.append(error.message)
+    finally:
+        os.close(fd)
+    following = sorted(int(other.stem) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX))
+    later = [base for base in following if base > int(path.stem)]
+    if later and later[0] != expected:
+        problems.append(f"this segment ends at offset {expected}, the next begins at {later[0]}: a file is missing")
+    return FileReport(
+        file=str(path),
+        kind="sealed",
+        bytes=size_bytes,
+        batches=len(index),
+        messages=expected - int(path.stem),
+        problems=tuple(problems),
+    )

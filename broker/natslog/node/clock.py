@@ -1,0 +1,10 @@
+"""The two clocks of a broker. Stored timestamps come from `now_us`; every wait and timeout from the monotonic clock."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_us() -> int:
+    """Wall clock, microseconds since 1970 UTC. It may jump; a log never lets its timestamps go back."""
+    return time.time_ns() // 1000

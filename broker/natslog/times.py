@@ -1,0 +1,39 @@
+"""Points in time as users write them: ISO-8601 (UTC where no zone is given) or epoch milliseconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from natslog.errors import InvalidRequest
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_timestamp_us(text: str | int, name: str = "timestamp") -> int:
+    """Microseconds since 1970 UTC.
+
+    Raises:
+        InvalidRequest: neither ISO-8601 nor a whole number of milliseconds, or out of range.
+    """
+    compact = str(text).strip()
+    try:
+        if compact.lstrip("-").isdigit():
+            timestamp_us = int(compact) * 1000
+        else:
+            moment = datetime.fromisoformat(compact)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            delta = moment - _EPOCH
+            timestamp_us = (delta.days * 86400 + delta.seconds) * 1_000_000 + delta.microseconds
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            f"{name} {text!r} is not a time: write ISO-8601 (2026-11-20T10:30:00Z) or epoch milliseconds"
+        ) from error
+    if not -(2**62) < timestamp_us < 2**62:
+        raise InvalidRequest(f"{name} {text!r} is out of range")
+    return timestamp_us
+
+
+def format_timestamp_us(timestamp_us: int) -> str:
+    """`2026-11-20T10:30:00.000000Z`."""
+    moment = datetime.fromtimestamp(timestamp_us // 1_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_us % 1_000_000:06d}Z"

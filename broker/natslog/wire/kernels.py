@@ -1,0 +1,299 @@
+"""Compiled kernels (numba, `nogil`, cached): frame scanning, gathering of columns, header blocks, message-id hashes.
+
+Each works on whole receive buffers and never on a message at a time from Python. `scan` has a plain twin in `plain.py`;
+the others run uncompiled where numba is missing (`compiled` is then the identity), slower but the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+try:
+    from numba import njit
+except ImportError:  # the base install: everything works, `scan` by its plain twin
+    HAVE_NUMBA = False
+
+    def compiled(function: Function) -> Function:
+        return function
+else:
+    HAVE_NUMBA = True
+
+    def compiled(function: Function) -> Function:
+        decorated: Function = njit(nogil=True, cache=True)(function)
+        return decorated
+
+
+_CR, _LF, _SPACE, _TAB, _COLON, _ZERO = 13, 10, 32, 9, 58, 48
+_M, _S, _G, _H = 77, 83, 71, 72
+_MAX_DIGITS = 10
+
+
+@compiled
+def _number(buffer: Any, start: int, end: int) -> int:
+    """The decimal number there, or -1."""
+    if end <= start or end - start > _MAX_DIGITS:
+        return -1
+    value = 0
+    for at in range(start, end):
+        digit = np.int64(buffer[at]) - _ZERO
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@compiled
+def _line_end(buffer: Any, position: int, length: int) -> int:
+    """Where the next CRLF starts, or -1."""
+    for at in range(position, length - 1):
+        if buffer[at] == _CR and buffer[at + 1] == _LF:
+            return at
+    return -1
+
+
+@compiled
+def _is_blank(byte: int) -> bool:
+    return byte == _SPACE or byte == _TAB
+
+
+@compiled
+def _message_row(buffer: Any, position: int, line_end: int, has_headers: int, tokens: Any, row: Any) -> bool:
+    """Fills the row of a MSG or HMSG line; False where it is malformed."""
+    count, at = 0, position + 4 + has_headers
+    while at < line_end:
+        if _is_blank(buffer[at]):
+            at += 1
+            continue
+        if count == 6:
+            return False
+        tokens[count, 0] = at
+        while at < line_end and not _is_blank(buffer[at]):
+            at += 1
+        tokens[count, 1] = at
+        count += 1
+    counts = 1 + has_headers
+    if count != 2 + counts and count != 3 + counts:
+        return False
+    sid = _number(buffer, tokens[1, 0], tokens[1, 1])
+    total_bytes = _number(buffer, tokens[count - 1, 0], tokens[count - 1, 1])
+    header_bytes = _number(buffer, tokens[count - 2, 0], tokens[count - 2, 1]) if has_headers else 0
+    if sid < 0 or total_bytes < 0 or header_bytes < 0 or header_bytes > total_bytes:
+        return False
+    start = line_end + 2
+    row[0] = sid
+    row[1] = position
+    row[2] = start + total_bytes + 2
+    row[3] = tokens[0, 0]
+    row[4] = tokens[0, 1] - tokens[0, 0]
+    row[5] = tokens[2, 0] if count == 3 + counts else 0
+    row[6] = tokens[2, 1] - tokens[2, 0] if count == 3 + counts else 0
+    row[7] = header_bytes
+    row[8] = start + header_bytes
+    row[9] = total_bytes - header_bytes
+    return True
+
+
+@compiled
+def scan(buffer: Any, length: int, out: Any) -> tuple[int, int, int, bool]:
+    """Finds whole frames in `buffer[:length]`; the fields of `layout.ScanResult`."""
+    tokens = np.zeros((6, 2), np.int64)
+    row = np.zeros(10, np.int64)
+    position, count = 0, 0
+    while position < length and count < out.shape[0]:
+        line_end = _line_end(buffer, position, length)
+        if line_end < 0:
+            return count, position, 0, length - position > MAX_LINE_BYTES
+        has_headers = 1 if buffer[position] == _H else 0
+        word = position + has_headers
+        is_message = (
+            line_end - word >= 4
+            and buffer[word] == _M
+            and buffer[word + 1] == _S
+            and buffer[word + 2] == _G
+            and _is_blank(buffer[word + 3])
+        )
+        if not is_message:
+            out[count, :] = 0
+            out[count, 0] = CONTROL_SID
+            out[count, 1] = position
+            out[count, 2] = line_end + 2
+            position, count = line_end + 2, count + 1
+            continue
+        if not _message_row(buffer, position, line_end, has_headers, tokens, row):
+            return count, position, 0, True
+        end = row[2]
+        if end > length:
+            return count, position, end - position, False
+        if buffer[end - 2] != _CR or buffer[end - 1] != _LF:
+            return count, position, 0, True
+        out[count, :] = row
+        position, count = end, count + 1
+    return count, position, 0, False
+
+
+@compiled
+def gather(buffer: Any, starts: Any, lengths: Any, data: Any, offsets: Any, row: int) -> None:
+    """Copies `buffer[starts[i]:starts[i]+lengths[i]]` one after another into an Arrow variable-length column.
+
+    `offsets[row]` is where the column's data ends now; `offsets[row+1…]` are filled.
+    """
+    at = np.int64(offsets[row])
+    for index in range(starts.shape[0]):
+        start, length = starts[index], lengths[index]
+        data[at : at + length] = buffer[start : start + length]
+        at += length
+        offsets[row + index + 1] = at
+
+
+@compiled
+def count_headers(buffer: Any, frames: Any) -> int:
+    """An upper bound of the header lines in these frames."""
+    lines = 0
+    for index in range(frames.shape[0]):
+        end = frames[index, 8]
+        for at in range(end - frames[index, 7], end):
+            if buffer[at] == _LF:
+                lines += 1
+    return lines
+
+
+@compiled
+def _equals(buffer: Any, start: int, end: int, word: Any) -> bool:
+    if end - start != word.shape[0]:
+        return False
+    for at in range(word.shape[0]):
+        if buffer[start + at] != word[at]:
+            return False
+    return True
+
+
+@compiled
+def split_headers(
+    buffer: Any, frames: Any, key_word: Any, id_word: Any, pairs: Any, first_pair: Any, keys: Any, ids: Any
+) -> int:
+    """Finds the `Name: value` lines of each frame's header block, in order, repeats kept.
+
+    Args:
+        pairs: rows (name start, name length, value start, value length) are filled; blanks around a value are left out.
+        first_pair: `first_pair[i]` is the first pair of frame i; one more entry than frames.
+        keys: (start, length) of the value of header `key_word` in each frame, length -1 where there is none.
+        ids: the same for `id_word`.
+
+    Returns:
+        How many pairs there are.
+    """
+    count = 0
+    for index in range(frames.shape[0]):
+        first_pair[index] = count
+        keys[index, 1] = -1
+        ids[index, 1] = -1
+        end = frames[index, 8]
+        at = end - frames[index, 7]
+        line = 0
+        while at < end:
+            line_end = _line_end(buffer, at, end)
+            if line_end < 0:
+                line_end = end
+            if line > 0 and line_end > at:
+                colon = at
+                while colon < line_end and buffer[colon] != _COLON:
+                    colon += 1
+                low, high = min(colon + 1, line_end), line_end
+                while low < high and _is_blank(buffer[low]):
+                    low += 1
+                while high > low and _is_blank(buffer[high - 1]):
+                    high -= 1
+                pairs[count, 0] = at
+                pairs[count, 1] = colon - at
+                pairs[count, 2] = low
+                pairs[count, 3] = high - low
+                if keys[index, 1] < 0 and _equals(buffer, at, colon, key_word):
+                    keys[index, 0] = low
+                    keys[index, 1] = high - low
+                if ids[index, 1] < 0 and _equals(buffer, at, colon, id_word):
+                    ids[index, 0] = low
+                    ids[index, 1] = high - low
+                count += 1
+            line += 1
+            at = line_end + 2
+    first_pair[frames.shape[0]] = count
+    return count
+
+
+@compiled
+def hash_ids(buffer: Any, starts: Any, lengths: Any, out: Any) -> None:
+    """128 bits of each text as two uint64 (FNV-1a from two bases, mixed): equal texts, equal rows; length -1 gives zeros.
+
+    Source: Fowler, Noll, Vo, "FNV-1a"; the finaliser is MurmurHash3's fmix64.
+    """
+    prime = np.uint64(1099511628211)
+    for index in range(starts.shape[0]):
+        if lengths[index] < 0:
+            out[index, 0] = np.uint64(0)
+            out[index, 1] = np.uint64(0)
+            continue
+        for half in range(2):
+            value = np.uint64(14695981039346656037) if half == 0 else np.uint64(0x9AE16A3B2F90404F)
+            for at in range(starts[index], starts[index] + lengths[index]):
+                value = (value ^ np.uint64(buffer[at])) * prime
+            value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+            value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+            value = value ^ (value >> np.uint64(33))
+            out[index, half] = value if value != np.uint64(0) else np.uint64(1)
+
+
+@compiled
+def mark_high_bytes(buffer: Any, frames: Any, marks: Any) -> None:
+    """Marks the frames that have a byte above 127 in their subject or headers."""
+    for index in range(frames.shape[0]):
+        subject = frames[index, 3]
+        for at in range(subject, subject + frames[index, 4]):
+            if buffer[at] > 127:
+                marks[index] = True
+        payload = frames[index, 8]
+        for at in range(payload - frames[index, 7], payload):
+            if buffer[at] > 127:
+                marks[index] = True
+
+
+@compiled
+def find_ids(table: Any, offsets: Any, ids: Any, found: Any) -> None:
+    """`found[i]` becomes the offset stored for `ids[i]`, or stays as it is. Open addressing, linear probing."""
+    mask = np.uint64(table.shape[0] - 1)
+    for index in range(ids.shape[0]):
+        if ids[index, 0] == np.uint64(0):
+            continue
+        slot = ids[index, 0] & mask
+        while table[slot, 0] != np.uint64(0):
+            if table[slot, 0] == ids[index, 0] and table[slot, 1] == ids[index, 1]:
+                found[index] = offsets[slot]
+                break
+            slot = (slot + np.uint64(1)) & mask
+
+
+@compiled
+def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
+    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller sees to room. Returns how many are new."""
+    mask = np.uint64(table.shape[0] - 1)
+    added = 0
+    for index in range(ids.shape[0]):
+        if ids[index, 0] == np.uint64(0):
+            continue
+        slot = ids[index, 0] & mask
+        while table[slot, 0] != np.uint64(0):
+            if table[slot, 0] == ids[index, 0] and table[slot, 1] == ids[index, 1]:
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if table[slot, 0] == np.uint64(0):
+            table[slot, 0] = ids[index, 0]
+            table[slot, 1] = ids[index, 1]
+            offsets[slot] = at_offsets[index]
+            added += 1
+    return added

@@ -1,0 +1,25 @@
+"""What a scan of NATS frames yields: one int64 row a frame, positions into the receive buffer, nothing copied."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SID, START, END, SUBJECT, SUBJECT_LEN, REPLY, REPLY_LEN, HEADER_LEN, PAYLOAD, PAYLOAD_LEN = range(10)
+FRAME_COLUMNS = 10
+"""Columns of a frame row. START and END bound the frame with its last CRLF; headers lie right before PAYLOAD."""
+
+CONTROL_SID = -1
+"""In SID: the row is another protocol line (PING, INFO, -ERR, …), START and END only."""
+
+MAX_LINE_BYTES = 1 << 20
+"""A protocol line longer than this is no NATS."""
+
+
+class ScanResult(NamedTuple):
+    """`frames` rows were filled, `consumed` bytes are done with; `needed` (0: unknown) is the size of the frame that
+    begins there and is not whole yet; `malformed` means the bytes at `consumed` are not NATS protocol."""
+
+    frames: int
+    consumed: int
+    needed: int
+    malformed: bool

@@ -1,0 +1,306 @@
+"""The connection to NATS: nats-py owns it (TLS, credentials, discovery, reconnects); we take the bytes.
+
+Theory of operation. nats-py hands every chunk it receives to its parser object (`Client._ps`), one `await
+parse(data)` each, and resets it on reconnect. `_FrameDemux` stands in that place: frames of attached subscriptions go
+to their receiver as columns, everything else (PING, INFO, -ERR, replies to requests) to nats-py's own parser, in order.
+Raw protocol is sent through the same client, so it keeps its order with everything else.
+
+Invariant: while the link is open and a server can be reached, every attached subject is subscribed, also after nats-py
+gave a connection up for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
+
+from natslog.errors import ConfigError, NatsUnavailable
+from natslog.wire.frames import FrameParser, Frames, MalformedFrame
+from natslog.wire.layout import END, SID, START
+
+logger = logging.getLogger("natslog.nats")
+
+Receiver = Callable[[Frames], None]
+_RETRY_S = 0.25
+_CONNECT_TIMEOUT_S = 3
+_PENDING_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NatsCredentials:
+    """How to log in; files are read when a connection is made."""
+
+    creds_file: str | None = None
+    user: str | None = None
+    password_file: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Arguments for `nats.connect`.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        options: dict[str, Any] = {}
+        try:
+            if self.creds_file:
+                Path(self.creds_file).read_bytes()
+                options["user_credentials"] = self.creds_file
+            if self.user:
+                options["user"] = self.user
+            if self.password_file:
+                options["password"] = Path(self.password_file).read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"cannot read the NATS credentials: {error}") from error
+        return options
+
+
+@dataclass(slots=True)
+class _Attachment:
+    subject: str
+    queue: str
+    receiver: Receiver
+    sid: int = 0
+
+
+class _FrameDemux:
+    """Stands where nats-py keeps its parser."""
+
+    def __init__(self, client: Client) -> None:
+        self.receivers: dict[int, Receiver] = {}
+        self._rest = Parser(client)
+        self._parser = FrameParser()
+
+    def reset(self) -> None:
+        self._rest.reset()
+        self._parser = FrameParser()
+
+    async def parse(self, data: bytes = b"") -> None:
+        parser = self._parser
+        parser.receive_data(data)
+        try:
+            for frames in parser.frames():
+                sids = frames.rows[:, SID]
+                others = None
+                for sid in np.unique(sids).tolist():
+                    receiver = self.receivers.get(sid)
+                    mask = sids == sid
+                    if receiver is not None:
+                        receiver(frames if mask.all() else frames.select(mask))
+                    else:
+                        others = mask if others is None else others | mask
+                if others is not None:
+                    await self._pass_on(frames.select(others))
+                if self._parser is not parser:
+                    return  # nats-py reset us meanwhile: the rest belongs to a connection that is gone
+        except MalformedFrame as error:
+            logger.error("NATS sent what is no frame (%s); connecting anew", error)
+            raise ProtocolError from error
+        except Exception as error:
+            logger.critical("a receiver failed; connecting anew", exc_info=error)  # nats-py would stop reading, unsaid
+            raise ProtocolError from error
+
+    async def _pass_on(self, frames: Frames) -> None:
+        chunks = [frames.buffer[start:end].tobytes() for start, end in frames.rows[:, [START, END]].tolist()]
+        await self._rest.parse(b"".join(chunks))
+
+
+class NatsLink:
+    """One connection, kept up until `close`.
+
+    Args:
+        url: one or more server URLs, comma-separated.
+        name: shown in the server's connection list.
+        on_state: called with True when a connection is up and False when it is lost.
+
+    Attributes:
+        connections: how often one was made; if it has not changed, nothing that was sent was lost on the way.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        credentials: NatsCredentials = NatsCredentials(),
+        on_state: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.url = url
+        self._name = name
+        self._credentials = credentials
+        self._on_state = on_state or (lambda up: None)
+        self._attachments: list[_Attachment] = []
+        self._client: Client | None = None
+        self._demux: _FrameDemux | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._up = asyncio.Event()
+        self._last_error = ""
+        self.connections = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The server's limit, 1 MiB until one has been asked."""
+        return self._client.max_payload if self._client is not None else 1024 * 1024
+
+    async def open(self) -> None:
+        """Starts connecting; returns at once, whether or not a server is there."""
+        self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
+
+    async def wait_until_up(self, timeout_s: float) -> None:
+        """Raises NatsUnavailable if no server answered in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        except TimeoutError:
+            raise NatsUnavailable(
+                f"no NATS server answers at {self.url} ({self._last_error or 'no answer'}): start one, or correct the URL",
+                url=self.url,
+            ) from None
+
+    async def _supervise(self) -> None:
+        """Connects, and connects anew when nats-py has closed the connection for good."""
+        while True:
+            self._lost.clear()
+            try:
+                await self._connect()
+            except (OSError, NatsError, asyncio.TimeoutError, ConfigError, ValueError) as error:
+                self._note_error(error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            await self._lost.wait()
+            self._report(False)
+            await asyncio.sleep(_RETRY_S)
+
+    def _note_error(self, error: BaseException) -> None:
+        text = str(error) or type(error).__name__
+        if text != self._last_error:
+            logger.warning("no connection to NATS at %s: %s; trying again", self.url, text)
+        self._last_error = text
+
+    async def _connect(self) -> None:
+        client = Client()
+        self._demux = _FrameDemux(client)
+        client._ps = self._demux  # type: ignore[assignment]
+        servers = [server.strip() for server in self.url.split(",") if server.strip()]
+        await client.connect(
+            servers,
+            name=self._name,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RETRY_S,
+            ping_interval=20,
+            pending_size=_PENDING_BYTES,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_connected,
+            closed_cb=self._on_closed,
+            **self._credentials.options(),
+        )
+        self._client = client
+        for attachment in self._attachments:
+            await self._subscribe(attachment)
+        await client.flush()
+        await self._on_connected()
+
+    async def _on_error(self, error: Exception) -> None:
+        if not self.is_up:
+            self._note_error(error)
+        else:
+            logger.warning("NATS: %s", error)
+
+    async def _on_disconnected(self) -> None:
+        self._report(False)
+
+    async def _on_connected(self) -> None:
+        self.connections += 1
+        self._last_error = ""
+        self._report(True)
+
+    async def _on_closed(self) -> None:
+        self._lost.set()
+
+    def _report(self, up: bool) -> None:
+        if up == self._up.is_set():
+            return
+        (self._up.set if up else self._up.clear)()
+        self._on_state(up)
+
+    async def attach(self, subject: str, receiver: Receiver, *, queue: str = "") -> object:
+        """Subscribes; frames of the subject go to `receiver` from then on. Returns a handle for `detach`."""
+        attachment = _Attachment(subject, queue, receiver)
+        self._attachments.append(attachment)
+        if self._client is not None and not self._client.is_closed:
+            await self._subscribe(attachment)
+            with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):  # a lost server is asked again by reconnect
+                await self._client.flush(timeout=2)
+        return attachment
+
+    async def _subscribe(self, attachment: _Attachment) -> None:
+        assert self._client is not None and self._demux is not None
+        subscription = await self._client.subscribe(attachment.subject, queue=attachment.queue)
+        attachment.sid = subscription._id
+        self._demux.receivers[attachment.sid] = attachment.receiver
+
+    async def detach(self, handle: object) -> None:
+        """Unsubscribes; what the server had already sent is still handed on until it has answered."""
+        assert isinstance(handle, _Attachment)
+        self._attachments.remove(handle)
+        client, demux = self._client, self._demux
+        if client is None or demux is None or client.is_closed:
+            return
+        with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):  # a lost connection has no subscriptions
+            await client._send_unsubscribe(handle.sid)
+            await client.flush(timeout=2)
+        client._remove_sub(handle.sid)
+        demux.receivers.pop(handle.sid, None)
+
+    async def send(self, protocol: bytes) -> bool:
+        """Sends raw protocol; False (and nothing sent) while no server is connected."""
+        client = self._client
+        if client is None or not client.is_connected:
+            return False
+        await client._send_command(protocol)
+        await client._flush_pending()
+        return True
+
+    async def flush(self, timeout_s: float = 2.0) -> None:
+        """Returns when the server has everything that was sent.
+
+        Raises:
+            NatsUnavailable: it did not say so in time.
+        """
+        try:
+            if self._client is None:
+                raise NatsError("not connected")
+            await self._client.flush(timeout=max(1, int(timeout_s)))
+        except (NatsError, OSError, asyncio.TimeoutError) as error:
+            raise NatsUnavailable(f"NATS at {self.url} did not confirm in time: {error}", url=self.url) from error
+
+    async def close(self) -> None:
+        """Lets the connection go; what was sent is flushed first where a server is there."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._client is not None and not self._client.is_closed:
+            if self._client.is_connected:
+                with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):  # leaving: nobody is left to be told
+                    await self._client.flush(timeout=1)
+            await self._client.close()
+
+
