@@ -29,6 +29,7 @@ from natslog.model import Split
 
 FETCH_BYTES = 8 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 3.0
+_LONGEST_WAIT = 8  # times the retry interval
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 
 
@@ -38,12 +39,14 @@ class ClientOptions:
 
     Attributes:
         timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
+        patience_s: while no broker can be reached at all, go on for at least so long.
         token_file: a file with the bearer token, read when it is used. `token`: the token itself.
     """
 
     timeout_s: float = 30.0
     retries: int = 5
     retry_interval_s: float = 0.2
+    patience_s: float = 0.0
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     tls_ca_file: str | None = None
@@ -142,10 +145,11 @@ class NatslogClient:
             NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
         """
         servers = list(dict.fromkeys([*prefer, *self.servers]))
-        problem = ""
-        for attempt in range(self.options.retries + 1):
+        problem, attempt, patient_until = "", 0, time.monotonic() + self.options.patience_s
+        while attempt <= self.options.retries or time.monotonic() < patient_until:
             if attempt:
-                time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), 16))
+                time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), _LONGEST_WAIT))
+            attempt += 1
             for server in servers:
                 try:
                     response = self._send(method, server + path, query, body, timeout_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from natslog.errors import ConfigError, InvalidRequest
+from natslog.errors import ConfigError, InvalidRequest, did_you_mean
 from natslog.units import parse_duration_s, parse_size_bytes
 
 DEFAULT_HTTP_PORT = 9292
@@ -100,10 +99,3 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config
-
-
-def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
-    """`; did you mean 'x'?` with the nearest known word, or the list of all where none is near."""
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[near[0]]!r}?" if near else f"; known are {', '.join(sorted(known))}"

@@ -7,6 +7,8 @@ JSON form is the one of the HTTP API: `{"error": {"code", "message", "retriable"
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -129,6 +131,12 @@ class ShuttingDown(NatslogError):
     code, status, retriable = "shutting_down", 503, True
 
 
+class NotReady(NatslogError):
+    """The broker is starting and does not know its streams yet: ask again in a moment."""
+
+    code, status, retriable = "not_ready", 503, True
+
+
 class BrokerUnavailable(NatslogError):
     """No broker answered: start one, or correct the address."""
 
@@ -175,3 +183,10 @@ def from_json(body: dict[str, Any]) -> NatslogError:
     kind = KINDS.get(error.pop("code", ""), NatslogError)
     error.pop("retriable", None)
     return kind(str(error.pop("message", "the broker gave no reason")), **error)
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`; did you mean 'x'?` with the nearest known word, or the list of all where none is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else f"; known are {', '.join(sorted(known))}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from aiohttp import web
 
-from natslog.errors import InvalidRequest
+from natslog.errors import InvalidRequest, NotReady, did_you_mean
 from natslog.log import StreamLog
 from natslog.node.broker import Broker
 
@@ -15,7 +14,11 @@ BROKER = web.AppKey("broker", Broker)
 
 
 def broker_of(request: web.Request) -> Broker:
-    return request.app[BROKER]
+    """The broker, once it knows its streams. Raises NotReady before that."""
+    broker = request.app[BROKER]
+    if not broker.has_started:
+        raise NotReady("the broker is starting: ask again in a moment")
+    return broker
 
 
 def log_of(request: web.Request) -> StreamLog:
@@ -31,9 +34,7 @@ def query(request: web.Request, *known: str) -> dict[str, str]:
     """
     for name in request.query:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known) or 'none'}"
-            raise InvalidRequest(f"unknown parameter {name!r}{hint}", parameter=name)
+            raise InvalidRequest(f"unknown parameter {name!r}{did_you_mean(name, known)}", parameter=name)
         if len(request.query.getall(name)) > 1:
             raise InvalidRequest(f"parameter {name!r} is given twice", parameter=name)
     return dict(request.query)

@@ -35,7 +35,7 @@ async def healthz(request: web.Request) -> web.Response:
 @routes.get("/readyz")
 async def readyz(request: web.Request) -> web.Response:
     """200 when messages are taken and served; 503 with the reason otherwise. Streams with problems are named."""
-    broker = broker_of(request)
+    broker = request.app[BROKER]
     reason = broker.not_ready_because()
     troubled = {
         name: problem.message

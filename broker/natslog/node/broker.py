@@ -72,7 +72,7 @@ class Broker:
         self._nats_down_since: float | None = None
         self._changing = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
-        self._ready = False
+        self.has_started = False
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Broker:
         self._warn_of_strays()
         self._maintenance = asyncio.create_task(self._maintain(), name="maintenance")
         self._maintenance.add_done_callback(self._stop_on_bug)
-        self._ready = True
+        self.has_started = True
         return self
 
     async def stop(self) -> None:
@@ -138,7 +138,7 @@ class Broker:
         """Why this broker cannot serve fully now; None if it can."""
         if self.stopping:
             return "shutting down"
-        if not self._ready:
+        if not self.has_started:
             return "recovering logs"
         if not self.link.is_up:
             return f"no connection to NATS at {self.link.url}"

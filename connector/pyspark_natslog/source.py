@@ -1,0 +1,56 @@
+"""The entry Spark knows: hands out readers and writers, does no work itself."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    """Registered as `natslog`. Imports what it needs when it is used: Spark imports this package for any Python source."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "natslog"
+
+    def schema(self) -> StructType:
+        from pyspark_natslog.options import SourceOptions
+        from pyspark_natslog.schema import spark_schema
+
+        return spark_schema(SourceOptions.parse(self._options).selected_columns())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pyspark_natslog.options import SourceOptions
+        from pyspark_natslog.reader import BatchReader
+
+        return BatchReader(SourceOptions.parse(self._options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_natslog.options import SourceOptions
+        from pyspark_natslog.stream_reader import StreamReader
+
+        return StreamReader(SourceOptions.parse(self._options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from pyspark_natslog.options import SinkOptions
+        from pyspark_natslog.writer import BatchWriter
+
+        return BatchWriter(SinkOptions.parse(self._options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from pyspark_natslog.options import SinkOptions
+        from pyspark_natslog.writer import StreamWriter
+
+        return StreamWriter(SinkOptions.parse(self._options), schema, overwrite)

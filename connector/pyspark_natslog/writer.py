@@ -1,0 +1,148 @@
+"""The sink: rows of a DataFrame published to NATS, streaming and batch.
+
+Theory of operation. Each task opens one connection and publishes its Arrow batches in order. Message ids are
+`queryId:batchId:partition:row`, so a retried task or batch sends the same ids and is stored once by a stream that
+deduplicates. A batch write has no query: an id made on the driver takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from natslog.config import DEFAULT_NATS_URL
+from natslog.errors import ConfigError, did_you_mean
+from natslog.publisher import NatsCredentials, Publisher, Rows
+from natslog.schema import HEADERS_TYPE
+from pyspark_natslog.options import SinkOptions
+
+_TEXT_OR_BYTES = ("string", "binary")
+_COLUMN_TYPES = {
+    "value": _TEXT_OR_BYTES,
+    "subject": ("string",),
+    "key": _TEXT_OR_BYTES,
+    "headers": ("array<struct<key:string,value:string>>",),
+}
+
+
+def check_columns(options: SinkOptions, schema: StructType) -> None:
+    """Raises ConfigError before the job starts where columns are missing or of a wrong type."""
+    types = {column.name: column.dataType.simpleString() for column in schema.fields}
+    if "value" not in types:
+        raise ConfigError(f"the sink needs a column value (string or binary){did_you_mean('value', tuple(types))}")
+    if options.subject is None and "subject" not in types:
+        raise ConfigError('the sink needs a subject: .option("subject", "alerts.quakes") or a column subject')
+    allowed = dict(_COLUMN_TYPES)
+    if options.message_id_column is not None:
+        allowed[options.message_id_column] = ("string",)
+        if options.message_id_column not in types:
+            hint = did_you_mean(options.message_id_column, tuple(types))
+            raise ConfigError(f"option msgIdColumn: there is no column {options.message_id_column!r}{hint}")
+    for name, kinds in allowed.items():
+        if name in types and types[name] not in kinds:
+            raise ConfigError(f"column {name!r} is {types[name]}; the sink takes {' or '.join(kinds)}: cast it")
+
+
+class Published(WriterCommitMessage):
+    """How many rows a task published."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+class _TaskWriter:
+    """What a task does; runs on executors."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError("the sink can only append: mode(\"append\"); messages that were published cannot be taken back")
+        check_columns(options, schema)
+        self._options = options
+        self._run_id = secrets.token_hex(16)
+
+    def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
+        options, sent, prefix = self._options, 0, self._id_prefix()
+        url = options.nats_url or os.environ.get("NATS_URL") or DEFAULT_NATS_URL
+        publisher = Publisher(
+            url,
+            credentials=NatsCredentials(options.creds_file, options.user, options.password_file),
+            name="natslog-spark-sink",
+            ack_timeout_s=options.ack_timeout_s,
+            max_in_flight=options.max_in_flight,
+        )
+        with publisher:
+            for batch in batches:
+                publisher.publish(self._rows(batch, prefix, sent), options.ack)
+                sent += batch.num_rows
+        return Published(sent)
+
+    def _id_prefix(self) -> str:
+        task = TaskContext.get()
+        assert task is not None, "Spark calls write inside a task"
+        query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
+        run = f"{query}:{batch}" if query and batch is not None else self._run_id
+        return f"{run}:{task.partitionId()}:"
+
+    def _rows(self, batch: pa.RecordBatch, prefix: str, first: int) -> Rows:
+        options, names = self._options, batch.schema.names
+        count = batch.num_rows
+        if options.subject is not None:
+            subjects: Any = pa.repeat(pa.scalar(options.subject), count)
+        else:
+            subjects = _as(batch.column("subject"), pa.string())
+        if options.message_id_column is not None:
+            ids = _as(batch.column(options.message_id_column), pa.string())
+        else:
+            rows = pa.array(range(first, first + count), pa.int64()).cast(pa.string())
+            ids = pc.binary_join_element_wise(prefix, rows, "")
+        return Rows(
+            subjects=subjects,
+            values=_as(batch.column("value"), pa.binary()),
+            keys=_as(batch.column("key"), pa.binary()) if "key" in names else None,
+            headers=batch.column("headers").cast(HEADERS_TYPE) if "headers" in names else None,
+            ids=ids,
+        )
+
+
+def _as(column: Any, kind: pa.DataType) -> Any:
+    return column if column.type == kind else column.cast(kind)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("natslog")`."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._task = _TaskWriter(options, schema, overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.publish(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing is staged: rows were published by the tasks."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What was published stays; a retry sends the same ids."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("natslog")`."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._task = _TaskWriter(options, schema, overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.publish(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is staged: rows were published by the tasks."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """What was published stays; the retried batch sends the same ids."""
