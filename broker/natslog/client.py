@@ -193,7 +193,7 @@ class NatslogClient:
         response = self._ask(method, path, **asked)
         return json.loads(response.data) if response.data else None
 
-    # ---- cluster and streams ------------------------------------------------------------------------------------------
+    # ---- cluster and streams
 
     def cluster(self) -> dict[str, Any]:
         """`{cluster_id, metadata_leader, brokers, version}`."""
@@ -233,7 +233,8 @@ class NatslogClient:
 
     def offset_at(self, name: str, timestamp: str | int) -> tuple[int, str | None]:
         """The first offset at or after a time (ISO-8601 or epoch ms) and that message's time; beyond the newest one the
-        high watermark and None."""
+        high watermark and None.
+        """
         found = self._json("GET", f"/v1/streams/{_quoted(name)}/offsets", query={"timestamp": timestamp})
         return int(found["offset"]), found["timestamp"]
 
@@ -251,7 +252,7 @@ class NatslogClient:
         query = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows, "min_splits": min_splits}
         return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
 
-    # ---- messages -----------------------------------------------------------------------------------------------------
+    # ---- messages
 
     def fetch(
         self,
@@ -290,8 +291,8 @@ class NatslogClient:
         fetched = _fetched(response, name, start)
         if expected_id is not None and fetched.stream_id != expected_id:
             raise StreamRecreated(
-                f"stream {name!r} was deleted and created again (id {fetched.stream_id}, not {expected_id}): positions in "
-                "the old one mean nothing in the new one",
+                f"stream {name!r} was deleted and created again (id {fetched.stream_id}, not {expected_id}): "
+                "positions in the old one mean nothing in the new one",
                 stream=name,
             )
         return fetched
@@ -322,7 +323,9 @@ class NatslogClient:
             )
             yield from fetched.batches
             if fetched.next_offset <= start:
-                raise NatslogError(f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was")
+                raise NatslogError(
+                    f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was"
+                )
             start = fetched.next_offset
 
 

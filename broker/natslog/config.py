@@ -51,9 +51,7 @@ _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
 
 
-def load_config(
-    path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
-) -> BrokerConfig:
+def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> BrokerConfig:
     """One broker's settings from all sources.
 
     Args:

@@ -66,7 +66,7 @@ class BatchHeader:
 
 def schema_message(schema: pa.Schema = MESSAGE_SCHEMA) -> bytes:
     """The encapsulated schema message that opens a stream."""
-    return schema.serialize().to_pybytes()
+    return bytes(schema.serialize())
 
 
 def encode_batch(
@@ -119,8 +119,9 @@ def find_batch_line(window: Bytes) -> BatchHeader | None:
 
 
 def _header_of(found: re.Match[bytes]) -> BatchHeader:
-    numbers = [int(found.group(group)) for group in range(1, 7)]
-    return BatchHeader(*numbers, header_crc=int(found.group(7), 16), crc=int(found.group(8), 16))
+    base_offset, rows, epoch, max_timestamp_us, header_bytes, body_bytes = (int(found[group]) for group in range(1, 7))
+    crcs = int(found[7], 16), int(found[8], 16)
+    return BatchHeader(base_offset, rows, epoch, max_timestamp_us, header_bytes, body_bytes, *crcs)
 
 
 def proven_header(window: Bytes) -> BatchHeader | None:

@@ -34,7 +34,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """The form of the HTTP API: durations as text, sizes as numbers."""
-        body = msgspec.to_builtins(self)
+        body: dict[str, Any] = msgspec.to_builtins(self)
         max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
         return body | {
             "max_age": None if max_age_s is None else format_duration(max_age_s),
@@ -58,7 +58,9 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
     """
     unknown = sorted(set(body) - set(SETTING_NAMES))
     if unknown:
-        raise InvalidRequest(f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0])
+        raise InvalidRequest(
+            f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0]
+        )
     if base is None and "subject" not in body:
         raise InvalidRequest("a stream needs a subject")
     changes = {_FIELDS.get(name, name): _PARSERS[name](value) for name, value in body.items()}
@@ -131,4 +133,3 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     urls: tuple[str, ...] = ()
-

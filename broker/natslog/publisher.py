@@ -4,7 +4,8 @@
         publisher.publish(Rows(subjects, values), ack="stored")
 
 Theory of operation. Rows go out in slices. `flush`: after the last one the server confirms that it has the bytes.
-`stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns; rows that
+`stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns; rows
+that
 stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream which
 deduplicates stores them once.
 
@@ -87,7 +88,10 @@ def check_rows(rows: Rows, max_payload_bytes: int) -> None:
         ("value is null", pc.is_null(rows.values)),
         ("subject is null", pc.is_null(rows.subjects)),
         ("subject is not one plain NATS subject", pc.invert(_valid_subjects(rows.subjects))),
-        (f"message is larger than the server's limit of {max_payload_bytes} bytes", _too_large(rows, max_payload_bytes)),
+        (
+            f"message is larger than the server's limit of {max_payload_bytes} bytes",
+            _too_large(rows, max_payload_bytes),
+        ),
     ]
     for name, values in (("key", rows.keys), ("message id", rows.ids)):
         if values is not None:
@@ -97,8 +101,12 @@ def check_rows(rows: Rows, max_payload_bytes: int) -> None:
     for reason, bad in problems:
         at = np.flatnonzero(pc.fill_null(bad, False).to_numpy(zero_copy_only=False))
         if len(at):
-            named = ", ".join(f"row {row} (subject {rows.subjects[row].as_py()!r})" for row in at[:_NAMED_ROWS].tolist())
-            raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=at[:100].tolist())
+            named = ", ".join(
+                f"row {row} (subject {rows.subjects[row].as_py()!r})" for row in at[:_NAMED_ROWS].tolist()
+            )
+            raise PublishFailed(
+                f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=at[:100].tolist()
+            )
 
 
 def _valid_subjects(subjects: Any) -> Any:
@@ -244,7 +252,9 @@ class Publisher:
         if ack == "flush":
             await self._link.flush(self._ack_timeout_s)
             if self._link.connections != connections:
-                raise NatsUnavailable("the connection to NATS was lost while publishing: some rows may not have arrived")
+                raise NatsUnavailable(
+                    "the connection to NATS was lost while publishing: some rows may not have arrived"
+                )
 
     async def _send(self, protocol: bytes) -> None:
         """Waits for a connection where there is none."""

@@ -63,7 +63,9 @@ def check_subject(subject: object, *, wildcards: bool, what: str = "subject") ->
         if wildcards and token == ">" and position != len(tokens) - 1:
             raise InvalidRequest(f"{what} {subject!r}: '>' may only be the last token")
         if wildcards and len(token) > 1 and ("*" in token or ">" in token):
-            raise InvalidRequest(f"{what} {subject!r}: a wildcard must be a whole token, as in 'orders.*' or 'orders.>'")
+            raise InvalidRequest(
+                f"{what} {subject!r}: a wildcard must be a whole token, as in 'orders.*' or 'orders.>'"
+            )
     return subject
 
 

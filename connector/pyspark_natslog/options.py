@@ -151,7 +151,9 @@ class SourceOptions:
 def _streams(given: _Given) -> tuple[str, ...]:
     text, path = given.text("stream"), given.text("path")
     if text is not None and path is not None and text != path:
-        raise ConfigError(f"option stream {text!r} and load({path!r}) name different streams: give one", option="stream")
+        raise ConfigError(
+            f"option stream {text!r} and load({path!r}) name different streams: give one", option="stream"
+        )
     names = tuple(name.strip() for name in (text or path or "").split(",") if name.strip())
     if not names:
         raise ConfigError('option stream is missing: .option("stream", "orders")', option="stream")
@@ -169,7 +171,9 @@ def _columns(given: _Given) -> tuple[str, ...] | None:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in ALL_COLUMNS:
-            raise ConfigError(f"option columns: unknown column {name!r}{did_you_mean(name, ALL_COLUMNS)}", option="columns")
+            raise ConfigError(
+                f"option columns: unknown column {name!r}{did_you_mean(name, ALL_COLUMNS)}", option="columns"
+            )
     if not names or len(set(names)) != len(names):
         raise ConfigError("option columns must name at least one column, each once", option="columns")
     if given.flag("includeHeaders", False) and "headers" not in names:
@@ -194,7 +198,9 @@ def _bound(given: _Given, which: str, streams: tuple[str, ...], default: Positio
         raise ConfigError(f"option {name} {text!r} must be a JSON object of stream to offset", option=name)
     for stream, position in positions.items():
         if stream not in streams:
-            raise ConfigError(f"option {name} names {stream!r}, which is not read{did_you_mean(stream, streams)}", option=name)
+            raise ConfigError(
+                f"option {name} names {stream!r}, which is not read{did_you_mean(stream, streams)}", option=name
+            )
         whole = isinstance(position, int) and not isinstance(position, bool) and position >= 0
         if not whole and position not in ("earliest", "latest"):
             raise ConfigError(f"option {name}: {position!r} must be an offset, earliest or latest", option=name)

@@ -15,7 +15,9 @@ from pyspark.sql.types import StructType
 
 
 class DefaultSource(DataSource):
-    """Registered as `natslog`. Imports what it needs when it is used: Spark imports this package for any Python source."""
+    """Registered as `natslog`. Imports what it needs when it is used: Spark imports this package for any Python
+    source.
+    """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

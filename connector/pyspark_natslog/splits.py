@@ -34,7 +34,9 @@ class OffsetRange(InputPartition):
 def plan_range(
     client: NatslogClient, options: SourceOptions, stream: str, stream_id: str, start: int, end: int, cores: int
 ) -> list[InputPartition]:
-    """Ranges that cover `[start, end)` once, as many as the options ask for (by default the cores, if there is enough)."""
+    """Ranges that cover `[start, end)` once, as many as the options ask for (by default the cores, if there is
+    enough).
+    """
     if start >= end:
         return []
     wanted = options.min_partitions or (cores if end - start >= _WORTH_SPLITTING_ROWS else 1)

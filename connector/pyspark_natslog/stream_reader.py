@@ -1,11 +1,12 @@
 """Streaming reads: `spark.readStream.format("natslog")`.
 
-Theory of operation. Spark keeps the positions; this reader answers "how far is there, within the limit?" and "how is this
-range cut?". Its methods run one at a time in one process on the driver, `read` on copies in executors; so whatever a task
-needs is in its `OffsetRange`. A call that raises ends the query: brokers that are away are waited for.
+Theory of operation. Spark keeps the positions; this reader answers "how far is there, within the limit?" and "how is
+this
+range cut?". Its methods run one at a time in one process on the driver, `read` on copies in executors; so whatever a
+task needs is in its `OffsetRange`. A call that raises ends the query: brokers that are away are waited for.
 
-Invariant: `partitions(start, end)` covers exactly `[start, end)` of each stream, however often it is asked, and whatever
-is missing of it goes through `report_loss`.
+Invariant: `partitions(start, end)` covers exactly `[start, end)` of each stream, however often it is asked, and
+whatever is missing of it goes through `report_loss`.
 """
 
 from __future__ import annotations

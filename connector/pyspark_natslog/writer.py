@@ -20,8 +20,9 @@ from pyspark.sql.types import StructType
 
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError, did_you_mean
-from natslog.publisher import NatsCredentials, Publisher, Rows
+from natslog.publisher import Publisher, Rows
 from natslog.schema import HEADERS_TYPE
+from natslog.wire.link import NatsCredentials
 from pyspark_natslog.options import SinkOptions
 
 _TEXT_OR_BYTES = ("string", "binary")
@@ -63,7 +64,9 @@ class _TaskWriter:
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigError("the sink can only append: mode(\"append\"); messages that were published cannot be taken back")
+            raise ConfigError(
+                'the sink can only append: mode("append"); messages that were published cannot be taken back'
+            )
         check_columns(options, schema)
         self._options = options
         self._run_id = secrets.token_hex(16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +27,7 @@ class Global:
     """Options before the command."""
 
     servers: tuple[str, ...] = ()
-    options: ClientOptions = ClientOptions()
+    options: ClientOptions = field(default_factory=ClientOptions)
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers or None, self.options)

@@ -40,15 +40,21 @@ class _Chunk:
 def pub(
     subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of csv or ndjson rows.")],
     payload: Annotated[str | None, typer.Argument(help="The message.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Publish the rows of this file; - for standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Publish the rows of this file; - for standard input.")
+    ] = None,
     form: Annotated[
         Literal["lines", "csv", "ndjson"],
-        typer.Option("--format", help="lines: each as it is; csv: each row as a JSON object; ndjson: each line as it is."),
+        typer.Option(
+            "--format", help="lines: each as it is; csv: each row as a JSON object; ndjson: each line as it is."
+        ),
     ] = "lines",
     key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
     ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has each message on disk.")] = False,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many messages a second.")] = None,
-    ack_timeout: Annotated[float, typer.Option("--ack-timeout", help="Give up after so many seconds without an ack.")] = 30,
+    ack_timeout: Annotated[
+        float, typer.Option("--ack-timeout", help="Give up after so many seconds without an ack.")
+    ] = 30,
     nats_url: NatsUrl = DEFAULT_NATS_URL,
     creds: Annotated[str | None, typer.Option("--creds", help="NATS credentials file.")] = None,
     as_json: JsonFlag = False,
@@ -74,9 +80,10 @@ def pub(
 def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool) -> None:
     per_second = round(sent / seconds)
     if as_json:
-        return print_json(
+        print_json(
             {"sent": sent, "acked": acked, "resent": resent, "seconds": round(seconds, 3), "per_second": per_second}
         )
+        return
     acks = "" if acked is None else f", acked {acked}"
     again = f", {resent} sent again" if resent else ""
     out.print(f"sent {sent}{acks}{again} in {seconds:.1f} s ({per_second}/s)")
@@ -113,7 +120,13 @@ def _paced(rows: Rows, rate: float | None) -> Iterator[Rows]:
 def _progress(total_bytes: int) -> Any:
     if not total_bytes or not err.is_terminal:
         return nullcontext()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("bytes"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("bytes"),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=err, transient=True)
 
 

@@ -41,9 +41,13 @@ def _run(config: BrokerConfig, greeting: list[str]) -> None:
 def dev(
     brokers: Annotated[int, typer.Option("--brokers", help="How many brokers (this version: 1).")] = 1,
     data_dir: Annotated[Path, typer.Option("--data-dir", help="Where state is kept.")] = Path(DEFAULT_DATA_DIR),
-    nats_url: Annotated[str | None, typer.Option("--nats-url", help="Use this NATS server instead of an own one.")] = None,
+    nats_url: Annotated[
+        str | None, typer.Option("--nats-url", help="Use this NATS server instead of an own one.")
+    ] = None,
     nats_port: Annotated[int, typer.Option("--nats-port", help="Port of the own NATS server; 0: any free.")] = 4222,
-    http_port: Annotated[int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free.")] = DEFAULT_HTTP_PORT,
+    http_port: Annotated[
+        int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free.")
+    ] = DEFAULT_HTTP_PORT,
     log_level: LogLevel = "warning",
 ) -> None:
     """A NATS server and a broker on this machine, for trying things out; ^C stops both, state stays."""

@@ -24,7 +24,11 @@ Compression = Annotated[str | None, typer.Option("--compression", help="Of seale
 
 def _settings(**given: Any) -> dict[str, Any]:
     """Options that were given, as the API wants them; `none` lifts a limit."""
-    return {name: None if value == "none" and name != "compression" else value for name, value in given.items() if value is not None}
+    return {
+        name: None if value == "none" and name != "compression" else value
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def _count(text: str | None) -> int | str | None:
@@ -42,7 +46,9 @@ def create(
     subject: Annotated[str, typer.Option("--subject", help="NATS subject to record; * and > as in NATS.")],
     replicas: Annotated[int | None, typer.Option("--replicas", help="Brokers that keep it.")] = None,
     min_isr: Annotated[int | None, typer.Option("--min-isr", help="Replicas in sync needed to write.")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Share the subject with the group's other streams.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Share the subject with the group's other streams.")
+    ] = None,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     max_messages: MaxMessages = None,
@@ -70,18 +76,28 @@ def list_streams(context: typer.Context, as_json: JsonFlag = False) -> None:
     """List all streams."""
     streams = global_of(context).client().streams()
     if as_json:
-        return print_json(streams)
-    if not streams:
+        print_json(streams)
+    elif not streams:
         out.print("no streams yet: natslog stream create NAME --subject SUBJECT")
         return
-    columns = ["name", "subject", "messages", "bytes", "start", "end", "leader", "state"]
-    print_table(columns, [_row(body) for body in streams])
+    else:
+        columns = ["name", "subject", "messages", "bytes", "start", "end", "leader", "state"]
+        print_table(columns, [_row(body) for body in streams])
 
 
 def _row(body: dict[str, Any]) -> list[Any]:
     start, end = body.get("log_start_offset", 0), body.get("high_watermark", 0)
     state = "problem" if "problem" in body else "paused" if body["paused"] else "ok"
-    return [body["name"], body["subject"], end - start, format_size(body.get("bytes", 0)), start, end, body["leader"], state]
+    return [
+        body["name"],
+        body["subject"],
+        end - start,
+        format_size(body.get("bytes", 0)),
+        start,
+        end,
+        body["leader"],
+        state,
+    ]
 
 
 @app.command()
@@ -89,7 +105,8 @@ def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     """Show one stream."""
     body = global_of(context).client().stream(name)
     if as_json:
-        return print_json(body)
+        print_json(body)
+        return
     problem = body.pop("problem", None)
     print_table(["setting", "value"], [[key, value] for key, value in body.items()])
     if problem:

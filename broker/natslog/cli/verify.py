@@ -27,8 +27,7 @@ def verify(
         raise InvalidRequest(f"{folder} holds no natslog files")
     reports: list[FileReport] = []
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        for path in bar.track(paths, description="verifying"):
-            reports.append(check_file(path))
+        reports.extend(check_file(path) for path in bar.track(paths, description="verifying"))
     damaged = [report for report in reports if report.problems]
     if as_json:
         print_json({"files": msgspec.to_builtins(reports), "damaged": len(damaged)})

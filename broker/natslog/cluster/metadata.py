@@ -4,7 +4,8 @@ Deterministic: the same commands in the same order give the same state everywher
 by the proposer and ride in the command. A refused command raises and changes nothing. One broker applies its own
 commands; in a cluster they come out of the Raft log.
 
-Invariants. A stream's id is never used twice. Files belong to a stream or to a tombstone; what has neither is left alone.
+Invariants. A stream's id is never used twice. Files belong to a stream or to a tombstone; what has neither is left
+alone.
 """
 
 from __future__ import annotations

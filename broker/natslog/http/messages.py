@@ -1,6 +1,7 @@
 """Reading messages: Arrow IPC straight from the files by sendfile, or rewritten where rows or columns change.
 
-An Arrow answer is either *whole* (`Natslog-Batches: whole`): the stored batches that cover the range, byte for byte, each
+An Arrow answer is either *whole* (`Natslog-Batches: whole`): the stored batches that cover the range, byte for byte,
+each
 with its CRC; the client slices the first and the last. Or *exact*: filtered, projected, or coalesced from tiny commits;
 just the rows asked for. `Natslog-Next-Offset` says where to go on, whatever the rows are.
 """

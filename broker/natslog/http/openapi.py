@@ -23,7 +23,9 @@ _ERROR = {
 }
 
 
-def _call(summary: str, good: str, *parameters: dict[str, Any], body: bool = False, kind: str = "application/json") -> Any:
+def _call(
+    summary: str, good: str, *parameters: dict[str, Any], body: bool = False, kind: str = "application/json"
+) -> Any:
     call: dict[str, Any] = {
         "summary": summary,
         "parameters": list(parameters),

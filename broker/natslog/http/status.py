@@ -51,7 +51,9 @@ async def cluster(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
     state = broker.metadata.state
-    brokers = [{"id": known.id, "url": known.url, "rack": known.rack, "alive": True} for known in state.brokers.values()]
+    brokers = [
+        {"id": known.id, "url": known.url, "rack": known.rack, "alive": True} for known in state.brokers.values()
+    ]
     body = {
         "cluster_id": state.cluster_id,
         "metadata_leader": broker.config.broker_id,
@@ -123,10 +125,9 @@ class _BrokerCollector:
             yield family
 
 
-
 @routes.get("/metrics")
 async def metrics(request: web.Request) -> web.Response:
     registry = CollectorRegistry()
     registry.register(_BrokerCollector(request.app[BROKER]))
-    ProcessCollector(registry=registry)
+    ProcessCollector(registry=registry)  # type: ignore[no-untyped-call]
     return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""PubAcks for a whole commit, as one run of NATS protocol built by Arrow's string kernels: no Python per message.
+r"""PubAcks for a whole commit, as one run of NATS protocol built by Arrow's string kernels: no Python per message.
 
     PUB _INBOX.x 58\r\n{"stream": "orders", "seq": 42, "offset": 41, "epoch": 3}\r\n
 
@@ -47,7 +47,9 @@ def stored(
         endings = pa.array([f', "epoch": {epoch}}}'.encode(), f', "epoch": {epoch}, "duplicate": true}}'.encode()])
         tail = endings.take(pa.array(duplicate.astype(np.int32)))
     head = f'{{"stream": {json.dumps(stream)}, "seq": '.encode()
-    bodies = pc.binary_join_element_wise(head, number_text(pc.add(rows, 1)), b', "offset": ', number_text(rows), tail, b"")
+    bodies = pc.binary_join_element_wise(
+        head, number_text(pc.add(rows, 1)), b', "offset": ', number_text(rows), tail, b""
+    )
     return _framed(replies, bodies)
 
 

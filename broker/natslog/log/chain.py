@@ -65,7 +65,8 @@ class SegmentChain:
 def damage_error(damages: list[Damage]) -> CorruptLog:
     first = damages[0]
     return CorruptLog(
-        "; ".join(map(str, damages)) + ". Reads go on around it, writes are refused: restore the file from a replica or "
+        "; ".join(map(str, damages))
+        + ". Reads go on around it, writes are refused: restore the file from a replica or "
         "a copy (`natslog verify` checks it)",
         file=str(first.path),
         position=first.position,

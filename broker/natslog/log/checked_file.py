@@ -54,7 +54,9 @@ def read_checked(path: Path, kind: str, version: int) -> Any | None:
         raise CorruptLog(f"{path}: not a natslog {kind} file, or its first line is damaged", file=str(path))
     crc = crc32c(payload, crc32c(line[:-8]))
     if len(payload) != int(found.group(3)) or crc != int(found.group(4), 16):
-        raise CorruptLog(f"{path}: the CRC32C of this {kind} file does not hold; restore it from a copy", file=str(path))
+        raise CorruptLog(
+            f"{path}: the CRC32C of this {kind} file does not hold; restore it from a copy", file=str(path)
+        )
     if int(found.group(2)) > version:
         raise DataDirError(
             f"{path} is of format version {int(found.group(2))}; this natslog knows up to {version}: upgrade natslog",

@@ -113,7 +113,12 @@ def _type(builder: Any, kind: pa.DataType) -> tuple[int, int]:
         builder.PrependInt16Slot(0, _MICROSECOND, 0)
         builder.PrependUOffsetTRelativeSlot(1, zone, 0)
         return _TIMESTAMP, int(builder.EndObject())
-    codes = {pa.types.is_binary: _BINARY, pa.types.is_string: _UTF8, pa.types.is_list: _LIST, pa.types.is_struct: _STRUCT}
+    codes = {
+        pa.types.is_binary: _BINARY,
+        pa.types.is_string: _UTF8,
+        pa.types.is_list: _LIST,
+        pa.types.is_struct: _STRUCT,
+    }
     code = next(code for is_kind, code in codes.items() if is_kind(kind))
     builder.StartObject(0)
     return code, int(builder.EndObject())

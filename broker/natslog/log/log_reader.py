@@ -165,7 +165,9 @@ class LogReader:
 
     def _forget_others(self, segment: SealedSegment) -> None:
         """Keeps the indexes of a bounded number of sealed segments in memory."""
-        loaded = [other for other in self._chain.segments if isinstance(other, SealedSegment) and other._index is not None]
+        loaded = [
+            other for other in self._chain.segments if isinstance(other, SealedSegment) and other._index is not None
+        ]
         if len(loaded) > _INDEXES_KEPT:
             for other in loaded[: len(loaded) - _INDEXES_KEPT]:
                 if other is not segment:

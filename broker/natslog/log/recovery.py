@@ -2,7 +2,8 @@
 
 Theory of operation. A commit is acknowledged after its fsync, and the next commit is written after that; a file grows
 only by appending. So a stop at any moment leaves whole batches and at most one *torn* commit at the very end: bytes
-missing. Anything else is *damage*: bytes that are there and wrong. Telling the two apart must not trust a damaged length:
+missing. Anything else is *damage*: bytes that are there and wrong. Telling the two apart must not trust a damaged
+length:
 
 - a header names its lengths twice (Arrow's prefix and the batch line) and has a CRC of its own, so no single flipped
   bit can make a whole batch look like a short one;
@@ -40,9 +41,7 @@ class Damage:
 
     def __str__(self) -> str:
         upto = "the end, wherever that was" if self.end_offset is None else str(self.end_offset)
-        return (
-            f"{self.path}: bytes {self.position} to {self.end_position} are damaged, offsets {self.start_offset} to {upto}"
-        )
+        return f"{self.path}: bytes {self.position} to {self.end_position} are damaged, offsets {self.start_offset} to {upto}"
 
 
 @dataclass(slots=True)
@@ -158,7 +157,7 @@ class _Scanner:
         while block < self.size_bytes:
             start = max(block, position)
             piece = read_at(self.fd, start, block + BLOCK_BYTES - start)
-            is_whole = start == block or start == position
+            is_whole = start in (block, position)
             if is_whole and len(piece) >= 8 and not any(piece):
                 return True
             block += BLOCK_BYTES

@@ -1,4 +1,6 @@
-"""Which sealed segments are past their time: pure arithmetic; a segment's newest message is asked for only when it decides."""
+"""Which sealed segments are past their time: pure arithmetic; a segment's newest message is asked for only when it
+decides.
+"""
 
 from __future__ import annotations
 

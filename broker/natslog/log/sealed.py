@@ -193,9 +193,7 @@ def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _encode_sealed(
-    batch: pa.RecordBatch, epoch: int, position: int, compression: str
-) -> tuple[memoryview, BatchEntry]:
+def _encode_sealed(batch: pa.RecordBatch, epoch: int, position: int, compression: str) -> tuple[memoryview, BatchEntry]:
     base_offset = batch.column("offset")[0].as_py()
     times = batch.column("timestamp").cast(pa.int64())
     subjects = pc.min_max(batch.column("subject")).as_py()

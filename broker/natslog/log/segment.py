@@ -43,7 +43,8 @@ def file_header(stream_id: str, base_offset: int) -> bytes:
     schema = MESSAGE_SCHEMA.with_metadata({"natslog.segment": line.format(header_bytes)})
     header = bytearray(FILE_MAGIC + ipc.schema_message(schema))
     found = _HEADER_LINE.search(header)
-    assert found is not None and len(header) == header_bytes, "the header line must be in the schema just written"
+    assert found is not None, "the header line must be in the schema just written"
+    assert len(header) == header_bytes, "lengths are of fixed width"
     header[found.start(5) : found.end(5)] = b"%08x" % crc32c(header)
     return bytes(header)
 
@@ -195,5 +196,3 @@ def damage(path: Path, entry: BatchEntry, what: str) -> CorruptLog:
         start=entry.base_offset,
         end=entry.end_offset,
     )
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 from natslog.model import Split
@@ -37,7 +38,7 @@ def _pieces(run: Run, target_rows: int) -> list[Run]:
     start, end, size = run
     count = -(-(end - start) // target_rows)
     edges = [start + (end - start) * at // count for at in range(count + 1)]
-    return [(low, high, size * (high - low) // (end - start)) for low, high in zip(edges, edges[1:], strict=False)]
+    return [(low, high, size * (high - low) // (end - start)) for low, high in pairwise(edges)]
 
 
 def _gather(pieces: Sequence[Run], target_bytes: int, target_rows: int) -> list[Split]:

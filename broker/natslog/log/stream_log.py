@@ -132,7 +132,9 @@ class StreamLog:
         )
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:
-            logger.warning("%s: cut a commit that never finished: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
+            logger.warning(
+                "%s: cut a commit that never finished: %d bytes at %d", path, scan.torn_bytes, scan.end_position
+            )
             os.truncate(path, scan.end_position)
         created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
         segment = ActiveSegment(path, base_offset, scan.end_position, scan.index, created_us)

@@ -94,7 +94,9 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
                 problems.append(error.message)
     finally:
         os.close(fd)
-    following = sorted(int(other.stem) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX))
+    following = sorted(
+        int(other.stem) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX)
+    )
     later = [base for base in following if base > int(path.stem)]
     if later and later[0] != expected:
         problems.append(f"this segment ends at offset {expected}, the next begins at {later[0]}: a file is missing")

@@ -1,6 +1,7 @@
 """One broker: its folder, its metadata, its streams, its link to NATS. HTTP stands in front of it and holds no state.
 
-Order of things. Start: claim the folder, read the metadata, recover the logs, connect to NATS, subscribe. Stop: unsubscribe
+Order of things. Start: claim the folder, read the metadata, recover the logs, connect to NATS, subscribe. Stop:
+unsubscribe
 (what the server had sent still arrives), commit and ack it, close the logs, let go of NATS and of the folder.
 """
 
@@ -123,7 +124,10 @@ class Broker:
     def _on_nats_state(self, up: bool) -> None:
         if not up:
             self._nats_down_since = time.monotonic()
-            logger.warning("lost NATS at %s; reconnecting. What is published without acks until then is not recorded", self.link.url)
+            logger.warning(
+                "lost NATS at %s; reconnecting. What is published without acks until then is not recorded",
+                self.link.url,
+            )
         elif self._nats_down_since is not None:
             seconds = time.monotonic() - self._nats_down_since
             logger.warning("NATS is back after %.1f s; %d streams subscribed again", seconds, len(self.streams))
@@ -224,7 +228,9 @@ class Broker:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._writers, self.metadata.propose, command)
         except OSError as error:
-            raise StorageFailed(f"the change could not be stored ({error.strerror or error}); nothing changed") from error
+            raise StorageFailed(
+                f"the change could not be stored ({error.strerror or error}); nothing changed"
+            ) from error
 
     async def _host(self, record: StreamRecord) -> None:
         loop = asyncio.get_running_loop()

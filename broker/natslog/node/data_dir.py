@@ -1,9 +1,9 @@
 """The broker's folder: whose it is, and that nobody else is using it.
 
-    DIR/lock             held (flock) while a broker runs
-    DIR/broker           who owns it: broker id, cluster id
-    DIR/metadata         the metadata state machine's snapshot
-    DIR/streams/<id>/    one log each
+DIR/lock             held (flock) while a broker runs
+DIR/broker           who owns it: broker id, cluster id
+DIR/metadata         the metadata state machine's snapshot
+DIR/streams/<id>/    one log each
 """
 
 from __future__ import annotations

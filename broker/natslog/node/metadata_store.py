@@ -1,4 +1,6 @@
-"""The metadata on disk: a snapshot that proves itself, replaced whole for each command, fsynced before it is answered."""
+"""The metadata on disk: a snapshot that proves itself, replaced whole for each command, fsynced before it is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class MetadataStore:
         snapshot = read_checked(path, "metadata", 1)
         try:
             self.state = (
-                Metadata(cluster_id=cluster_id) if snapshot is None else msgspec.convert(snapshot, Metadata, strict=False)
+                Metadata(cluster_id=cluster_id)
+                if snapshot is None
+                else msgspec.convert(snapshot, Metadata, strict=False)
             )
         except msgspec.ValidationError as error:
             raise CorruptLog(f"{path}: not what a metadata snapshot holds: {error}", file=str(path)) from error

@@ -71,7 +71,9 @@ class HostedStream:
 
 
 def rebuild_dedupe(window: DedupeWindow, log: StreamLog) -> None:
-    """Fills a window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`)."""
+    """Fills a window with the ids of the messages stored within it, read from the log (at most the newest
+    `MAX_IDS`).
+    """
     if not window.window_us:
         return
     try:

@@ -1,6 +1,7 @@
 """One stream's way from frames to acks: gather while the last commit syncs, commit, answer.
 
-Theory of operation. `receive` runs in the event loop for every received chunk: it copies the frames into the builder and
+Theory of operation. `receive` runs in the event loop for every received chunk: it copies the frames into the builder
+and
 wakes the committer. The committer takes the oldest builder, has a thread write and fsync it, then sends all its acks in
 one piece. What arrives meanwhile gathers in the next builder; so batches grow by themselves under load, and at one
 message a second an ack takes one fsync. There is no delay anywhere.
@@ -119,22 +120,28 @@ class StreamIngest:
         """Called by the link with frames of this stream's subscription; copies what it keeps."""
         self.stats.received += len(frames.rows)
         self.stats.received_bytes += int((frames.rows[:, END] - frames.rows[:, START]).sum())
-        if self._closing:
-            return self._refuse(frames, ShuttingDown("the broker is shutting down: send again"))
-        if self.paused:
-            return self._refuse(frames, StreamPaused(f"stream {self.name!r} is paused: resume it, then send again"))
-        if self.log.failure is not None:
-            return self._refuse(frames, self.log.failure)
+        if (why_not := self._why_not()) is not None:
+            self._refuse(frames, why_not)
+            return
         frames, garbled = split_by_text(frames)
         if len(garbled.rows):
             self._refuse(garbled, InvalidRequest("subject and headers must be UTF-8: correct the message"), "not_utf8")
         if len(frames.rows):
             self._gather(frames)
 
+    def _why_not(self) -> NatslogError | None:
+        """What keeps the stream from taking messages now."""
+        if self._closing:
+            return ShuttingDown("the broker is shutting down: send again")
+        if self.paused:
+            return StreamPaused(f"stream {self.name!r} is paused: resume it, then send again")
+        return self.log.failure
+
     def _gather(self, frames: Frames) -> None:
         size_bytes = int((frames.rows[:, END] - frames.rows[:, START]).sum())
         if not self._budget.take(size_bytes):
-            return self._refuse(frames, Overloaded("the broker's memory for uncommitted messages is full: send slower"))
+            self._refuse(frames, Overloaded("the broker's memory for uncommitted messages is full: send slower"))
+            return
         if not self._builders or self._builders[-1][0].is_full:
             self._builders.append((BatchBuilder(), [0]))
         builder, taken_bytes = self._builders[-1]
@@ -241,4 +248,3 @@ class StreamIngest:
         if repeated.any():
             offsets[repeated] = self.dedupe.find(batch.ids[repeated], time_us)
         return offsets, ~fresh if not fresh.all() else None
-

@@ -1,7 +1,8 @@
 """The columnar frame parser: received bytes in, rows of positions out.
 
 Theory of operation. Bytes are collected until whole frames are there; one scan of the buffer finds them all. The caller
-handles the frames (views of the buffer, so at once) and the next scan begins behind them. A frame that is not whole says how long it
+handles the frames (views of the buffer, so at once) and the next scan begins behind them. A frame that is not whole
+says how long it
 will be, and nothing is scanned again until that much has come: a 64 MiB payload costs one scan, not thousands.
 """
 

@@ -40,13 +40,13 @@ def _number(buffer: Any, start: int, end: int) -> int:
     """The decimal number there, or -1."""
     if end <= start or end - start > _MAX_DIGITS:
         return -1
-    value = 0
+    value = np.int64(0)
     for at in range(start, end):
         digit = np.int64(buffer[at]) - _ZERO
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
-    return value
+    return int(value)
 
 
 @compiled
@@ -60,7 +60,7 @@ def _line_end(buffer: Any, position: int, length: int) -> int:
 
 @compiled
 def _is_blank(byte: int) -> bool:
-    return byte == _SPACE or byte == _TAB
+    return byte in (_SPACE, _TAB)
 
 
 @compiled
@@ -280,7 +280,9 @@ def find_ids(table: Any, offsets: Any, ids: Any, found: Any) -> None:
 
 @compiled
 def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
-    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller sees to room. Returns how many are new."""
+    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller sees to room. Returns how many are
+    new.
+    """
     mask = np.uint64(table.shape[0] - 1)
     added = 0
     for index in range(ids.shape[0]):

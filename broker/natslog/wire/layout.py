@@ -17,7 +17,8 @@ MAX_LINE_BYTES = 1 << 20
 
 class ScanResult(NamedTuple):
     """`frames` rows were filled, `consumed` bytes are done with; `needed` (0: unknown) is the size of the frame that
-    begins there and is not whole yet; `malformed` means the bytes at `consumed` are not NATS protocol."""
+    begins there and is not whole yet; `malformed` means the bytes at `consumed` are not NATS protocol.
+    """
 
     frames: int
     consumed: int

@@ -178,7 +178,7 @@ class NatsLink:
             self._lost.clear()
             try:
                 await self._connect()
-            except (OSError, NatsError, asyncio.TimeoutError, ConfigError, ValueError) as error:
+            except (TimeoutError, OSError, NatsError, ConfigError, ValueError) as error:
                 self._note_error(error)
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -203,7 +203,7 @@ class NatsLink:
             connect_timeout=_CONNECT_TIMEOUT_S,
             allow_reconnect=True,
             max_reconnect_attempts=-1,
-            reconnect_time_wait=_RETRY_S,
+            reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]  # any number of seconds will do
             ping_interval=20,
             pending_size=_PENDING_BYTES,
             error_cb=self._on_error,
@@ -247,12 +247,15 @@ class NatsLink:
         self._attachments.append(attachment)
         if self._client is not None and not self._client.is_closed:
             await self._subscribe(attachment)
-            with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):  # a lost server is asked again by reconnect
+            with contextlib.suppress(
+                NatsError, OSError, asyncio.TimeoutError
+            ):  # a lost server is asked again by reconnect
                 await self._client.flush(timeout=2)
         return attachment
 
     async def _subscribe(self, attachment: _Attachment) -> None:
-        assert self._client is not None and self._demux is not None
+        assert self._client is not None
+        assert self._demux is not None
         subscription = await self._client.subscribe(attachment.subject, queue=attachment.queue)
         attachment.sid = subscription._id
         self._demux.receivers[attachment.sid] = attachment.receiver
@@ -289,7 +292,7 @@ class NatsLink:
             if self._client is None:
                 raise NatsError("not connected")
             await self._client.flush(timeout=max(1, int(timeout_s)))
-        except (NatsError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, NatsError, OSError) as error:
             raise NatsUnavailable(f"NATS at {self.url} did not confirm in time: {error}", url=self.url) from error
 
     async def close(self) -> None:
@@ -299,8 +302,8 @@ class NatsLink:
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._client is not None and not self._client.is_closed:
             if self._client.is_connected:
-                with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):  # leaving: nobody is left to be told
+                with contextlib.suppress(
+                    NatsError, OSError, asyncio.TimeoutError
+                ):  # leaving: nobody is left to be told
                     await self._client.flush(timeout=1)
             await self._client.close()
-
-

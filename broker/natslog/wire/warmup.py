@@ -7,10 +7,7 @@ import numpy as np
 from natslog.wire import kernels
 from natslog.wire.frames import FrameParser
 
-_SAMPLE = (
-    b"MSG a 1 1\r\nx\r\n"
-    b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
-)
+_SAMPLE = b"MSG a 1 1\r\nx\r\nHMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
 
 
 def warm_up() -> None:
