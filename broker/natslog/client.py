@@ -127,7 +127,7 @@ class NatslogClient:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- asking ----
 
     def _ask(
         self,
@@ -193,7 +193,7 @@ class NatslogClient:
         response = self._ask(method, path, **asked)
         return json.loads(response.data) if response.data else None
 
-    # ---- cluster and streams
+    # ---- cluster and streams ----
 
     def cluster(self) -> dict[str, Any]:
         """`{cluster_id, metadata_leader, brokers, version}`."""
@@ -252,7 +252,7 @@ class NatslogClient:
         query = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows, "min_splits": min_splits}
         return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
 
-    # ---- messages
+    # ---- messages ----
 
     def fetch(
         self,

@@ -261,7 +261,7 @@ class Publisher:
         while not await self._link.send(protocol):
             await self._link.wait_until_up(self._ack_timeout_s)
 
-    # ---- stored -----------------------------------------------------------------------------------------------------
+    # ---- stored ----
 
     async def _publish_stored(self, rows: Rows) -> None:
         self._last_progress = time.monotonic()

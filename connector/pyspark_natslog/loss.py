@@ -35,7 +35,7 @@ def report_loss(options: SourceOptions, loss: Loss) -> None:
         logger.warning("%s; going on, as failOnDataLoss is false", loss)
         return
     raise DataLoss(
-        f'{loss}. Read them from a copy, or accept the loss: .option("failOnDataLoss", "false") goes on behind the gap; '
+        f'{loss}. Read them from a copy, or accept the loss: .option("failOnDataLoss", "false") goes on behind it; '
         "a longer retention (natslog stream edit --max-age) prevents the next one",
         stream=loss.stream,
         start=loss.start,

@@ -47,7 +47,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._away_since: float | None = None
         self._client = options.client()
 
-    # ---- how far ----------------------------------------------------------------------------------------------------
+    # ---- how far ----
 
     def initialOffset(self) -> dict[str, Any]:
         offsets = {}
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logger.warning("no broker answers; the query waits (%.0f s so far)", now - self._away_since)
         return now - self._away_since > patience_s
 
-    # ---- which ranges -----------------------------------------------------------------------------------------------
+    # ---- which ranges ----
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, upto = from_json(start), from_json(end)

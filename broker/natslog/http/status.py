@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.http.context import BROKER, broker_of, query
-from natslog.log import free_bytes
+from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
 from natslog.node.stream import HostedStream
 
@@ -91,7 +91,7 @@ class _BrokerCollector:
 
     @staticmethod
     def _gauges(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
-        gauges = {
+        gauges: dict[str, tuple[str, Callable[[StreamLog], float]]] = {
             "log_start_offset": ("First offset kept", lambda log: log.log_start_offset),
             "high_watermark": ("Offset after the last committed message", lambda log: log.high_watermark),
             "log_bytes": ("Bytes on disk", lambda log: log.chain.size_bytes),
@@ -129,5 +129,5 @@ class _BrokerCollector:
 async def metrics(request: web.Request) -> web.Response:
     registry = CollectorRegistry()
     registry.register(_BrokerCollector(request.app[BROKER]))
-    ProcessCollector(registry=registry)  # type: ignore[no-untyped-call]
+    ProcessCollector(registry=registry)
     return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

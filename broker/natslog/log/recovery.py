@@ -41,7 +41,10 @@ class Damage:
 
     def __str__(self) -> str:
         upto = "the end, wherever that was" if self.end_offset is None else str(self.end_offset)
-        return f"{self.path}: bytes {self.position} to {self.end_position} are damaged, offsets {self.start_offset} to {upto}"
+        place = f"{self.path}: bytes {self.position} to {self.end_position}"
+        if self.start_offset == self.end_offset:
+            return f"{place} are damaged: the file header, before offset {self.start_offset}"
+        return f"{place} are damaged, offsets {self.start_offset} to {upto}"
 
 
 @dataclass(slots=True)

@@ -59,10 +59,6 @@ def check_file_header(window: bytes, path: Path, stream_id: str | None, base_off
     found = _HEADER_LINE.search(window)
     if found is None or not window.startswith(FILE_MAGIC):
         raise CorruptLog(f"{path}: the file header is damaged", file=str(path), position=0, start=base_offset)
-    if int(found.group(1)) > FORMAT_VERSION:
-        raise DataDirError(
-            f"{path} is of segment format {int(found.group(1))}; this natslog knows up to {FORMAT_VERSION}: upgrade it"
-        )
     header_bytes = int(found.group(4))
     blank = window[: found.start(5)] + b"00000000" + window[found.end(5) : header_bytes]
     named = (found.group(2).decode(), int(found.group(3)))
@@ -72,6 +68,10 @@ def check_file_header(window: bytes, path: Path, stream_id: str | None, base_off
             file=str(path),
             position=0,
             start=base_offset,
+        )
+    if int(found.group(1)) > FORMAT_VERSION:
+        raise DataDirError(
+            f"{path} is of segment format {int(found.group(1))}; this natslog knows up to {FORMAT_VERSION}: upgrade it"
         )
     return header_bytes
 

@@ -78,7 +78,7 @@ class StreamLog:
         self._open_segments()
         self._refuse_writes_if_damaged()
 
-    # ---- recovery -------------------------------------------------------------------------------------------------
+    # ---- recovery ----
 
     def _open_epochs(self) -> None:
         history = read_checked(self.folder / "leader-epochs", "leader-epochs", 1)
@@ -161,7 +161,7 @@ class StreamLog:
             self.failure = damage_error(self.chain.damages)
             logger.error("%s", self.failure.message)
 
-    # ---- where the log stands -------------------------------------------------------------------------------------
+    # ---- where the log stands ----
 
     @property
     def log_start_offset(self) -> int:
@@ -175,7 +175,7 @@ class StreamLog:
     def high_watermark(self) -> int:
         return self.chain.high_watermark
 
-    # ---- writing --------------------------------------------------------------------------------------------------
+    # ---- writing ----
 
     def append(self, columns: pa.RecordBatch, now_us: int) -> tuple[int, int]:
         """Sequences rows as one commit and returns when they are on stable storage.
@@ -278,7 +278,7 @@ class StreamLog:
             raise self._failed(error) from error
         return True
 
-    # ---- maintenance ----------------------------------------------------------------------------------------------
+    # ---- maintenance ----
 
     def seal_next(self) -> bool:
         """Seals the oldest full segment, if there is one; True if it did.

@@ -75,7 +75,7 @@ class Broker:
         self._maintenance: asyncio.Task[None] | None = None
         self.has_started = False
 
-    # ---- life -----------------------------------------------------------------------------------------------------
+    # ---- life ----
 
     async def start(self) -> Broker:
         """Recovers all logs, then connects; returns when messages are taken or NATS is being waited for."""
@@ -148,7 +148,7 @@ class Broker:
             return f"no connection to NATS at {self.link.url}"
         return None
 
-    # ---- streams --------------------------------------------------------------------------------------------------
+    # ---- streams ----
 
     def hosted(self, name: str) -> HostedStream:
         """Raises StreamNotFound."""
@@ -263,7 +263,7 @@ class Broker:
         options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes)
         return StreamLog(self._data_dir.stream_folder(record.id), record.id, record.settings, options)
 
-    # ---- upkeep ---------------------------------------------------------------------------------------------------
+    # ---- upkeep ----
 
     async def _maintain(self) -> None:
         loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ class MetadataStore:
             raise CorruptLog(f"{path}: not what a metadata snapshot holds: {error}", file=str(path)) from error
         if self.state.cluster_id != cluster_id:
             raise CorruptLog(
-                f"{path} is of cluster {self.state.cluster_id}, the folder of cluster {cluster_id}: files were mixed up",
+                f"{path} is of cluster {self.state.cluster_id}, the folder of cluster {cluster_id}: mixed up files",
                 file=str(path),
             )
 

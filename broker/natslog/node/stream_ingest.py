@@ -114,7 +114,7 @@ class StreamIngest:
         if self._answers:
             await asyncio.gather(*self._answers)
 
-    # ---- receiving ------------------------------------------------------------------------------------------------
+    # ---- receiving ----
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies what it keeps."""
@@ -175,7 +175,7 @@ class StreamIngest:
         if not await self._sender.send(protocol):
             self.stats.acks_unsent += protocol.count(b"PUB ")
 
-    # ---- committing -----------------------------------------------------------------------------------------------
+    # ---- committing ----
 
     def roll_if_due(self) -> None:
         """Lets an idle stream's active segment age; the committer does it, as the log's only writer."""

@@ -229,7 +229,7 @@ def split_headers(
 
 @compiled
 def hash_ids(buffer: Any, starts: Any, lengths: Any, out: Any) -> None:
-    """128 bits of each text as two uint64 (FNV-1a from two bases, mixed): equal texts, equal rows; length -1 gives zeros.
+    """128 bits of each text as two uint64 (FNV-1a from two bases, mixed): equal texts, equal rows; length -1: zeros.
 
     Source: Fowler, Noll, Vo, "FNV-1a"; the finaliser is MurmurHash3's fmix64.
     """

@@ -168,7 +168,7 @@ class NatsLink:
                 await self._up.wait()
         except TimeoutError:
             raise NatsUnavailable(
-                f"no NATS server answers at {self.url} ({self._last_error or 'no answer'}): start one, or correct the URL",
+                f"no NATS server answers at {self.url} ({self._last_error or 'no answer'}): start one, or correct it",
                 url=self.url,
             ) from None
 

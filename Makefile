@@ -1,0 +1,52 @@
+# natslog: `make help` lists what there is. Everything happens in .venv; only Python >= 3.11 and Java 17 or 21 are needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SHELL := /bin/bash
+
+.DEFAULT_GOAL := help
+.PHONY: help install check test demo format clean java python
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## create .venv and install everything into it
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "natslog: $(PYTHON) was not found; install Python 3.11 or newer, or: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "natslog: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+
+java:
+	@version=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	case "$$version" in \
+	  "") echo "natslog: no Java found; Spark needs Java 17 or 21 (Debian: apt-get install openjdk-17-jre-headless)" >&2; exit 1;; \
+	  *) [ "$$version" -ge 17 ] || { echo "natslog: Java $$version is too old; Spark needs Java 17 or 21, found by JAVA_HOME or PATH" >&2; exit 1; };; \
+	esac
+
+$(STAMP): pyproject.toml | python
+	@echo "installing into $(VENV) (the first time takes a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+check: $(STAMP) ## format, lint, types, layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## write files as `check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: java $(STAMP) ## every test, with real NATS and real Spark
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv)
+	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)")
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,60 @@
+"""What all tests share: rows to store, and the golden files' folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from natslog.ingest.batches import PAYLOAD_SCHEMA
+from natslog.log import LogOptions, StreamLog
+from natslog.model import StreamSettings
+from natslog.schema import HEADERS_TYPE
+
+STREAM_ID = "ab" * 16
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def rows(values: Sequence[bytes], subject: str = "orders.new") -> pa.RecordBatch:
+    """Columns as ingest hands them to the log."""
+    count = len(values)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([subject] * count),
+            pa.nulls(count, pa.binary()),
+            pa.nulls(count, HEADERS_TYPE),
+            pa.array(list(values), pa.binary()),
+        ],
+        schema=PAYLOAD_SCHEMA,
+    )
+
+
+def open_log(folder: Path, options: LogOptions | None = None, **settings: object) -> StreamLog:
+    """A log as the broker opens it."""
+    wanted = StreamSettings(subject="orders.>", **settings)
+    return StreamLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
+
+
+def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:
+    """All values from `start` to the high watermark, read through the public reader."""
+    values: list[bytes] = []
+    while start < log.high_watermark:
+        with log.reader.plan_read(start, max_bytes=1 << 20) as plan:
+            for message in plan.messages():
+                batch = decoded(message)
+                low = max(0, start - batch.column("offset")[0].as_py())
+                values += batch.column("value").to_pylist()[low:]
+            start = plan.next_offset
+    return values
+
+
+def decoded(message: bytes) -> pa.RecordBatch:
+    from natslog import ipc
+
+    return ipc.decode_batch(message)
+
+
+@pytest.fixture
+def log_folder(tmp_path: Path) -> Path:
+    return tmp_path / "log"
