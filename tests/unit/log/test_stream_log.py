@@ -91,13 +91,13 @@ OTHER_READERS = """
 import json, sys
 path = sys.argv[1]
 import pyarrow as pa
-table = pa.ipc.open_file(path).read_all()
+stored = pa.ipc.open_file(path).read_all()
 import pandas, polars, duckdb
 found = {
-    "pyarrow": table.column("value").to_pylist(),
+    "pyarrow": stored.column("value").to_pylist(),
     "polars": polars.read_ipc(path)["value"].to_list(),
     "pandas": list(pandas.read_feather(path)["value"]),
-    "duckdb": [row[0] for row in duckdb.sql('select value from table order by "offset"').fetchall()],
+    "duckdb": [row[0] for row in duckdb.sql('select value from stored order by "offset"').fetchall()],
 }
 assert not any(name.split(".")[0] == "natslog" for name in sys.modules), "natslog was imported"
 print(json.dumps({name: [value.decode() for value in values] for name, values in found.items()}))

@@ -1,0 +1,178 @@
+"""Real processes for tests: a NATS server and a broker on free ports, started, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nats
+from natslog.client import ClientOptions, NatslogClient
+from natslog.nats_server import NatsServer, free_port
+
+Result = TypeVar("Result")
+
+START_WITHIN_S = 60.0
+
+
+def eventually(condition: Callable[[], Result], within_s: float = 20.0, what: str = "") -> Result:
+    """The condition's first true result; fails the test where there is none in time."""
+    deadline = time.monotonic() + within_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what or condition}"
+        time.sleep(0.02)
+    return result
+
+
+class BrokerProcess:
+    """`natslog server` as a process of its own.
+
+    Args:
+        settings: further settings, as flags (`segment_bytes=4096` → `--segment-bytes 4096`).
+    """
+
+    def __init__(self, folder: Path, nats_url: str, **settings: Any) -> None:
+        self.folder = folder
+        self.nats_url = nats_url
+        self.settings = settings
+        self.http_port = free_port()
+        self.url = f"http://127.0.0.1:{self.http_port}"
+        self.log_path = folder.with_name(folder.name + ".log")
+        self.prefix: list[str] = []
+        self.environment: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def command(self) -> list[str]:
+        flags = [text for name, value in self.settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        base = [sys.executable, "-m", "natslog", "server", "--data-dir", str(self.folder), "--nats-url", self.nats_url]
+        return [*self.prefix, *base, "--http-port", str(self.http_port), *flags]
+
+    def spawn(self) -> BrokerProcess:
+        """Starts the process without waiting."""
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.environment
+            )
+        return self
+
+    def start(self) -> BrokerProcess:
+        self.spawn()
+        eventually(lambda: self.ready() or self._must_live(), START_WITHIN_S, "the broker is ready")
+        return self
+
+    def _must_live(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the broker ended: {self.output()[-2000:]}"
+        return False
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def output(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nobody is told."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def terminate(self, timeout_s: float = 10.0) -> float:
+        """SIGTERM; returns the seconds it took to leave, which must be with exit code 0."""
+        assert self._process is not None
+        started = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(timeout_s)
+        assert code == 0, f"exit code {code}: {self.output()[-2000:]}"
+        self._process = None
+        return time.monotonic() - started
+
+    def client(self) -> NatslogClient:
+        return NatslogClient(self.url, ClientOptions(retries=3, patience_s=10))
+
+    def metrics(self) -> dict[str, float]:
+        """Metric with labels, as printed → value."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+
+@contextmanager
+def running(folder: Path, **settings: Any) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A NATS server and a broker that uses it; both are gone afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server = NatsServer(0, folder / "nats.log").start()
+    broker = BrokerProcess(folder / "data", server.url, **settings)
+    try:
+        yield server, broker.start()
+    finally:
+        broker.kill()
+        server.stop()
+
+
+def with_nats(url: str, work: Callable[[Any], Coroutine[Any, Any, Result]]) -> Result:
+    """Runs `work(connection)` with a plain nats-py connection, as a service developer has it."""
+
+    async def run() -> Result:
+        connection = await nats.connect(url, connect_timeout=5)
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+
+    return asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def publish_acked(url: str, subject: str, values: list[bytes], headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Publishes each value with a reply subject and returns the answers, in order."""
+
+    async def work(connection: Any) -> list[dict[str, Any]]:
+        asks = [connection.request(subject, value, timeout=20, headers=headers) for value in values]
+        return [json.loads(answer.data) for answer in await asyncio.gather(*asks)]
+
+    return with_nats(url, work)
+
+
+def natslog(*arguments: str, url: str | None = None, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line, as a user runs it."""
+    server = ["--server", url] if url else []
+    command = [sys.executable, "-m", "natslog", *server, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, **options)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def all_values(client: NatslogClient, stream: str) -> list[bytes]:
+    """Every value of a stream, offsets checked to be dense."""
+    values: list[bytes] = []
+    expected = client.stream(stream)["log_start_offset"]
+    for batch in client.read(stream):
+        offsets = batch.column("offset").to_pylist()
+        assert offsets == list(range(expected, expected + len(offsets)))
+        expected += len(offsets)
+        values += batch.column("value").to_pylist()
+    return values

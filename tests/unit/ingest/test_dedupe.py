@@ -1,0 +1,76 @@
+"""The deduplication window against a dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from natslog.ingest import dedupe
+from natslog.ingest.dedupe import DedupeWindow, ids_of_headers
+from natslog.schema import HEADERS_TYPE
+from natslog.wire import kernels
+
+
+def hashed(texts: list[str | None]) -> np.ndarray:
+    data = "".join(text or "" for text in texts).encode()
+    lengths = np.array([-1 if text is None else len(text.encode()) for text in texts], np.int64)
+    starts = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))[:-1]]).astype(np.int64)
+    out = np.zeros((len(texts), 2), np.uint64)
+    kernels.hash_ids(np.frombuffer(data or b"\0", np.uint8), starts, lengths, out)
+    return out
+
+
+texts = st.none() | st.text(st.sampled_from("abc"), max_size=2)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.lists(texts, min_size=1, max_size=40), max_size=30))
+def test_within_the_window_every_id_is_stored_once(commits: list[list[str | None]]) -> None:
+    window, model, offset = DedupeWindow(10.0), {}, 0
+    for texts_of_commit in commits:
+        ids = hashed(texts_of_commit)
+        found, seen = window.find(ids, 0), set()
+        for at, text in enumerate(texts_of_commit):
+            if text is None:
+                assert found[at] == -1
+            elif text in model:
+                assert found[at] == model[text]
+            else:
+                assert found[at] == (-2 if text in seen else -1)
+                seen.add(text)
+        fresh = found == -1
+        offsets = np.arange(offset, offset + fresh.sum())
+        window.remember(ids[fresh], offsets, 0)
+        for text, at in zip(np.array(texts_of_commit, object)[fresh], offsets, strict=True):
+            if text is not None:
+                model[text] = at
+        offset += int(fresh.sum())
+
+
+def test_id_is_forgotten_after_at_most_two_windows() -> None:
+    window, ids = DedupeWindow(1.0), hashed(["a"])
+    window.remember(ids, np.array([5]), 0)
+    assert window.find(ids, 999_999)[0] == 5
+    assert window.find(ids, 2_000_001)[0] == -1
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedupe, "MAX_IDS", 1000)
+    window = DedupeWindow(1e6)
+    for start in range(0, 20_000, 500):
+        window.remember(hashed([f"id-{at}" for at in range(start, start + 500)]), np.arange(500), start)
+    assert window.shortened > 0
+    assert window._present.count + window._before.count <= 3000
+    assert window.find(hashed(["id-19999"]), 20_000)[0] == 499
+
+
+def test_ids_rebuilt_from_stored_headers_equal_those_at_ingest() -> None:
+    headers = pa.array(
+        [None, [], [{"key": "Nats-Msg-Id", "value": "one"}], [{"key": "X", "value": "y"}, {"key": "Nats-Msg-Id", "value": "zwei"}]],
+        HEADERS_TYPE,
+    )
+    assert (ids_of_headers(headers) == hashed([None, None, "one", "zwei"])).all()
+    assert ids_of_headers(headers.slice(0, 2)) is None
+    assert (ids_of_headers(headers.slice(2)) == hashed(["one", "zwei"])).all()
