@@ -1,0 +1,293 @@
+"""The HTTP API as INTERFACE says it, and every way to ask wrongly."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import urllib3
+from natslog.client import NatslogClient
+from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
+
+from tests.harness import BrokerProcess, all_values, publish_acked
+
+http = urllib3.PoolManager()
+
+
+def ask(broker: BrokerProcess, method: str, path: str, body: Any = None, **headers: str) -> urllib3.BaseHTTPResponse:
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return http.request(method, broker.url + path, body=data, headers=names, retries=False, redirect=False)
+
+
+def error(answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+    return dict(answer.json()["error"])
+
+
+@pytest.fixture
+def filled(client: NatslogClient, nats_url: str, name: str) -> str:
+    """A stream of 100 messages on two subjects, in many commits."""
+    client.create_stream(name, f"{name}.>")
+    for at in range(20):
+        publish_acked(nats_url, f"{name}.{'even' if at % 2 == 0 else 'odd'}.x", [b"%d" % (5 * at + row) for row in range(5)])
+    return name
+
+
+def test_create_answers_201_then_200_then_409_naming_the_difference(broker: BrokerProcess, name: str) -> None:
+    body = {"name": name, "subject": f"{name}.>", "max_age": "7d", "max_bytes": "1GiB"}
+    first = ask(broker, "POST", "/v1/streams", body)
+    assert first.status == 201
+    assert first.json()["max_age"] == "7d"
+    assert first.json()["max_bytes"] == 2**30
+    assert first.json().items() >= {"name": name, "leader": 1, "leader_epoch": 1, "isr": [1], "high_watermark": 0}.items()
+    again = ask(broker, "POST", "/v1/streams", body)
+    assert (again.status, again.json()["id"]) == (200, first.json()["id"])
+    other = ask(broker, "POST", "/v1/streams", body | {"max_age": "8d"})
+    assert other.status == 409
+    assert error(other)["settings"] == ["max_age"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", "a b", "x" * 129, "a\x00b", "..", "a..b", ".a", "a/b", "*", "a>", "naïve", None, 7],
+)
+def test_bad_stream_names_are_400(broker: BrokerProcess, bad: object) -> None:
+    answer = ask(broker, "POST", "/v1/streams", {"name": bad, "subject": "x"})
+    assert answer.status == 400, answer.data
+    assert error(answer)["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", " ", "a b", "a..b", ".a", "a.", "a.>.b", ">a", "a*", "a\tb", "a\x01", "x" * 2000, "\ud800", None, 5],
+)
+def test_bad_subjects_are_400(broker: BrokerProcess, bad: object) -> None:
+    answer = ask(broker, "POST", "/v1/streams", {"name": "fine", "subject": bad})
+    assert answer.status == 400, answer.data
+    assert ask(broker, "GET", "/v1/streams/fine").status == 404
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_age": "soon"},
+        {"max_age": -1},
+        {"max_bytes": "many"},
+        {"max_bytes": 0},
+        {"max_messages": 1.5},
+        {"max_messages": True},
+        {"compression": "rar"},
+        {"replicas": 0},
+        {"min_isr": 2},
+        {"group": "a b"},
+        {"colour": "red"},
+    ],
+)
+def test_bad_settings_are_400_and_named(broker: BrokerProcess, settings: dict[str, Any]) -> None:
+    answer = ask(broker, "POST", "/v1/streams", {"name": "fine", "subject": "x"} | settings)
+    assert answer.status == 400, answer.data
+    assert next(iter(settings)) in error(answer)["message"]
+
+
+def test_more_replicas_than_brokers_is_503(broker: BrokerProcess) -> None:
+    answer = ask(broker, "POST", "/v1/streams", {"name": "fine", "subject": "x", "replicas": 3})
+    assert answer.status == 503
+    assert error(answer)["brokers"] == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 5000])
+def test_bodies_that_are_no_json_object_are_400(broker: BrokerProcess, body: bytes) -> None:
+    assert ask(broker, "POST", "/v1/streams", body).status == 400
+
+
+def test_body_too_large_is_413(broker: BrokerProcess) -> None:
+    assert ask(broker, "POST", "/v1/streams", b" " * 70_000).status == 413
+
+
+def test_unknown_paths_and_streams_are_404_as_json(broker: BrokerProcess) -> None:
+    assert error(ask(broker, "GET", "/v2/nothing"))["code"] == "not_found"
+    for method, path in [("GET", ""), ("DELETE", ""), ("PATCH", ""), ("GET", "/messages"), ("GET", "/splits")]:
+        answer = ask(broker, method, f"/v1/streams/nosuch{path}", {} if method == "PATCH" else None)
+        assert (answer.status, error(answer)["code"]) == (404, "stream_not_found")
+
+
+def test_half_a_request_does_not_disturb_others(broker: BrokerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
+        raw.sendall(b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert ask(broker, "GET", "/healthz").status == 200
+
+
+# ---- messages ----
+
+
+def test_messages_are_an_arrow_stream_any_reader_opens(broker: BrokerProcess, filled: str) -> None:
+    answer = ask(broker, "GET", f"/v1/streams/{filled}/messages?start=0")
+    assert answer.headers["Content-Type"] == "application/vnd.apache.arrow.stream"
+    assert answer.headers["Natslog-Next-Offset"] == answer.headers["Natslog-High-Watermark"] == "100"
+    assert answer.headers["Natslog-Log-Start-Offset"] == "0"
+    assert answer.headers["Natslog-Leader-Epoch"] == "1"
+    table = pa.ipc.open_stream(answer.data).read_all()
+    assert table.column("offset").to_pylist() == list(range(100))
+    assert table.column("value").to_pylist() == [b"%d" % at for at in range(100)]
+
+
+def test_every_range_is_read_exactly(client: NatslogClient, filled: str) -> None:
+    for start in range(0, 101, 7):
+        for end in range(start, 101, 9):
+            for max_bytes in (1, 3000, 1 << 20):
+                read, position = [], start
+                while position < end:
+                    fetched = client.fetch(filled, position, end, max_bytes=max_bytes)
+                    read += [value for batch in fetched.batches for value in batch.column("offset").to_pylist()]
+                    assert fetched.next_offset > position
+                    position = fetched.next_offset
+                assert read == list(range(start, end))
+
+
+def test_subject_and_columns_are_applied_at_the_broker(client: NatslogClient, filled: str) -> None:
+    fetched = client.fetch(filled, 0, subject=f"{filled}.odd.*", columns=["subject", "offset"])
+    (batch,) = fetched.batches
+    assert batch.schema.names == ["subject", "offset"]
+    assert batch.column("offset").to_pylist() == [at for at in range(100) if at // 5 % 2]
+    assert fetched.next_offset == 100
+    nothing = client.fetch(filled, 0, subject="other.>")
+    assert (nothing.batches, nothing.next_offset) == ([], 100)
+
+
+def test_ndjson_has_a_line_per_message(broker: BrokerProcess, filled: str) -> None:
+    answer = ask(broker, "GET", f"/v1/streams/{filled}/messages?start=3&end=5", Accept="application/x-ndjson")
+    assert answer.headers["Content-Type"].startswith("application/x-ndjson")
+    lines = [json.loads(line) for line in answer.data.splitlines()]
+    assert [(line["offset"], line["value"], line["key"], line["headers"]) for line in lines] == [
+        (3, "3", None, None),
+        (4, "4", None, None),
+    ]
+    assert lines[0]["timestamp"].endswith("Z")
+
+
+def test_values_that_are_no_text_come_as_base64(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    publish_acked(nats_url, name, [b"\xff\x00"])
+    answer = ask(broker, "GET", f"/v1/streams/{name}/messages", Accept="application/x-ndjson")
+    assert json.loads(answer.data)["value_base64"] == "/wA="
+
+
+def test_long_poll_waits_for_new_messages(client: NatslogClient, nats_url: str, filled: str) -> None:
+    assert client.fetch(filled, 100, wait_ms=50).batches == []
+    timer = threading.Timer(0.3, lambda: publish_acked(nats_url, f"{filled}.late", [b"late"]))
+    timer.start()
+    started = time.monotonic()
+    fetched = client.fetch(filled, 100, wait_ms=20_000)
+    timer.join()
+    assert [batch.column("value").to_pylist() for batch in fetched.batches] == [[b"late"]]
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "word"),
+    [
+        ("start=101", 416, "holds 0 to 100"),
+        ("start=5&end=4", 400, "beyond"),
+        ("start=-1", 400, "start"),
+        ("start=x", 400, "start"),
+        ("strat=1", 400, "did you mean 'start'"),
+        ("start=1&start=2", 400, "twice"),
+        ("max_bytes=0", 400, "max_bytes"),
+        ("wait_ms=99999999", 400, "wait_ms"),
+        ("subject=a..b", 400, "empty token"),
+        ("columns=offset,nosuch", 400, "nosuch"),
+        ("start=99999999999999999999", 400, "start"),
+    ],
+)
+def test_wrong_questions_get_a_clear_answer(broker: BrokerProcess, filled: str, query: str, status: int, word: str) -> None:
+    answer = ask(broker, "GET", f"/v1/streams/{filled}/messages?{query}")
+    assert answer.status == status, answer.data
+    assert word in error(answer)["message"]
+
+
+def test_out_of_range_names_both_bounds(client: NatslogClient, filled: str) -> None:
+    with pytest.raises(OffsetOutOfRange) as raised:
+        client.fetch(filled, 500)
+    assert raised.value.facts["log_start_offset"] == 0
+    assert raised.value.facts["high_watermark"] == 100
+
+
+def test_accept_of_something_else_is_400(broker: BrokerProcess, filled: str) -> None:
+    assert ask(broker, "GET", f"/v1/streams/{filled}/messages", Accept="text/html").status == 400
+
+
+# ---- offsets and splits ----
+
+
+def test_offsets_by_time(broker: BrokerProcess, client: NatslogClient, filled: str) -> None:
+    rows = [row for batch in client.read(filled, columns=["offset", "timestamp"]) for row in batch.to_pylist()]
+    moment = rows[50]["timestamp"]
+    first = next(row["offset"] for row in rows if row["timestamp"] >= moment)
+    assert client.offset_at(filled, moment.isoformat())[0] == first
+    assert client.offset_at(filled, 0)[0] == 0
+    assert client.offset_at(filled, "2999-01-01") == (100, None)
+    assert ask(broker, "GET", f"/v1/streams/{filled}/offsets?timestamp=noon").status == 400
+    assert ask(broker, "GET", f"/v1/streams/{filled}/offsets").status == 400
+
+
+def test_splits_cover_the_range_and_name_urls(client: NatslogClient, broker: BrokerProcess, filled: str) -> None:
+    splits = client.splits(filled, 10, 90, max_rows=7)
+    assert (splits[0].start, splits[-1].end) == (10, 90)
+    assert all(left.end == right.start for left, right in zip(splits, splits[1:], strict=False))
+    assert max(split.rows for split in splits) <= 7
+    assert {split.urls for split in splits} == {(broker.url,)}
+    assert len(client.splits(filled, 0, 100, min_splits=4)) >= 4
+    assert client.splits(filled, 5, 5) == []
+    with pytest.raises(InvalidRequest):
+        client.splits(filled, 9, 3)
+    with pytest.raises(OffsetOutOfRange):
+        client.splits(filled, 0, 101)
+
+
+# ---- the rest ----
+
+
+def test_deleted_and_recreated_stream_is_another_one(client: NatslogClient, nats_url: str, name: str) -> None:
+    old = client.create_stream(name, name)
+    publish_acked(nats_url, name, [b"old"])
+    client.delete_stream(name)
+    with pytest.raises(StreamNotFound):
+        client.fetch(name, 0)
+    new = client.create_stream(name, name)
+    assert new["id"] != old["id"]
+    publish_acked(nats_url, name, [b"new"])
+    assert all_values(client, name) == [b"new"]
+    with pytest.raises(StreamRecreated):
+        client.fetch(name, 0, expected_id=old["id"])
+    with pytest.raises(StreamConflict):
+        client.create_stream(name, "elsewhere")
+
+
+def test_health_cluster_metrics_and_openapi(broker: BrokerProcess, client: NatslogClient, filled: str) -> None:
+    assert ask(broker, "GET", "/healthz").status == 200
+    assert ask(broker, "GET", "/readyz").json()["status"] == "ready"
+    cluster = client.cluster()
+    assert cluster["brokers"] == [{"id": 1, "url": broker.url, "rack": "", "alive": True}]
+    assert cluster["metadata_leader"] == 1
+    metrics = broker.metrics()
+    assert metrics[f'natslog_messages_committed_total{{stream="{filled}"}}'] == 100
+    assert metrics[f'natslog_stream_high_watermark{{stream="{filled}"}}'] == 100
+    assert metrics["natslog_nats_connected"] == 1
+    paths = ask(broker, "GET", "/openapi.json").json()["paths"]
+    assert "/v1/streams/{name}/messages" in paths
+
+
+def test_slow_client_holds_nobody_up(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    publish_acked(nats_url, name, [b"x" * 1_000_000] * 24)
+    with socket.create_connection(("127.0.0.1", broker.http_port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(f"GET /v1/streams/{name}/messages?max_bytes=100000000 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        slow.recv(100)  # and reads no further
+        assert len(all_values(client, name)) == 24
+        assert publish_acked(nats_url, name, [b"y"])[0]["offset"] == 24
