@@ -147,6 +147,12 @@ def with_nats(url: str, work: Callable[[Any], Coroutine[Any, Any, Result]]) -> R
     return asyncio.run(asyncio.wait_for(run(), 120))
 
 
+async def flushed(connection: Any) -> None:
+    """Returns when the server has all that was published: nats-py's PING overtakes what its first flush writes."""
+    await connection.flush()
+    await connection.flush()
+
+
 def publish_acked(url: str, subject: str, values: list[bytes], headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Publishes each value with a reply subject and returns the answers, in order."""
 

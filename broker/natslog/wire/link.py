@@ -215,7 +215,7 @@ class NatsLink:
         self._client = client
         for attachment in self._attachments:
             await self._subscribe(attachment)
-        await client.flush()
+        await self.flush()
         await self._on_connected()
 
     async def _on_error(self, error: Exception) -> None:
@@ -247,10 +247,8 @@ class NatsLink:
         self._attachments.append(attachment)
         if self._client is not None and not self._client.is_closed:
             await self._subscribe(attachment)
-            with contextlib.suppress(
-                NatsError, OSError, asyncio.TimeoutError
-            ):  # a lost server is asked again by reconnect
-                await self._client.flush(timeout=2)
+            with contextlib.suppress(NatsUnavailable):  # a lost server is asked again when it is back
+                await self.flush()
         return attachment
 
     async def _subscribe(self, attachment: _Attachment) -> None:
@@ -267,9 +265,9 @@ class NatsLink:
         client, demux = self._client, self._demux
         if client is None or demux is None or client.is_closed:
             return
-        with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):  # a lost connection has no subscriptions
+        with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost connection has no subscriptions
             await client._send_unsubscribe(handle.sid)
-            await client.flush(timeout=2)
+            await self.flush()
         client._remove_sub(handle.sid)
         demux.receivers.pop(handle.sid, None)
 
@@ -283,15 +281,20 @@ class NatsLink:
         return True
 
     async def flush(self, timeout_s: float = 2.0) -> None:
-        """Returns when the server has everything that was sent.
+        """Returns when the server has processed everything that was sent.
+
+        nats-py's own `flush` writes its PING at once, past what still waits to be written; so that goes first.
 
         Raises:
             NatsUnavailable: it did not say so in time.
         """
+        client = self._client
         try:
-            if self._client is None:
+            if client is None or not client.is_connected:
                 raise NatsError("not connected")
-            await self._client.flush(timeout=max(1, int(timeout_s)))
+            async with asyncio.timeout(timeout_s):
+                await client._flush_pending(force_flush=True)
+                await client.flush(timeout=max(1, int(timeout_s)))
         except (TimeoutError, NatsError, OSError) as error:
             raise NatsUnavailable(f"NATS at {self.url} did not confirm in time: {error}", url=self.url) from error
 
@@ -302,8 +305,6 @@ class NatsLink:
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._client is not None and not self._client.is_closed:
             if self._client.is_connected:
-                with contextlib.suppress(
-                    NatsError, OSError, asyncio.TimeoutError
-                ):  # leaving: nobody is left to be told
-                    await self._client.flush(timeout=1)
+                with contextlib.suppress(NatsUnavailable):  # leaving: nobody is left to be told
+                    await self.flush()
             await self._client.close()

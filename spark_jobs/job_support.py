@@ -1,0 +1,254 @@
+"""What the jobs in this folder share: arguments, a Spark session, an orderly end, and errors of one sentence.
+
+Theory of operation. A job is a function of its arguments and a `StopRequest`. SIGTERM and SIGINT only set the request:
+an exception raised in the middle of a call to the JVM would leave that connection with an answer nobody reads.
+Streaming jobs look at the request about once a second and stop their query; batch jobs run Spark in a second thread, so
+that the first one can cancel it. What fails in operation ends as one sentence on stderr and exit code 1, wrong usage is
+2.
+
+It is driver-only code: nothing here, and nothing in the jobs, is shipped to executors; so `spark-submit job.py` needs
+no `--py-files`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import InvalidRequest, NatslogError
+from natslog.times import format_timestamp_us, parse_timestamp_us
+
+_POLL_S = 1
+_CANCEL_WITHIN_S = 10.0
+_NATSLOG_ERROR = re.compile(r"^natslog\.errors\.\w+: (.+)$", re.MULTILINE)
+_ERROR_CODE = re.compile(r"^\[[A-Z0-9_.]+\] ")
+
+
+class Interrupted(NatslogError):
+    """A batch job was asked to stop before its work was done."""
+
+
+class StopRequest:
+    """Set by SIGTERM or SIGINT; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.signal is not None
+
+    def install(self) -> None:
+        """Takes over both signals; again after a Spark session began, which has a SIGINT handler of its own."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self.requested:
+            os._exit(128 + number)
+        self.signal = number
+
+
+Job = Callable[[argparse.Namespace, StopRequest], None]
+
+
+def run_job(parser: argparse.ArgumentParser, job: Job) -> int:
+    """Runs a job from its command line.
+
+    Returns:
+        The exit code: 0 done (or stopped, where a job has no end), 1 failed, 128 + signal: interrupted.
+    """
+    arguments = parser.parse_args()
+    stop = StopRequest()
+    stop.install()
+    try:
+        job(arguments, stop)
+    except Interrupted as error:
+        print(f"stopped: {error.message}", file=sys.stderr)
+        return 128 + (stop.signal or 0)
+    except (NatslogError, PySparkException, Py4JError, ConnectionError) as error:
+        if stop.requested:  # on its way out whatever Spark says
+            return 0
+        print(f"error: {one_sentence(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def one_sentence(error: Exception) -> str:
+    """The reason in an error, without Spark's and Python's traces around it."""
+    if isinstance(error, NatslogError):
+        return error.message
+    if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+        return "Spark's JVM has ended: what it said before stands above"
+    text = str(error)
+    if "JAVA_GATEWAY_EXITED" in text:
+        return "Spark's Java did not start: install Java 17 or 21, found by JAVA_HOME or PATH"
+    if said := _NATSLOG_ERROR.findall(text):
+        return str(said[-1])
+    return _ERROR_CODE.sub("", text.strip().partition("\n")[0])
+
+
+# ---- arguments ----
+
+
+def job_parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser with the options that every job has."""
+    parser = argparse.ArgumentParser(
+        prog=name, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stream", required=True, help="the stream to read")
+    parser.add_argument(
+        "--servers", help="broker URLs, comma-separated (default: NATSLOG_SERVER, else http://127.0.0.1:9292)"
+    )
+    parser.add_argument("--subject-filter", metavar="SUBJECT", help="only subjects this NATS wildcard covers")
+    parser.add_argument(
+        "--spark-log-level", default="ERROR", metavar="LEVEL", help="what Spark logs to stderr (default: ERROR)"
+    )
+    return parser
+
+
+def add_streaming_arguments(parser: argparse.ArgumentParser, *, checkpoint_required: bool) -> None:
+    """Where a streaming job starts, keeps its position, and whether it ends."""
+    parser.add_argument(
+        "--from",
+        dest="start",
+        default="earliest",
+        metavar="WHERE",
+        help="where the first run starts: earliest, latest, or a time (default: earliest)",
+    )
+    parser.add_argument(
+        "--checkpoint", required=checkpoint_required, metavar="DIR", help="where Spark keeps the position between runs"
+    )
+    parser.add_argument(
+        "--max-offsets-per-trigger", type=positive, metavar="N", help="at most so many messages in one micro-batch"
+    )
+    parser.add_argument(
+        "--available-now", action="store_true", help="read what is there now, then end (default: go on until stopped)"
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number above zero, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def client_of(arguments: argparse.Namespace) -> NatslogClient:
+    """A client for checks before Spark starts: what is wrong is said at once, not eight seconds later."""
+    return NatslogClient(arguments.servers, ClientOptions(retries=2))
+
+
+def source_options(arguments: argparse.Namespace, columns: str) -> dict[str, str]:
+    """Options of the source that follow from the job's arguments."""
+    asked = {
+        "stream": arguments.stream,
+        "servers": arguments.servers,
+        "subjectFilter": arguments.subject_filter,
+        "columns": columns,
+    }
+    if "start" in arguments:
+        asked |= position_option("starting", arguments.start)
+    if "max_offsets_per_trigger" in arguments:
+        asked["maxOffsetsPerTrigger"] = arguments.max_offsets_per_trigger
+    return {name: str(value) for name, value in asked.items() if value is not None}
+
+
+def position_option(which: str, text: str) -> dict[str, str]:
+    """`startingOffsets` or `startingTimestamp` (and likewise `ending…`) for a word or a time.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if text in ("earliest", "latest"):
+        return {f"{which}Offsets": text}
+    return {f"{which}Timestamp": format_timestamp_us(time_us(text))}
+
+
+def time_us(text: str) -> int:
+    """Microseconds since 1970 UTC. Raises InvalidRequest."""
+    try:
+        return parse_timestamp_us(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error.message}, earliest or latest") from error
+
+
+# ---- Spark ----
+
+
+@contextmanager
+def spark_session(name: str, arguments: argparse.Namespace, stop: StopRequest) -> Iterator[SparkSession]:
+    """A session for one job: local unless spark-submit says otherwise, times in UTC, a shuffle partition per core."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = SparkSession.builder.appName(name).getOrCreate()
+    stop.install()
+    try:
+        spark.sparkContext.setLogLevel(arguments.spark_log_level.upper())
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        if not spark.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
+            spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], None] = lambda progress: None) -> None:
+    """Returns when the query has ended, or was stopped because a signal asked for it.
+
+    Args:
+        report: called once with the progress of each micro-batch that read something.
+
+    Raises:
+        StreamingQueryException: the query failed.
+    """
+    reported = -1
+    while True:
+        ended = query.awaitTermination(_POLL_S)
+        for progress in query.recentProgress:
+            if progress["batchId"] > reported and progress["numInputRows"] > 0:
+                report(progress)
+                reported = progress["batchId"]
+        if ended:
+            return
+        if stop.requested:
+            query.stop()
+            return
+
+
+def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], None]) -> None:
+    """Runs a batch action in a thread; a signal cancels it.
+
+    Raises:
+        Interrupted: a signal came first. Whatever `work` raised.
+    """
+    raised: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception as error:  # handed over to the waiting thread, which raises it
+            raised.append(error)
+
+    worker = threading.Thread(target=guarded, name="spark-action", daemon=True)
+    worker.start()
+    while worker.is_alive() and not stop.requested:
+        worker.join(0.2)
+    if worker.is_alive():
+        spark.sparkContext.cancelAllJobs()
+        worker.join(_CANCEL_WITHIN_S)
+        raise Interrupted("the work was not done")
+    if raised:
+        raise raised[0]
