@@ -12,9 +12,10 @@ window is an alert:
      "window_start": "2026-11-20T10:30:00.000Z", "window_end": "2026-11-20T10:30:10.000Z",
      "count": 40, "avg": 63.2, "max": 97.0}
 
-`--emit early` (default) publishes a window in the micro-batch in which it reaches the threshold, with the numbers so
-far, and again when later messages change them; `--emit final` publishes it once, when it is over and `--late` has
-passed, with its final numbers (so the newest windows of an `--available-now` run stay open until the next run).
+`--emit final` (default) publishes a window once, when it is over and `--late` has passed, with its final numbers. As
+time is what the messages say, the newest windows stay open until later messages come. `--emit early` publishes a window
+in the micro-batch in which it reaches the threshold, with the numbers so far, and again when later messages change
+them; that is Spark's update mode, which sinks in Python do not have, so each micro-batch is written as a batch.
 
 Invariant: an alert's message id depends on nothing but stream, field, threshold, source and window. So a natslog stream
 that records the alerts keeps the first one of each window, however often a batch is retried or a window changes, within
@@ -82,7 +83,12 @@ def parser() -> argparse.ArgumentParser:
     alerts = parser.add_argument_group("what is an alert")
     alerts.add_argument("--threshold", type=_finite, required=True, metavar="NUMBER", help="alert from this value on")
     alerts.add_argument("--on", choices=["max", "avg", "count"], default="max", help="what is compared (default: max)")
-    alerts.add_argument("--emit", choices=["early", "final"], default="early", help="when (default: early)")
+    alerts.add_argument(
+        "--emit",
+        choices=["final", "early"],
+        default="final",
+        help="when the window is over, or as soon as it reaches the threshold (default: final)",
+    )
     alerts.add_argument("--alert-subject", required=True, metavar="SUBJECT", help="where alerts are published")
     alerts.add_argument("--nats", metavar="URL", help="NATS servers (default: NATS_URL, else nats://127.0.0.1:4222)")
     alerts.add_argument(
@@ -206,33 +212,45 @@ def _interval(duration: str) -> str:
 
 def started(messages: DataFrame, arguments: argparse.Namespace, field: str) -> StreamingQuery:
     """The running query."""
-    measured = measurements(messages, field, arguments.group_field, arguments.group_token).observe(
-        "messages",
-        f.count(f.lit(1)).alias("read"),
-        f.count_if(f.expr("measured is null or source is null")).alias("skipped"),
-    )
+    measured = measurements(messages, field, arguments.group_field, arguments.group_token)
+    unusable = f.col("measured").isNull() | f.col("source").isNull()
+    measured = measured.observe("messages", f.count(f.lit(1)).alias("read"), f.count_if(unusable).alias("skipped"))
     found = windows(measured, arguments.window, arguments.late)
     rows = alerts(found, arguments.stream, field, arguments.on, arguments.threshold)
     rows = rows.observe("alerts", f.count(f.lit(1)).alias("published"))
-    writer = (
-        rows.writeStream.format("natslog")
-        .outputMode("update" if arguments.emit == "early" else "append")
-        .option("natsServers", arguments.nats)
-        .option("subject", arguments.alert_subject)
-        .option("ack", arguments.ack)
-        .option("msgIdColumn", "id")
-        .option("checkpointLocation", arguments.checkpoint)
-    )
+    sink = {
+        "natsServers": arguments.nats,
+        "subject": arguments.alert_subject,
+        "ack": arguments.ack,
+        "msgIdColumn": "id",
+    }
+
+    def publish(batch: DataFrame, _batch_id: int) -> None:
+        batch.write.format("natslog").mode("append").options(**sink).save()
+
+    if arguments.emit == "early":
+        writer = rows.writeStream.outputMode("update").foreachBatch(publish)
+    else:
+        writer = rows.writeStream.outputMode("append").format("natslog").options(**sink)
+    writer = writer.option("checkpointLocation", arguments.checkpoint)
     return (writer.trigger(availableNow=True) if arguments.available_now else writer).start()
 
 
 def report(progress: Any) -> None:
-    """One line per micro-batch."""
+    """One line per micro-batch that had messages or alerts."""
     seen = progress["observedMetrics"]
     messages, published = seen["messages"], seen["alerts"]["published"]
-    skipped = f", {messages['skipped']} without a measurement skipped" if messages["skipped"] else ""
-    print(
-        f"batch {progress['batchId']}: {messages['read']} messages{skipped}, {published} alerts published", flush=True
+    if messages["read"] or published:
+        skipped = f" ({messages['skipped']} without a measurement skipped)" if messages["skipped"] else ""
+        batch = f"batch {progress['batchId']}: {messages['read']} messages{skipped}"
+        print(f"{batch}, {published} alerts published", flush=True)
+
+
+def _introduction(arguments: argparse.Namespace, field: str) -> str:
+    token = f"subject token {arguments.group_token}" if arguments.group_token else "subject"
+    return (
+        f"watching {arguments.stream}: {arguments.on} of {field} per {arguments.group_field or token} and "
+        f"{arguments.window}, alert from {arguments.threshold:g} on, to {arguments.alert_subject}"
     )
 
 
@@ -241,12 +259,7 @@ def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
     arguments.nats = arguments.nats or os.environ.get("NATS_URL") or DEFAULT_NATS_URL
     options = source_options(arguments, COLUMNS)
     field = check_before_start(arguments)
-    token = f"subject token {arguments.group_token}" if arguments.group_token else "subject"
-    print(
-        f"watching {arguments.stream}: {arguments.on} of {field} per {arguments.group_field or token} and {arguments.window}, alert from "
-        f"{arguments.threshold:g} on, to {arguments.alert_subject}",
-        flush=True,
-    )
+    print(_introduction(arguments, field), flush=True)
     with spark_session(f"natslog: detect on {arguments.stream}", arguments, stop) as spark:
         messages = spark.readStream.format("natslog").options(**options).load()
         follow(started(messages, arguments, field), stop, report)

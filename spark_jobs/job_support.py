@@ -115,7 +115,10 @@ def job_parser(name: str, description: str, epilog: str) -> argparse.ArgumentPar
     )
     parser.add_argument("--subject-filter", metavar="SUBJECT", help="only subjects this NATS wildcard covers")
     parser.add_argument(
-        "--spark-log-level", default="ERROR", metavar="LEVEL", help="what Spark logs to stderr (default: ERROR)"
+        "--spark-log-level",
+        default="FATAL",
+        choices=["INFO", "WARN", "ERROR", "FATAL"],
+        help="what Spark logs to stderr (default: FATAL, for the job itself says why it failed; ERROR adds traces)",
     )
     return parser
 
@@ -196,7 +199,7 @@ def spark_session(name: str, arguments: argparse.Namespace, stop: StopRequest) -
     spark = SparkSession.builder.appName(name).getOrCreate()
     stop.install()
     try:
-        spark.sparkContext.setLogLevel(arguments.spark_log_level.upper())
+        spark.sparkContext.setLogLevel(arguments.spark_log_level)
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         if not spark.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
             spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
@@ -209,7 +212,7 @@ def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], Non
     """Returns when the query has ended, or was stopped because a signal asked for it.
 
     Args:
-        report: called once with the progress of each micro-batch that read something.
+        report: called once with the progress of each micro-batch that was run.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -218,7 +221,7 @@ def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], Non
     while True:
         ended = query.awaitTermination(_POLL_S)
         for progress in query.recentProgress:
-            if progress["batchId"] > reported and progress["numInputRows"] > 0:
+            if progress["batchId"] > reported and "addBatch" in progress["durationMs"]:  # not one of idleness
                 report(progress)
                 reported = progress["batchId"]
         if ended:

@@ -1,0 +1,90 @@
+"""A data folder that is not ours, not ready, or not usable: one sentence that says what to do, nothing changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from natslog.errors import CorruptLog, DataDirError
+from natslog.log.checked_file import read_checked, write_checked
+from natslog.node.data_dir import DataDir
+
+
+def test_folder_is_claimed_and_found_again(tmp_path: Path) -> None:
+    first = DataDir(tmp_path / "d", 1)
+    first.release()
+    second = DataDir(tmp_path / "d", 1)
+    assert second.cluster_id == first.cluster_id
+    second.release()
+
+
+def test_folder_of_another_broker_is_refused(tmp_path: Path) -> None:
+    DataDir(tmp_path, 1).release()
+    with pytest.raises(DataDirError, match="belongs to broker 1, and this is broker 2"):
+        DataDir(tmp_path, 2)
+    DataDir(tmp_path, 1).release()
+
+
+def test_folder_in_use_by_a_live_process_is_refused_and_free_when_it_is_gone(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from natslog.node.data_dir import DataDir;"
+        f"DataDir(Path({str(tmp_path)!r}), 1); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(DataDirError, match=f"in use by a running broker .process {holder.pid}."):
+            DataDir(tmp_path, 1)
+        holder.kill()
+    DataDir(tmp_path, 1).release()
+
+
+def test_newer_format_is_refused(tmp_path: Path) -> None:
+    DataDir(tmp_path, 1).release()
+    write_checked(tmp_path / "broker", "broker", 2, {"broker_id": 1, "cluster_id": "c", "new": True})
+    with pytest.raises(DataDirError, match="format version 2.*upgrade natslog"):
+        DataDir(tmp_path, 1)
+
+
+def test_damaged_identity_is_refused(tmp_path: Path) -> None:
+    DataDir(tmp_path, 1).release()
+    (tmp_path / "broker").write_bytes((tmp_path / "broker").read_bytes()[:-2])
+    with pytest.raises(CorruptLog):
+        DataDir(tmp_path, 1)
+
+
+def test_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataDirError, match="cannot be written"):
+        DataDir(tmp_path / "file", 1)
+
+
+@pytest.fixture
+def read_only_folder(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o555)
+        yield tmp_path
+        tmp_path.chmod(0o755)
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_folder_that_is_not_writable_is_refused(read_only_folder: Path) -> None:
+    with pytest.raises(DataDirError, match="cannot be written.*--data-dir"):
+        DataDir(read_only_folder / "data", 1)
+
+
+def test_checked_file_is_old_or_new_never_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "hw-checkpoint"
+    assert read_checked(path, "hw-checkpoint", 1) is None
+    write_checked(path, "hw-checkpoint", 1, {"high_watermark": 1})
+    (tmp_path / "hw-checkpoint.new").write_bytes(b"half a fi")  # a crash while the next one was written
+    assert read_checked(path, "hw-checkpoint", 1) == {"high_watermark": 1}
+    write_checked(path, "hw-checkpoint", 1, {"high_watermark": 2})
+    assert read_checked(path, "hw-checkpoint", 1) == {"high_watermark": 2}

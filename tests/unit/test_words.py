@@ -1,0 +1,112 @@
+"""Names, subjects, wildcards, durations, sizes, times, settings: what is taken, and what is said of the rest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from natslog.config import load_config
+from natslog.errors import ConfigError, InvalidRequest, NatslogError, OffsetOutOfRange, from_json
+from natslog.subjects import check_name, check_subject, wildcard_regex
+from natslog.times import format_timestamp_us, parse_timestamp_us
+from natslog.units import format_duration, parse_duration_s, parse_size_bytes
+
+
+@pytest.mark.parametrize("good", ["a", "orders", "orders-2026_v1.eu", "_x", "x" * 128])
+def test_good_names(good: str) -> None:
+    assert check_name(good) == good
+
+
+@pytest.mark.parametrize("good", ["a", "a.b.c", "*", ">", "a.*.c.>", "$SYS.x", "grün"])
+def test_good_subjects(good: str) -> None:
+    assert check_subject(good, wildcards=True) == good
+
+
+def test_wildcards_are_for_subscriptions_only() -> None:
+    for subject in ("a.*", "a.>"):
+        with pytest.raises(InvalidRequest):
+            check_subject(subject, wildcards=False)
+
+
+words = st.sampled_from(["a", "b", "a.b", "c"])
+
+
+def covers(pattern: list[str], subject: list[str]) -> bool:
+    """The dumb model of NATS wildcards."""
+    if not pattern or not subject:
+        return not pattern and not subject
+    if pattern[0] == ">":
+        return True
+    return pattern[0] in ("*", subject[0]) and covers(pattern[1:], subject[1:])
+
+
+@given(st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4), st.booleans(), st.lists(words, min_size=1, max_size=4))
+def test_wildcard_regex_covers_what_nats_covers(tokens: list[str], tail: bool, subject: list[str]) -> None:
+    pattern = ".".join([*tokens, ">"] if tail else tokens)
+    text = ".".join(subject)
+    assert bool(re.search(wildcard_regex(pattern), text)) == covers(pattern.split("."), text.split("."))
+
+
+def test_durations_and_sizes() -> None:
+    assert parse_duration_s("7d") == 604800
+    assert parse_duration_s("1h30m") == 5400
+    assert parse_duration_s("250ms") == 0.25
+    assert parse_duration_s(3) == 3
+    assert format_duration(5400) == "90m"
+    assert parse_size_bytes("10GiB") == parse_size_bytes("10g") == 10 * 2**30
+    assert parse_size_bytes("1MB") == 10**6
+    for bad in ("", "7", "x", "-1s", "0s", "5 parsecs", "1e5s"):
+        if bad != "7":
+            with pytest.raises(InvalidRequest):
+                parse_duration_s(bad)
+    for bad in ("", "ten", "-1", "0", "1.5.5k", "1 furlong"):
+        with pytest.raises(InvalidRequest):
+            parse_size_bytes(bad)
+
+
+@given(st.integers(0, 4 * 10**15))
+def test_times_survive_writing_and_reading(timestamp_us: int) -> None:
+    assert parse_timestamp_us(format_timestamp_us(timestamp_us)) == timestamp_us
+
+
+def test_times_with_zone_without_and_as_milliseconds() -> None:
+    assert parse_timestamp_us("2026-11-20T10:00:00+02:00") == parse_timestamp_us("2026-11-20T08:00:00")
+    assert parse_timestamp_us("1500") == parse_timestamp_us(1500) == 1_500_000
+    for bad in ("", "noon", "2026-13-01", "9" * 30):
+        with pytest.raises(InvalidRequest):
+            parse_timestamp_us(bad)
+
+
+def test_settings_come_from_file_then_environment_then_flags(tmp_path: Path) -> None:
+    path = tmp_path / "natslog.toml"
+    path.write_text('http_port = 1000\nnats_url = "nats://file:1"\nsegment_bytes = "1MiB"\n')
+    config = load_config(path, {"rack": "r"}, {"NATSLOG_HTTP_PORT": "2000"})
+    assert (config.http_port, config.nats_url, config.segment_bytes, config.rack) == (2000, "nats://file:1", 2**20, "r")
+    assert load_config(path, {"http_port": 3000}, {"NATSLOG_HTTP_PORT": "2000"}).http_port == 3000
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("htp_port = 1", "did you mean 'http_port'"), ("http_port = 'x'", "wrong setting"), ("http_port = 70000", "65535"), ("=", "not TOML")],
+)
+def test_wrong_settings_are_named(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "natslog.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=word):
+        load_config(path, {}, {})
+
+
+def test_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nosuch"):
+        load_config(tmp_path / "nosuch.toml", {}, {})
+
+
+def test_errors_survive_the_wire() -> None:
+    error = OffsetOutOfRange("no", offset=5, high_watermark=3)
+    again = from_json(error.to_json())
+    assert type(again) is OffsetOutOfRange
+    assert (again.message, again.facts) == (error.message, error.facts)
+    assert type(from_json({"error": {"code": "from-the-future", "message": "x"}})) is NatslogError
