@@ -1,0 +1,66 @@
+"""One Spark, one broker, one NATS for the tests that need nothing special."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from natslog.client import NatslogClient
+from natslog.nats_server import NatsServer
+from pyspark.sql import SparkSession
+
+from tests.harness import BrokerProcess, running
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("natslog-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.sql.streaming.stopTimeout", "30s")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    with running(tmp_path_factory.mktemp("shared"), segment_bytes="64KiB", retention_interval="500ms") as both:
+        yield both
+
+
+@pytest.fixture
+def nats_url(shared: tuple[NatsServer, BrokerProcess]) -> str:
+    return shared[0].url
+
+
+@pytest.fixture
+def broker(shared: tuple[NatsServer, BrokerProcess]) -> BrokerProcess:
+    return shared[1]
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> NatslogClient:
+    return broker.client()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"spark{next(_numbers)}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

@@ -1,0 +1,203 @@
+"""The sink in a real Spark: what arrives, message ids, acks, and rows that cannot be sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from natslog.client import NatslogClient
+from pyspark.sql import SparkSession
+
+from tests.harness import BrokerProcess, all_values, eventually
+
+pytestmark = pytest.mark.spark
+
+
+def rows_of(client: NatslogClient, stream: str) -> list[dict[str, Any]]:
+    return [row for batch in client.read(stream) for row in batch.to_pylist()]
+
+
+def header(row: dict[str, Any], name: str) -> str | None:
+    return next((pair["value"] for pair in row["headers"] or [] if pair["key"] == name), None)
+
+
+@pytest.mark.parametrize("ack", ["none", "flush", "stored"])
+def test_batch_write_publishes_every_row(
+    spark: SparkSession, client: NatslogClient, nats_url: str, name: str, ack: str
+) -> None:
+    client.create_stream(name, f"{name}.>")
+    frame = spark.range(0, 5000, 1, 3).selectExpr("cast(id as string) as value", f"concat('{name}.', id % 7) as subject")
+    frame.write.format("natslog").options(natsServers=nats_url, ack=ack).mode("append").save()
+    eventually(lambda: client.stream(name)["high_watermark"] == 5000)
+    rows = rows_of(client, name)
+    assert sorted(int(row["value"]) for row in rows) == list(range(5000))
+    assert all(row["subject"] == f"{name}.{int(row['value']) % 7}" for row in rows)
+
+
+def test_constant_subject_key_and_headers(spark: SparkSession, client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    frame = spark.sql(
+        "select cast('v' as binary) as value, 'k1' as key, array(struct('A' as key, 'b c' as value)) as headers, 9 as other"
+    )
+    frame.write.format("natslog").options(natsServers=nats_url, subject=name, ack="stored").mode("append").save()
+    (row,) = rows_of(client, name)
+    assert (row["value"], row["key"], header(row, "A")) == (b"v", b"k1", "b c")
+
+
+def test_a_stream_is_copied_byte_for_byte(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    client.create_stream(name, f"{name}.>")
+    client.create_stream(f"{name}-copy", f"copy.{name}")
+    payloads = spark.range(300).selectExpr("sha2(cast(id as string), 256) as value", f"'{name}.a' as subject")
+    payloads.write.format("natslog").options(natsServers=nats_url, ack="stored").mode("append").save()
+    source = spark.read.format("natslog").options(servers=broker.url, stream=name).load().drop("key")
+    sink = source.write.format("natslog").options(natsServers=nats_url, subject=f"copy.{name}", ack="stored")
+    sink.mode("append").save()
+    assert sorted(all_values(client, f"{name}-copy")) == sorted(all_values(client, name))
+
+
+def test_message_ids_name_query_batch_partition_and_row(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+) -> None:
+    client.create_stream(name, name)
+    client.create_stream(f"{name}-out", f"out.{name}")
+    spark.range(20).selectExpr("cast(id as string) as value").write.format("natslog").options(
+        natsServers=nats_url, subject=name, ack="stored"
+    ).mode("append").save()
+    source = spark.readStream.format("natslog").options(servers=broker.url, stream=name, maxOffsetsPerTrigger=10).load()
+    query = (
+        source.select("value")
+        .writeStream.format("natslog")
+        .options(natsServers=nats_url, subject=f"out.{name}", ack="stored", checkpointLocation=str(folder / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    ids = [header(row, "Nats-Msg-Id") for row in rows_of(client, f"{name}-out")]
+    assert sorted(ids) == sorted(f"{query.id}:{batch}:0:{row}" for batch in (0, 1) for row in range(10))
+
+
+def test_two_queries_with_the_same_batch_ids_do_not_collide(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+) -> None:
+    client.create_stream(name, name)
+    client.create_stream(f"{name}-out", f"out.{name}")
+    spark.range(20).selectExpr("cast(id as string) as value").write.format("natslog").options(
+        natsServers=nats_url, subject=name, ack="stored"
+    ).mode("append").save()
+    for at in range(2):
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+        options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
+        writer = source.select("value").writeStream.format("natslog").options(**options)
+        writer.option("checkpointLocation", str(folder / f"ck{at}")).trigger(availableNow=True).start().awaitTermination()
+    assert len(all_values(client, f"{name}-out")) == 40
+
+
+def test_batch_repeated_after_a_crash_is_stored_once(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+) -> None:
+    """The driver dies after the sink published and before Spark noted the batch as done: it runs again."""
+    client.create_stream(name, name)
+    client.create_stream(f"{name}-out", f"out.{name}")
+    spark.range(50).selectExpr("cast(id as string) as value").write.format("natslog").options(
+        natsServers=nats_url, subject=name, ack="stored"
+    ).mode("append").save()
+
+    def run() -> None:
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+        options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
+        writer = source.select("value").writeStream.format("natslog").options(**options)
+        writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    for commit in (folder / "ck" / "commits").iterdir():  # what the crash would have kept from being written
+        commit.unlink()
+    run()
+    assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(50))
+
+
+def test_retried_task_is_stored_once(folder: Path, client: NatslogClient, nats_url: str, name: str) -> None:
+    """Task attempts that fail after having published: needs a Spark that retries, so one of its own process."""
+    import subprocess
+    import sys
+
+    client.create_stream(name, name)
+    done = subprocess.run(
+        [sys.executable, "-c", RETRYING_DRIVER, nats_url, name, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (folder / "failed-once").exists(), "the first attempt did fail after its rows were published"
+    assert sorted(int(value) for value in all_values(client, name)) == list(range(3000))
+
+
+RETRYING_DRIVER = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+url, name, folder = sys.argv[1:]
+spark = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false").getOrCreate()
+mark = str(Path(folder) / "failed-once")
+
+def fail_once(batches):
+    from pathlib import Path
+    for batch in batches:
+        yield batch
+    try:
+        Path(mark).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    raise RuntimeError("injected: the task fails after its rows went out")
+
+rows = spark.range(0, 3000, 1, 1).selectExpr("cast(id as string) as value").mapInArrow(fail_once, "value string")
+rows.write.format("natslog").options(natsServers=url, subject=name, ack="stored").mode("append").save()
+spark.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "words"),
+    [
+        ("select 'x' as payload", {"subject": "a"}, "needs a column value"),
+        ("select 'x' as value", {}, "needs a subject"),
+        ("select 1 as value", {"subject": "a"}, "'value' is int; the sink takes string or binary"),
+        ("select 'x' as value", {"subject": "a.*"}, "wildcard"),
+        ("select 'x' as value", {"subject": "a", "ack": "maybe"}, "must be none, flush or stored"),
+        ("select 'x' as value", {"subject": "a", "akc": "none"}, "did you mean 'ack'"),
+        ("select 'x' as value", {"subject": "a", "msgIdColumn": "id"}, "no column 'id'"),
+        ("select cast(null as string) as value", {"subject": "a"}, "value is null: row 0"),
+        ("select 'x' as value, 'a..b' as subject", {}, "not one plain NATS subject: row 0 .subject 'a..b'."),
+        ("select repeat('x', 1100000) as value", {"subject": "big"}, "larger than the server's limit of 1048576 bytes"),
+        ("select 'x' as value", {"subject": "nobody.listens", "ack": "stored", "ackTimeout": "1s"}, "no stream listens"),
+    ],
+)
+def test_rows_and_options_that_cannot_be_are_named(
+    spark: SparkSession, nats_url: str, sql: str, options: dict[str, str], words: str
+) -> None:
+    writer = spark.sql(sql).write.format("natslog").options(natsServers=nats_url, **options).mode("append")
+    with pytest.raises(Exception, match=words):
+        writer.save()
+
+
+def test_nats_that_is_not_there_is_named(spark: SparkSession) -> None:
+    writer = spark.sql("select 'x' as value").write.format("natslog").option("natsServers", "nats://127.0.0.1:1")
+    with pytest.raises(Exception, match="no NATS server answers at nats://127.0.0.1:1"):
+        writer.option("subject", "a").mode("append").save()
+
+
+def test_overwrite_is_refused(spark: SparkSession, nats_url: str) -> None:
+    writer = spark.sql("select 'x' as value").write.format("natslog").options(natsServers=nats_url, subject="a")
+    with pytest.raises(Exception, match="only append"):
+        writer.mode("overwrite").save()
+
+
+def test_empty_frame_publishes_nothing(spark: SparkSession, client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    writer = spark.sql("select 'x' as value where false").write.format("natslog").options(natsServers=nats_url, subject=name)
+    writer.mode("append").save()
+    assert all_values(client, name) == []

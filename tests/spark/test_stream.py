@@ -1,0 +1,247 @@
+"""`spark.readStream.format("natslog")` in a real Spark: checkpoints, limits, restarts, loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from natslog.client import NatslogClient
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.harness import BrokerProcess, eventually, publish_acked, running, with_nats
+
+pytestmark = pytest.mark.spark
+
+DRIVER_KILLS = int(os.environ.get("NATSLOG_TEST_DRIVER_KILLS", "3"))
+
+
+def start(
+    spark: SparkSession, broker: BrokerProcess, stream: str, folder: Path, available_now: bool = True, **options: Any
+) -> StreamingQuery:
+    """A query from a stream to Parquet."""
+    source = spark.readStream.format("natslog").options(**{"servers": broker.url, "stream": stream} | options).load()
+    writer = source.writeStream.format("parquet").option("path", str(folder / "out"))
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    trigger = {"availableNow": True} if available_now else {"processingTime": "200 milliseconds"}
+    return writer.trigger(**trigger).start()
+
+
+def drain(spark: SparkSession, broker: BrokerProcess, stream: str, folder: Path, **options: Any) -> StreamingQuery:
+    query = start(spark, broker, stream, folder, **options)
+    query.awaitTermination()
+    return query
+
+
+def offsets(spark: SparkSession, folder: Path) -> list[int]:
+    return sorted(row["offset"] for row in spark.read.parquet(str(folder / "out")).select("offset").collect())
+
+
+def fill(client: NatslogClient, nats_url: str, stream: str, count: int, size: int = 10) -> None:
+    values = [b"%d" % at + b"." * size for at in range(count)]
+    for low in range(0, count, 500):
+        publish_acked(nats_url, stream, values[low : low + 500])
+
+
+@pytest.fixture
+def stream(client: NatslogClient, name: str) -> str:
+    client.create_stream(name, name)
+    return name
+
+
+def test_available_now_honours_the_limit_and_stops_at_its_target(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    fill(client, nats_url, stream, 100)
+    query = drain(spark, broker, stream, folder, maxOffsetsPerTrigger="30")
+    rows = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert rows == [30, 30, 30, 10]
+    assert offsets(spark, folder) == list(range(100))
+
+
+def test_offsets_in_the_checkpoint_are_half_open_stable_json_with_the_streams_id(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    fill(client, nats_url, stream, 10)
+    drain(spark, broker, stream, folder, maxOffsetsPerTrigger="5")
+    logged = [(folder / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()[-1] for batch in (0, 1)]
+    stream_id = client.stream(stream)["id"]
+    assert [json.loads(line) for line in logged] == [{stream: {"id": stream_id, "offset": at}} for at in (5, 10)]
+
+
+def test_restart_from_the_checkpoint_goes_on_where_it_was(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    fill(client, nats_url, stream, 40)
+    drain(spark, broker, stream, folder)
+    drain(spark, broker, stream, folder)  # nothing new
+    fill(client, nats_url, stream, 25)
+    drain(spark, broker, stream, folder, maxOffsetsPerTrigger="10")
+    assert offsets(spark, folder) == list(range(65))
+
+
+def test_crash_in_batch_zero_repeats_it_exactly(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    """Batch 0 was planned and logged, never committed; more came since: the batch has the same range again."""
+    fill(client, nats_url, stream, 20)
+    drain(spark, broker, stream, folder)
+    for part in ("commits/0", "commits/.0.crc"):
+        (folder / "checkpoint" / part).unlink()
+    for path in (folder / "out").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    fill(client, nats_url, stream, 20)
+    query = drain(spark, broker, stream, folder)
+    rows = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert rows == [20, 20]
+    assert offsets(spark, folder) == list(range(40))
+
+
+def test_starting_latest_reads_only_what_comes(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    fill(client, nats_url, stream, 10)
+    query = start(spark, broker, stream, folder, available_now=False, startingOffsets="latest")
+    try:
+        eventually(lambda: query.lastProgress is not None, 60)
+        fill(client, nats_url, stream, 7)
+        eventually(lambda: (folder / "out").exists() and len(offsets(spark, folder)) == 7, 60)
+    finally:
+        query.stop()
+    assert offsets(spark, folder) == list(range(10, 17))
+
+
+def test_ending_options_are_for_batch_reads(spark: SparkSession, broker: BrokerProcess, stream: str, folder: Path) -> None:
+    with pytest.raises(Exception, match="endingOffsets is for batch reads"):
+        drain(spark, broker, stream, folder, endingOffsets="latest")
+
+
+def test_deleted_and_recreated_stream_fails_the_query_or_is_accepted(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    fill(client, nats_url, stream, 10)
+    query = start(spark, broker, stream, folder, available_now=False)
+    eventually(lambda: (folder / "out").exists() and len(offsets(spark, folder)) == 10, 60)
+    client.delete_stream(stream)
+    client.create_stream(stream, stream)
+    fill(client, nats_url, stream, 4)
+    with pytest.raises(Exception, match="deleted and created again|was deleted"):
+        query.awaitTermination(60)
+    with pytest.raises(Exception, match="deleted and created again.*failOnDataLoss"):
+        drain(spark, broker, stream, folder)
+    drain(spark, broker, stream, folder, failOnDataLoss="false")
+    assert offsets(spark, folder) == sorted([*range(10), *range(4)])
+
+
+def shrink_to(client: NatslogClient, nats_url: str, stream: str, messages: int) -> int:
+    """Publishes and lowers retention until the log start has moved; returns it."""
+    client.edit_stream(stream, max_messages=messages)
+
+    async def work(connection: Any) -> None:
+        for _ in range(60):
+            for _ in range(20):
+                await connection.publish(stream, b"x" * 1000)
+            await connection.request(stream, b"y", timeout=10)
+
+    before = client.stream(stream)["log_start_offset"]
+    with_nats(nats_url, work)
+    eventually(lambda: client.stream(stream)["log_start_offset"] > before)
+    return int(eventually(lambda: settled(client, stream)))
+
+
+def settled(client: NatslogClient, stream: str) -> int:
+    """The log start once retention has nothing left to do, else 0."""
+    first = client.stream(stream)["log_start_offset"]
+    time.sleep(1.2)
+    return int(first) if client.stream(stream)["log_start_offset"] == first else 0
+
+
+def test_retention_beyond_the_checkpoint_is_loss_and_exactly_at_it_is_none(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
+) -> None:
+    fill(client, nats_url, stream, 10)
+    drain(spark, broker, stream, folder)
+    log_start = shrink_to(client, nats_url, stream, 200)
+    assert log_start > 10
+    with pytest.raises(Exception, match=f"offsets 10 to {log_start} are lost: retention removed.*failOnDataLoss"):
+        drain(spark, broker, stream, folder)
+    (folder / "exact").mkdir()
+    at_start = json.dumps({stream: log_start})
+    drain(spark, broker, stream, folder / "exact", startingOffsets=at_start, maxOffsetsPerTrigger="1")
+    end = client.stream(stream)["high_watermark"]
+    assert offsets(spark, folder / "exact") == list(range(log_start, end))
+    drain(spark, broker, stream, folder, failOnDataLoss="false")
+    assert offsets(spark, folder) == [*range(10), *range(log_start, end)]
+
+
+def test_broker_restarted_under_a_running_query_the_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    with running(tmp_path / "own") as (server, broker):
+        client = broker.client()
+        client.create_stream("orders", "orders")
+        fill(client, server.url, "orders", 100)
+        query = start(spark, broker, "orders", tmp_path, available_now=False, maxOffsetsPerTrigger="50")
+        try:
+            for cycle in range(1, 4):
+                eventually(lambda done=100 * cycle: written(spark, tmp_path) == done, 90)
+                broker.kill() if cycle % 2 else broker.terminate()
+                time.sleep(1.5)  # the query asks into the void meanwhile
+                broker.start()
+                fill(client, server.url, "orders", 100)
+            eventually(lambda: written(spark, tmp_path) == 400, 90)
+            assert query.isActive
+        finally:
+            query.stop()
+    assert offsets(spark, tmp_path) == list(range(400))
+
+
+def written(spark: SparkSession, folder: Path) -> int:
+    return len(offsets(spark, folder)) if (folder / "out" / "_spark_metadata").exists() else 0
+
+
+DRIVER = """
+import sys
+from pyspark.sql import SparkSession
+url, stream, folder = sys.argv[1:]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+source = spark.readStream.format("natslog").options(servers=url, stream=stream, maxOffsetsPerTrigger=700).load()
+writer = source.writeStream.format("parquet").option("path", folder + "/out")
+query = writer.option("checkpointLocation", folder + "/checkpoint").trigger(processingTime="0 seconds").start()
+query.awaitTermination()
+"""
+
+
+def test_driver_killed_in_mid_run_and_restarted_writes_every_offset_exactly_once(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, tmp_path: Path
+) -> None:
+    total, chance = 1500 * (DRIVER_KILLS + 1), random.Random(7)
+    command = [sys.executable, "-c", DRIVER, broker.url, stream, str(tmp_path)]
+    for kill in range(DRIVER_KILLS + 1):
+        fill(client, nats_url, stream, 1500)
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            before = batches(tmp_path)
+            if kill < DRIVER_KILLS:
+                eventually(lambda before=before: batches(tmp_path) > before, 90, "the query makes progress")
+                time.sleep(chance.random() * 0.8)
+            else:
+                eventually(lambda: written(spark, tmp_path) == total, 90, "the query drains the stream")
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+    assert offsets(spark, tmp_path) == list(range(total))
+
+
+def batches(folder: Path) -> int:
+    """How many batches the query has logged offsets of."""
+    logged = folder / "checkpoint" / "offsets"
+    return len([path for path in logged.iterdir() if path.name.isdecimal()]) if logged.exists() else 0
