@@ -1,0 +1,108 @@
+"""Files written by format version 1 are read for ever: the golden ones in this folder, made once by `make.py`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from natslog import ipc
+from natslog.log import LogOptions, StreamLog
+from natslog.log.checked_file import read_checked
+from natslog.log.segment import check_file_header
+from natslog.log.verify import check_file
+from natslog.model import StreamSettings
+from natslog.node.metadata_store import MetadataStore
+from pyspark_natslog.offsets import StreamOffset, from_json, to_json
+
+from tests.golden.make import COMMITS, FIRST_US, STREAM_ID
+
+HERE = Path(__file__).parent
+ROWS = [row for commit in COMMITS for row in commit]
+
+
+def expected() -> list[dict]:
+    rows = []
+    for at, commit in enumerate(COMMITS):
+        for subject, key, headers, value in commit:
+            rows.append({"offset": len(rows), "time": FIRST_US + at, "subject": subject, "key": key, "headers": headers, "value": value})
+    return rows
+
+
+def plain(table: pa.Table) -> list[dict]:
+    times = table.column("timestamp").cast(pa.int64()).to_pylist()
+    rows = table.drop_columns(["timestamp"]).to_pylist()
+    return [{"offset": row.pop("offset"), "time": time} | row for row, time in zip(rows, times, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("golden", "name"),
+    [
+        ("segment-v1.active", f"{0:020d}.active"),
+        ("segment-v1-none.arrow", f"{0:020d}.arrow"),
+        ("segment-v1-zstd.arrow", f"{0:020d}.arrow"),
+    ],
+)
+def test_segment_v1_is_read(golden: str, name: str, tmp_path: Path) -> None:
+    shutil.copy(HERE / golden, tmp_path / name)
+    shutil.copy(HERE / "leader-epochs-v1", tmp_path / "leader-epochs")
+    shutil.copy(HERE / "hw-checkpoint-v1", tmp_path / "hw-checkpoint")
+    assert not check_file(tmp_path / name).problems
+    log = StreamLog(tmp_path, STREAM_ID, StreamSettings(subject="x"), LogOptions(min_free_bytes=0))
+    assert log.failure is None
+    with log.reader.plan_read(0, max_bytes=1 << 20) as plan:
+        table = pa.Table.from_batches([ipc.decode_batch(message) for message in plan.messages()])
+    assert plain(table) == expected()
+
+
+def test_active_segment_v1_byte_for_byte() -> None:
+    """What FORMATS.md says of the bytes, checked without natslog's own reader."""
+    from crc32c import crc32c
+
+    data = (HERE / "segment-v1.active").read_bytes()
+    assert data[:8] == b"ARROW1\0\0"
+    position = check_file_header(data[:8192], HERE / "segment-v1.active", STREAM_ID, 0)
+    for at, commit in enumerate(COMMITS):
+        assert data[position : position + 4] == b"\xff\xff\xff\xff"
+        header_bytes = 8 + int.from_bytes(data[position + 4 : position + 8], "little")
+        header = data[position : position + header_bytes]
+        line = header[header.index(b"v1 base_offset=") :].split(b"\0")[0].decode()
+        fields = dict(part.split("=") for part in line.split(" ")[1:])
+        assert int(fields["rows"]) == len(commit)
+        assert int(fields["max_timestamp_us"]) == FIRST_US + at
+        assert int(fields["epoch"]) == 1
+        assert int(fields["header_bytes"]) == header_bytes
+        crcs = f"header_crc32c={fields['header_crc32c']} crc32c={fields['crc32c']}".encode()
+        blank = header.replace(crcs, b"header_crc32c=00000000 crc32c=00000000")
+        total = header_bytes + int(fields["body_bytes"])
+        assert int(fields["header_crc32c"], 16) == crc32c(blank)
+        assert int(fields["crc32c"], 16) == crc32c(blank + data[position + header_bytes : position + total])
+        position += total
+    assert position == len(data)
+
+
+def test_sealed_segments_v1_open_as_arrow_files() -> None:
+    for compression in ("none", "zstd"):
+        reader = pa.ipc.open_file(str(HERE / f"segment-v1-{compression}.arrow"))
+        assert plain(reader.read_all()) == expected()
+        assert reader.metadata[b"natslog.offsets"] == b"0-4"
+
+
+def test_checked_files_v1_are_read(tmp_path: Path) -> None:
+    assert read_checked(HERE / "broker-v1", "broker", 1) == {"broker_id": 1, "cluster_id": "c1"}
+    assert read_checked(HERE / "hw-checkpoint-v1", "hw-checkpoint", 1) == {"high_watermark": 4}
+    assert read_checked(HERE / "leader-epochs-v1", "leader-epochs", 1) == [[1, 0]]
+    shutil.copy(HERE / "metadata-v1", tmp_path / "metadata")
+    state = MetadataStore(tmp_path / "metadata", "c1").state
+    assert state.streams["orders"].settings.max_age_s == 604800
+    assert state.tombstones["ff" * 16].name == "gone"
+    assert state.brokers[1].rack == "a"
+
+
+def test_spark_offsets_v1_are_read_and_written_the_same() -> None:
+    text = (HERE / "spark-offsets-v1.json").read_text()
+    offsets = from_json(json.loads(text))
+    assert offsets["orders"] == StreamOffset(STREAM_ID, 42)
+    assert json.dumps(to_json(offsets)) == text
