@@ -42,8 +42,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Where clients and other brokers reach this one."""
+        """Where clients and other brokers reach this one, as far as it knows."""
         return self.advertise_url or f"http://{self.http_host}:{self.http_port}"
+
+    @property
+    def client_urls(self) -> tuple[str, ...]:
+        """What to tell clients: nothing where this broker listens everywhere and was not told its name."""
+        return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
 
 
 _BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes"}

@@ -129,5 +129,5 @@ async def splits(request: web.Request) -> web.Response:
             min_splits=whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS),
         ),
     )
-    urls = (broker.config.url,)
+    urls = broker.config.client_urls
     return web.json_response([msgspec.to_builtins(msgspec.structs.replace(split, urls=urls)) for split in cut])
