@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from natslog.ingest.batches import PAYLOAD_SCHEMA
 from natslog.log import LogOptions, StreamLog
 from natslog.model import StreamSettings

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import nats
+
 from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import NatsServer, free_port
 
@@ -153,7 +154,9 @@ async def flushed(connection: Any) -> None:
     await connection.flush()
 
 
-def publish_acked(url: str, subject: str, values: list[bytes], headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def publish_acked(
+    url: str, subject: str, values: list[bytes], headers: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Publishes each value with a reply subject and returns the answers, in order."""
 
     async def work(connection: Any) -> list[dict[str, Any]]:
@@ -163,7 +166,9 @@ def publish_acked(url: str, subject: str, values: list[bytes], headers: dict[str
     return with_nats(url, work)
 
 
-def natslog(*arguments: str, url: str | None = None, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+def natslog(
+    *arguments: str, url: str | None = None, check: bool = True, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """The command line, as a user runs it."""
     server = ["--server", url] if url else []
     command = [sys.executable, "-m", "natslog", *server, *arguments]

@@ -1,7 +1,7 @@
 """Power loss by a real kernel: ext4 on a loop device is shut down without flushing, killed, and mounted again.
 
-What was not fsynced is gone, names of files included. Nothing that was acked may be. The last test takes the fsync out of
-a broker and shows that this file would notice.
+What was not fsynced is gone, names of files included. Nothing that was acked may be. The last test takes the fsync out
+of a broker and shows that this file would notice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from natslog.errors import NatslogError
 from natslog.publisher import Publisher, Rows
-
 from tests.harness import BrokerProcess, all_values, eventually, running
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")

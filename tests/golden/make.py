@@ -1,4 +1,7 @@
-"""Made the golden files of format version 1: `python -m tests.golden.make FOLDER`. Add files for a new version; never edit old ones."""
+"""Made the golden files of format version 1: `python -m tests.golden.make FOLDER`.
+
+Add files for a new version; never edit old ones.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+
 from natslog.cluster.metadata import BrokerRecord, CreateStream, DeleteStream, RegisterBroker
 from natslog.ingest.batches import PAYLOAD_SCHEMA
 from natslog.log import LogOptions, StreamLog
@@ -20,7 +24,10 @@ from natslog.schema import HEADERS_TYPE
 STREAM_ID = "0123456789abcdef" * 2
 COMMITS = [
     [("orders.new", None, None, b"first")],
-    [("orders.new", b"k", [{"key": "Trace", "value": "a"}, {"key": "Trace", "value": "b"}], b""), ("orders.old", None, [], b"\x00\xff")],
+    [
+        ("orders.new", b"k", [{"key": "Trace", "value": "a"}, {"key": "Trace", "value": "b"}], b""),
+        ("orders.old", None, [], b"\x00\xff"),
+    ],
     [("orders.grün", b"", None, b"third")],
 ]
 FIRST_US = 1_800_000_000_000_000
@@ -28,7 +35,12 @@ FIRST_US = 1_800_000_000_000_000
 
 def columns(commit: list) -> pa.RecordBatch:
     subjects, keys, headers, values = zip(*commit, strict=True)
-    arrays = [pa.array(subjects), pa.array(keys, pa.binary()), pa.array(headers, HEADERS_TYPE), pa.array(values, pa.binary())]
+    arrays = [
+        pa.array(subjects),
+        pa.array(keys, pa.binary()),
+        pa.array(headers, HEADERS_TYPE),
+        pa.array(values, pa.binary()),
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
 
 

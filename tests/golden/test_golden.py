@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from natslog import ipc
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import read_checked
@@ -16,7 +17,6 @@ from natslog.log.verify import check_file
 from natslog.model import StreamSettings
 from natslog.node.metadata_store import MetadataStore
 from pyspark_natslog.offsets import StreamOffset, from_json, to_json
-
 from tests.golden.make import COMMITS, FIRST_US, STREAM_ID
 
 HERE = Path(__file__).parent
@@ -27,7 +27,16 @@ def expected() -> list[dict]:
     rows = []
     for at, commit in enumerate(COMMITS):
         for subject, key, headers, value in commit:
-            rows.append({"offset": len(rows), "time": FIRST_US + at, "subject": subject, "key": key, "headers": headers, "value": value})
+            rows.append(
+                {
+                    "offset": len(rows),
+                    "time": FIRST_US + at,
+                    "subject": subject,
+                    "key": key,
+                    "headers": headers,
+                    "value": value,
+                }
+            )
     return rows
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import urllib3
+
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
-
 from tests.harness import BrokerProcess, all_values, publish_acked
 
 http = urllib3.PoolManager()
@@ -34,7 +34,9 @@ def filled(client: NatslogClient, nats_url: str, name: str) -> str:
     """A stream of 100 messages on two subjects, in many commits."""
     client.create_stream(name, f"{name}.>")
     for at in range(20):
-        publish_acked(nats_url, f"{name}.{'even' if at % 2 == 0 else 'odd'}.x", [b"%d" % (5 * at + row) for row in range(5)])
+        publish_acked(
+            nats_url, f"{name}.{'even' if at % 2 == 0 else 'odd'}.x", [b"%d" % (5 * at + row) for row in range(5)]
+        )
     return name
 
 
@@ -44,7 +46,9 @@ def test_create_answers_201_then_200_then_409_naming_the_difference(broker: Brok
     assert first.status == 201
     assert first.json()["max_age"] == "7d"
     assert first.json()["max_bytes"] == 2**30
-    assert first.json().items() >= {"name": name, "leader": 1, "leader_epoch": 1, "isr": [1], "high_watermark": 0}.items()
+    assert (
+        first.json().items() >= {"name": name, "leader": 1, "leader_epoch": 1, "isr": [1], "high_watermark": 0}.items()
+    )
     again = ask(broker, "POST", "/v1/streams", body)
     assert (again.status, again.json()["id"]) == (200, first.json()["id"])
     other = ask(broker, "POST", "/v1/streams", body | {"max_age": "8d"})
@@ -170,7 +174,9 @@ def test_ndjson_has_a_line_per_message(broker: BrokerProcess, filled: str) -> No
     assert lines[0]["timestamp"].endswith("Z")
 
 
-def test_values_that_are_no_text_come_as_base64(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
+def test_values_that_are_no_text_come_as_base64(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
     client.create_stream(name, name)
     publish_acked(nats_url, name, [b"\xff\x00"])
     answer = ask(broker, "GET", f"/v1/streams/{name}/messages", Accept="application/x-ndjson")
@@ -204,7 +210,9 @@ def test_long_poll_waits_for_new_messages(client: NatslogClient, nats_url: str, 
         ("start=99999999999999999999", 400, "start"),
     ],
 )
-def test_wrong_questions_get_a_clear_answer(broker: BrokerProcess, filled: str, query: str, status: int, word: str) -> None:
+def test_wrong_questions_get_a_clear_answer(
+    broker: BrokerProcess, filled: str, query: str, status: int, word: str
+) -> None:
     answer = ask(broker, "GET", f"/v1/streams/{filled}/messages?{query}")
     assert answer.status == status, answer.data
     assert word in error(answer)["message"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import nats.js.errors
 import pytest
+
 from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
-
 from tests.harness import BrokerProcess, all_values, eventually, flushed, natslog, publish_acked, running, with_nats
 
 

@@ -7,10 +7,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from natslog.client import NatslogClient
-from natslog.nats_server import NatsServer
 from pyspark.sql import SparkSession
 
+from natslog.client import NatslogClient
+from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, running
 
 _numbers = count()

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from natslog.client import NatslogClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, eventually, publish_acked, with_nats
 
 pytestmark = pytest.mark.spark
@@ -131,7 +131,9 @@ def test_filter_then_count_then_plain_count(spark: SparkSession, broker: BrokerP
     assert frame.count() == 100
 
 
-def test_empty_stream_is_an_empty_frame(spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str) -> None:
+def test_empty_stream_is_an_empty_frame(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
     client.create_stream(name, name)
     assert read(spark, broker, name).count() == 0
 

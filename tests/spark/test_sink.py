@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from natslog.client import NatslogClient
 from pyspark.sql import SparkSession
 
+from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, all_values, eventually
 
 pytestmark = pytest.mark.spark
@@ -27,7 +27,8 @@ def test_batch_write_publishes_every_row(
     spark: SparkSession, client: NatslogClient, nats_url: str, name: str, ack: str
 ) -> None:
     client.create_stream(name, f"{name}.>")
-    frame = spark.range(0, 5000, 1, 3).selectExpr("cast(id as string) as value", f"concat('{name}.', id % 7) as subject")
+    subject = f"concat('{name}.', id % 7) as subject"
+    frame = spark.range(0, 5000, 1, 3).selectExpr("cast(id as string) as value", subject)
     frame.write.format("natslog").options(natsServers=nats_url, ack=ack).mode("append").save()
     eventually(lambda: client.stream(name)["high_watermark"] == 5000)
     rows = rows_of(client, name)
@@ -91,7 +92,9 @@ def test_two_queries_with_the_same_batch_ids_do_not_collide(
         source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
         options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
         writer = source.select("value").writeStream.format("natslog").options(**options)
-        writer.option("checkpointLocation", str(folder / f"ck{at}")).trigger(availableNow=True).start().awaitTermination()
+        writer.option("checkpointLocation", str(folder / f"ck{at}")).trigger(
+            availableNow=True
+        ).start().awaitTermination()
     assert len(all_values(client, f"{name}-out")) == 40
 
 
@@ -173,7 +176,11 @@ spark.stop()
         ("select cast(null as string) as value", {"subject": "a"}, "value is null: row 0"),
         ("select 'x' as value, 'a..b' as subject", {}, "not one plain NATS subject: row 0 .subject 'a..b'."),
         ("select repeat('x', 1100000) as value", {"subject": "big"}, "larger than the server's limit of 1048576 bytes"),
-        ("select 'x' as value", {"subject": "nobody.listens", "ack": "stored", "ackTimeout": "1s"}, "no stream listens"),
+        (
+            "select 'x' as value",
+            {"subject": "nobody.listens", "ack": "stored", "ackTimeout": "1s"},
+            "no stream listens",
+        ),
     ],
 )
 def test_rows_and_options_that_cannot_be_are_named(
@@ -198,6 +205,8 @@ def test_overwrite_is_refused(spark: SparkSession, nats_url: str) -> None:
 
 def test_empty_frame_publishes_nothing(spark: SparkSession, client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
-    writer = spark.sql("select 'x' as value where false").write.format("natslog").options(natsServers=nats_url, subject=name)
+    writer = (
+        spark.sql("select 'x' as value where false").write.format("natslog").options(natsServers=nats_url, subject=name)
+    )
     writer.mode("append").save()
     assert all_values(client, name) == []

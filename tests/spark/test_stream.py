@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from natslog.client import NatslogClient
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, eventually, publish_acked, running, with_nats
 
 pytestmark = pytest.mark.spark
@@ -123,7 +123,9 @@ def test_starting_latest_reads_only_what_comes(
     assert offsets(spark, folder) == list(range(10, 17))
 
 
-def test_ending_options_are_for_batch_reads(spark: SparkSession, broker: BrokerProcess, stream: str, folder: Path) -> None:
+def test_ending_options_are_for_batch_reads(
+    spark: SparkSession, broker: BrokerProcess, stream: str, folder: Path
+) -> None:
     with pytest.raises(Exception, match="endingOffsets is for batch reads"):
         drain(spark, broker, stream, folder, endingOffsets="latest")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from natslog.config import load_config
 from natslog.errors import ConfigError, InvalidRequest, NatslogError, OffsetOutOfRange, from_json
 from natslog.subjects import check_name, check_subject, wildcard_regex
@@ -43,7 +44,11 @@ def covers(pattern: list[str], subject: list[str]) -> bool:
     return pattern[0] in ("*", subject[0]) and covers(pattern[1:], subject[1:])
 
 
-@given(st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4), st.booleans(), st.lists(words, min_size=1, max_size=4))
+@given(
+    st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4),
+    st.booleans(),
+    st.lists(words, min_size=1, max_size=4),
+)
 def test_wildcard_regex_covers_what_nats_covers(tokens: list[str], tail: bool, subject: list[str]) -> None:
     pattern = ".".join([*tokens, ">"] if tail else tokens)
     text = ".".join(subject)
@@ -90,7 +95,12 @@ def test_settings_come_from_file_then_environment_then_flags(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("htp_port = 1", "did you mean 'http_port'"), ("http_port = 'x'", "wrong setting"), ("http_port = 70000", "65535"), ("=", "not TOML")],
+    [
+        ("htp_port = 1", "did you mean 'http_port'"),
+        ("http_port = 'x'", "wrong setting"),
+        ("http_port = 70000", "65535"),
+        ("=", "not TOML"),
+    ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "natslog.toml"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from natslog.cluster.metadata import (
     BuryStream,
     CreateStream,

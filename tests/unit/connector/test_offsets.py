@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from natslog.errors import ConfigError
 from pyspark_natslog.offsets import StreamOffset, from_json, share_limit, to_json
 

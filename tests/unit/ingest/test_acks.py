@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+
 from natslog.errors import StorageFull
 from natslog.ingest import acks
 

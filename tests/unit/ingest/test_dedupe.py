@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from natslog.ingest import dedupe
 from natslog.ingest.dedupe import DedupeWindow, ids_of_headers
 from natslog.schema import HEADERS_TYPE
@@ -43,9 +44,8 @@ def test_within_the_window_every_id_is_stored_once(commits: list[list[str | None
         fresh = found == -1
         offsets = np.arange(offset, offset + fresh.sum())
         window.remember(ids[fresh], offsets, 0)
-        for text, at in zip(np.array(texts_of_commit, object)[fresh], offsets, strict=True):
-            if text is not None:
-                model[text] = at
+        stored = zip(np.array(texts_of_commit, object)[fresh], offsets, strict=True)
+        model |= {text: at for text, at in stored if text is not None}
         offset += int(fresh.sum())
 
 
@@ -68,7 +68,12 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ids_rebuilt_from_stored_headers_equal_those_at_ingest() -> None:
     headers = pa.array(
-        [None, [], [{"key": "Nats-Msg-Id", "value": "one"}], [{"key": "X", "value": "y"}, {"key": "Nats-Msg-Id", "value": "zwei"}]],
+        [
+            None,
+            [],
+            [{"key": "Nats-Msg-Id", "value": "one"}],
+            [{"key": "X", "value": "y"}, {"key": "Nats-Msg-Id", "value": "zwei"}],
+        ],
         HEADERS_TYPE,
     )
     assert (ids_of_headers(headers) == hashed([None, None, "one", "zwei"])).all()

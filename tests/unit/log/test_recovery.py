@@ -1,4 +1,4 @@
-"""Cuts at every byte and flips of every bit of an active segment: nothing acked is lost to a torn tail, damage is named."""
+"""Cuts at every byte, flips of every bit of an active segment: no ack is lost to a torn tail, damage is named."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from natslog.errors import CorruptLog
 from natslog.log.recovery import scan_segment
 from natslog.log.segment import file_header
-
 from tests.conftest import STREAM_ID, open_log, rows, stored_values
 
 COMMITS = [[b"a"], [b"bb", b"ccc"], [b"dddd" * 40]]

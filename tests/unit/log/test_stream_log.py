@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from natslog import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
 from natslog.log import LogOptions
-
 from tests.conftest import decoded, open_log, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.node.data_dir import DataDir

@@ -6,11 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from natslog.ingest.batches import BatchBuilder, split_by_text
 from natslog.wire import kernels, plain
 from natslog.wire.frames import FrameParser, MalformedFrame, Scan
-from natslog.wire.layout import END, FRAME_COLUMNS, HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SID, START
-from natslog.wire.layout import SUBJECT, SUBJECT_LEN
+from natslog.wire.layout import (
+    END,
+    FRAME_COLUMNS,
+    HEADER_LEN,
+    PAYLOAD,
+    PAYLOAD_LEN,
+    REPLY,
+    REPLY_LEN,
+    SID,
+    START,
+    SUBJECT,
+    SUBJECT_LEN,
+)
 
 SCANS = [pytest.param(kernels.scan, id="kernel"), pytest.param(plain.scan, id="plain")]
 
@@ -97,7 +109,11 @@ def test_frames_are_found_byte_by_byte(stream: list) -> None:
 
 @settings(deadline=None, max_examples=500)
 @given(
-    st.lists(st.sampled_from([b"MSG ", b"HMSG ", b"a", b" ", b"\t", b"1", b"99", b"\r\n", b"\r", b"\n", b"PING", b"-1", b"x.y"]))
+    st.lists(
+        st.sampled_from(
+            [b"MSG ", b"HMSG ", b"a", b" ", b"\t", b"1", b"99", b"\r\n", b"\r", b"\n", b"PING", b"-1", b"x.y"]
+        )
+    )
     .map(b"".join)
     .filter(bool)
 )
