@@ -38,9 +38,8 @@ def test_batch_write_publishes_every_row(
 
 def test_constant_subject_key_and_headers(spark: SparkSession, client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
-    frame = spark.sql(
-        "select cast('v' as binary) as value, 'k1' as key, array(struct('A' as key, 'b c' as value)) as headers, 9 as other"
-    )
+    pairs = "array(struct('A' as key, 'b c' as value))"
+    frame = spark.sql(f"select cast('v' as binary) as value, 'k1' as key, {pairs} as headers, 9 as other")
     frame.write.format("natslog").options(natsServers=nats_url, subject=name, ack="stored").mode("append").save()
     (row,) = rows_of(client, name)
     assert (row["value"], row["key"], header(row, "A")) == (b"v", b"k1", "b c")
