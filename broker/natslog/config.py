@@ -24,7 +24,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     data_dir: str = DEFAULT_DATA_DIR
     broker_id: int = 1
-    cluster_name: str = "natslog"
     rack: str = ""
     nats_url: str = DEFAULT_NATS_URL
     nats_creds_file: str | None = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
-import click
 import typer
 
 from natslog.cli import cat, pub, serve, stream, verify
@@ -53,23 +52,12 @@ def options(
     context.obj = Global(servers, client_options)
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(arguments: list[str] | None = None) -> None:
     """Runs a command; an error in operation is one sentence on stderr and exit code 1, wrong usage is 2."""
     try:
-        sys.exit(app(args=arguments, standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.exceptions.Abort:
-        sys.exit(130)
+        app(args=arguments)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
     except NatslogError as error:
         err.print(f"[bold red]error:[/] {_escaped(error.message)}")
         sys.exit(1)

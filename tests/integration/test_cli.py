@@ -1,0 +1,226 @@
+"""The `natslog` command as a user types it: formats, tables and JSON, errors and exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from natslog.client import NatslogClient
+from natslog.nats_server import free_port, is_listening
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running
+
+
+@pytest.fixture
+def stream(client: NatslogClient, name: str) -> str:
+    client.create_stream(name, f"{name}.>")
+    return name
+
+
+def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> None:
+    create = ("stream", "create", name, "--subject", f"{name}.>", "--max-age", "7d", "--max-bytes", "1GiB")
+    assert f"stream {name} records {name}.>" in natslog(*create, url=broker.url).stdout
+    natslog(*create, url=broker.url)  # idempotent
+    other = natslog("stream", "create", name, "--subject", "other", url=broker.url, check=False)
+    assert other.returncode == 1
+    assert "exists with other settings: subject is" in other.stderr
+    listed = json.loads(natslog("stream", "ls", "--json", url=broker.url).stdout)
+    assert name in [body["name"] for body in listed]
+    assert name in natslog("stream", "ls", url=broker.url).stdout
+    natslog("stream", "edit", name, "--max-age", "none", "--max-messages", "1000", url=broker.url)
+    body = json.loads(natslog("stream", "info", name, "--json", url=broker.url).stdout)
+    assert (body["max_age"], body["max_messages"], body["max_bytes"]) == (None, 1000, 2**30)
+    natslog("stream", "pause", name, url=broker.url)
+    assert json.loads(natslog("stream", "info", name, "--json", url=broker.url).stdout)["paused"]
+    natslog("stream", "resume", name, url=broker.url)
+    refused = natslog("stream", "rm", name, url=broker.url, check=False, input="n\n")
+    assert refused.returncode != 0
+    natslog("stream", "rm", name, "--yes", url=broker.url)
+    gone = natslog("stream", "info", name, url=broker.url, check=False)
+    assert (gone.returncode, gone.stderr) == (1, f"error: there is no stream '{name}'\n")
+
+
+LINES = 'plain\n{"a": 1, "to": "x"}\n'
+CSV = 'to,n,text\nx,1,"a, b"\ny,2,"say ""hi"""\nx,3,grün\n'
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "subject", "options", "expected"),
+    [
+        ("lines", LINES, "all", [], [("all", None, "plain"), ("all", None, '{"a": 1, "to": "x"}')]),
+        (
+            "ndjson",
+            '{"a": 1, "to": "x"}\n\n{"a":2,"to":"y"}\n',
+            "{to}.new",
+            ["--key", "a"],
+            [("x.new", b"1", '{"a": 1, "to": "x"}'), ("y.new", b"2", '{"a":2,"to":"y"}')],
+        ),
+        (
+            "csv",
+            CSV,
+            "{to}",
+            ["--key", "n"],
+            [
+                ("x", b"1", '{"to":"x","n":"1","text":"a, b"}'),
+                ("y", b"2", '{"to":"y","n":"2","text":"say \\"hi\\""}'),
+                ("x", b"3", '{"to":"x","n":"3","text":"grün"}'),
+            ],
+        ),
+    ],
+)
+def test_pub_of_files_keeps_subject_key_and_payload(
+    client: NatslogClient, nats_url: str, stream: str, tmp_path: Path,
+    form: str, content: str, subject: str, options: list[str], expected: list[tuple[str, bytes | None, str]],
+) -> None:  # fmt: skip
+    path = tmp_path / "input"
+    path.write_text(content)
+    command = ["pub", f"{stream}.{subject}", "--format", form, "--ack", "--nats-url", nats_url, *options]
+    natslog(*command, "--file", str(path))
+    done = natslog(*command, "--file", "-", "--json", input=content)
+    counts = json.loads(done.stdout)
+    assert (counts["sent"], counts["acked"]) == (len(expected), len(expected))
+    rows = [row for batch in client.read(stream) for row in batch.to_pylist()]
+    found = [(row["subject"].removeprefix(f"{stream}."), row["key"], row["value"].decode()) for row in rows]
+    assert found == [*expected, *expected]
+
+
+def test_pub_of_one_message(client: NatslogClient, nats_url: str, stream: str) -> None:
+    done = natslog("pub", f"{stream}.x", "hello", "--ack", "--nats-url", nats_url)
+    assert done.stdout.startswith("sent 1, acked 1")
+    assert all_values(client, stream) == [b"hello"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "words"),
+    [
+        (["x"], None, "either a PAYLOAD or --file"),
+        (["x", "y", "--file", "FILE"], "", "either a PAYLOAD or --file"),
+        (["x", "--file", "/nosuch"], None, "cannot read /nosuch"),
+        (["{a}", "--file", "FILE"], "x\n", "lines have no fields"),
+        (["{a}", "--file", "FILE", "--format", "csv"], "b\n1\n", "row 1 has no field 'a'; it has b"),
+        (["x", "--file", "FILE", "--format", "csv"], "a,b\n1\n", "line 2 has 1 fields, the header 2"),
+        (["x", "--file", "FILE", "--format", "csv"], "", "the file is empty"),
+        (["x", "--file", "FILE", "--format", "ndjson"], "{}\nnope\n", "line 2 is not JSON"),
+        (["x", "--file", "FILE", "--format", "ndjson"], "[1]\n", "line 1 is not a JSON object"),
+        (["x.{a}", "--file", "FILE", "--format", "ndjson"], '{"a": "b c"}\n', "not one plain NATS subject"),
+        (["a..b", "hello"], None, "not one plain NATS subject"),
+    ],
+)
+def test_pub_of_bad_input_names_it(
+    nats_url: str, tmp_path: Path, arguments: list[str], content: str | None, words: str
+) -> None:
+    path = tmp_path / "input"
+    if content is not None:
+        path.write_text(content)
+    named = [str(path) if argument == "FILE" else argument for argument in arguments]
+    done = natslog("pub", *named, "--nats-url", nats_url, check=False)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pub_without_nats_says_so() -> None:
+    done = natslog("pub", "x", "y", "--nats-url", "nats://127.0.0.1:1", check=False)
+    assert done.returncode == 1
+    assert "no NATS server answers at nats://127.0.0.1:1" in done.stderr
+
+
+def test_cat_from_count_json_arrow_and_follow(broker: BrokerProcess, nats_url: str, stream: str) -> None:
+    publish_acked(nats_url, f"{stream}.a", [b"%d" % at for at in range(10)])
+    assert natslog("cat", stream, url=broker.url).stdout == "".join(f"{at}\n" for at in range(10))
+    assert natslog("cat", stream, "--from", "7", url=broker.url).stdout == "7\n8\n9\n"
+    assert natslog("cat", stream, "--from", "2", "--count", "3", url=broker.url).stdout == "2\n3\n4\n"
+    assert natslog("cat", stream, "--from", "latest", url=broker.url).stdout == ""
+    assert natslog("cat", stream, "--from", "2000-01-01", "--count", "1", url=broker.url).stdout == "0\n"
+    (line,) = natslog("cat", stream, "--from", "9", "--json", url=broker.url).stdout.splitlines()
+    assert json.loads(line)["value"] == "9"
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, "cat", stream, "--arrow"]
+    arrow = subprocess.run(command, capture_output=True, check=True).stdout
+    assert pa.ipc.open_stream(io.BytesIO(arrow)).read_all().column("offset").to_pylist() == list(range(10))
+    beyond = natslog("cat", stream, "--from", "99", url=broker.url, check=False)
+    assert (beyond.returncode, "holds 0 to 10" in beyond.stderr) == (1, True)
+    follow = [*command[:-1], "--from", "latest", "--follow", "--count", "1"]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        for _ in range(40):  # it may not be listening yet; what it prints is the first message after it began
+            publish_acked(nats_url, f"{stream}.a", [b"new"])
+            if following.poll() is not None:
+                break
+            try:
+                following.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+        assert following.stdout.read() == b"new\n"
+
+
+def test_verify_finds_damage_and_says_where(own: Path) -> None:
+    with running(own, segment_bytes="8KiB", retention_interval="200ms") as (server, broker):
+        client = broker.client()
+        client.create_stream("orders", "orders")
+        for _ in range(20):
+            publish_acked(server.url, "orders", [b"x" * 1000])
+        eventually(lambda: list(broker.folder.rglob("*.arrow")))
+        broker.terminate()
+    good = natslog("verify", str(broker.folder), "--json")
+    assert json.loads(good.stdout)["damaged"] == 0
+    victim = sorted(broker.folder.rglob("*.arrow"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 4
+    victim.write_bytes(data)
+    bad = natslog("verify", str(broker.folder), check=False)
+    assert bad.returncode == 1
+    assert "1 damaged" in bad.stdout
+    report = json.loads(natslog("verify", str(broker.folder), "--json", check=False).stdout)
+    (damaged,) = [file for file in report["files"] if file["problems"]]
+    assert damaged["file"] == str(victim)
+    assert "offsets" in damaged["problems"][0]
+
+
+def test_dev_starts_all_says_ready_and_stops_cleanly_on_interrupt(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "natslog", "dev", "--data-dir", str(tmp_path / "d"), "--nats-port", "0"]
+    with subprocess.Popen([*command, "--http-port", "0"], stdout=subprocess.PIPE, text=True) as dev:
+        assert dev.stdout is not None
+        lines = [dev.stdout.readline().split() for _ in range(4)]
+        assert [line[0] for line in lines] == ["NATS", "HTTP", "data", "ready"]
+        nats_port = int(lines[0][1].rsplit(":", 1)[1])
+        natslog("stream", "create", "orders", "--subject", "orders.>", url=lines[1][1])
+        natslog("pub", "orders.a", "kept", "--ack", "--nats-url", lines[0][1])
+        dev.send_signal(signal.SIGINT)
+        assert dev.wait(10) == 0
+    assert not is_listening(nats_port)
+    with subprocess.Popen([*command, "--http-port", "0"], stdout=subprocess.PIPE, text=True) as dev:
+        assert dev.stdout is not None
+        lines = [dev.stdout.readline().split() for _ in range(4)]
+        assert natslog("cat", "orders", url=lines[1][1]).stdout == "kept\n"
+        dev.terminate()
+        assert dev.wait(10) == 0
+
+
+def test_taken_ports_and_folders_are_one_sentence_with_the_remedy(
+    broker: BrokerProcess, nats_url: str, tmp_path: Path
+) -> None:
+    nats_port = nats_url.rsplit(":", 1)[1]
+    taken = natslog("dev", "--data-dir", str(tmp_path / "a"), "--nats-port", nats_port, check=False)
+    assert (taken.returncode, "choose another with --nats-port" in taken.stderr) == (1, True)
+    http = ["server", "--nats-url", nats_url, "--http-port"]
+    taken = natslog(*http, str(broker.http_port), "--data-dir", str(tmp_path / "b"), check=False)
+    assert (taken.returncode, "choose another with --http-port" in taken.stderr) == (1, True)
+    taken = natslog(*http, str(free_port()), "--data-dir", str(broker.folder), check=False)
+    assert taken.returncode == 1
+    assert f"in use by a running broker (process {broker.pid})" in taken.stderr
+    assert "Traceback" not in taken.stderr
+
+
+def test_wrong_usage_is_exit_code_2_and_no_broker_is_1() -> None:
+    assert natslog("stream", "create", "x", check=False).returncode == 2
+    assert natslog("nosuch", check=False).returncode == 2
+    assert natslog("--help").returncode == 0
+    done = natslog("stream", "ls", url="http://127.0.0.1:1", check=False)
+    assert done.returncode == 1
+    assert "natslog dev" in done.stderr
