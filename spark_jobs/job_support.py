@@ -79,6 +79,9 @@ def run_job(parser: argparse.ArgumentParser, job: Job) -> int:
     except Interrupted as error:
         print(f"stopped: {error.message}", file=sys.stderr)
         return 128 + (stop.signal or 0)
+    except KeyboardInterrupt:  # PySpark's own handler, while a session begins
+        print("stopped: the work was not begun", file=sys.stderr)
+        return 128 + signal.SIGINT
     except (NatslogError, PySparkException, Py4JError, ConnectionError) as error:
         if stop.requested:  # on its way out whatever Spark says
             return 0

@@ -1,0 +1,513 @@
+"""What `make demo` runs: the whole way from NATS through durable streams and Spark back to NATS, on real events.
+
+    python spark_jobs/demo.py                          live telemetry of this host
+    python spark_jobs/demo.py --file earthquakes.csv   the rows of a CSV file
+
+Theory of operation. Everything is started as a user would start it, as processes of its own on free ports, with state
+and logs in a temporary folder:
+
+1. `natslog dev`: a NATS server and a broker.
+2. Two streams: `events` records what is published, `alerts` what Spark writes back.
+3. Events are published: live, a thread reads psutil and publishes JSON until step 4 ends; with a file, `natslog pub`.
+4. `detect_and_publish.py` reads `events` and publishes windows in which a measurement reached the threshold. Live, it
+   runs as the endless query that it is, until its alerts are in stream `alerts`, and is then stopped by SIGTERM.
+5. `stream_to_console.py` shows the newest events, 6. `backfill_to_parquet.py` copies the first half of them, by time.
+7. The alerts are read from their stream and shown.
+
+That there are alerts is no luck: unless `--threshold` says otherwise, the threshold is a quantile of the measurements
+that were published (live: the highest tenth of the cpu's first ones; file: the highest hundredth), so some reach it.
+
+A step that fails ends the demo with one sentence and exit code 1; then the logs stay. Every process that was started is
+ended, by its id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, TypeVar
+
+import psutil  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fields import as_number, measurement_field, source_field
+from rich.console import Console
+from rich.table import Table
+
+from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import NatslogError
+from natslog.publisher import Publisher, Rows
+from natslog.times import format_timestamp_us
+
+Result = TypeVar("Result")
+
+EVENTS, ALERTS = "events", "alerts"
+ALERT_SUBJECT = "alerts.threshold"
+STEPS = 7
+SHOWN_ROWS = 8
+
+JOBS = Path(__file__).resolve().parent
+START_WITHIN_S = 60.0
+STEP_WITHIN_S = 120.0
+STOP_WITHIN_S = 20.0
+SAMPLE_EVERY_S = 0.25
+SAMPLED_CSV_ROWS = 100_000
+SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For JVMs that live for seconds: compile quickly rather than well."""
+
+out = Console(highlight=False, soft_wrap=True)
+
+
+class DemoFailed(Exception):
+    """A step did not do what it should; one sentence for the person at the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the streaming job is told to look for, and why this threshold."""
+
+    field: str
+    group_field: str | None
+    threshold: float
+    why: str
+
+
+@dataclass(slots=True)
+class Stage:
+    """Where the demo plays: folders, addresses, and the processes that must end with it."""
+
+    folder: Path
+    servers: str = ""
+    nats_url: str = ""
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def log_path(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def client(self) -> NatslogClient:
+        return NatslogClient(self.servers, ClientOptions(retries=2))
+
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """A process whose output goes to its log; in a session of its own, so that ^C reaches only the demo."""
+        environment = os.environ | {
+            "NATSLOG_SERVER": self.servers,
+            "NATS_URL": self.nats_url,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_SUBMIT_ARGS": f"--conf spark.ui.enabled=false --driver-java-options '{SHORT_RUN}' pyspark-shell",
+        }
+        with open(self.log_path(name), "ab") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        self.children.append(child)
+        return child
+
+    def run(self, name: str, command: Sequence[str]) -> str:
+        """What a process printed, after it has ended well. Raises DemoFailed."""
+        child = self.start(name, command)
+        self.wait_for(name, child, lambda: child.poll() is not None, STEP_WITHIN_S, "it to end")
+        return self.log_path(name).read_text(errors="replace")
+
+    def wait_for(
+        self, name: str, child: subprocess.Popen[bytes], met: Callable[[], Result], within_s: float, what: str
+    ) -> Result:
+        """The condition's first true result. Raises DemoFailed where the process fails or the time is over."""
+        deadline = time.monotonic() + within_s
+        while True:
+            code = child.poll()
+            if code:
+                raise DemoFailed(
+                    f"{name} failed with exit code {code}: {self._last_line(name)}; see {self.log_path(name)}"
+                )
+            if result := met():
+                return result
+            if code is not None:
+                raise DemoFailed(f"{name} ended too early; see {self.log_path(name)}")
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"{name}: waited {within_s:.0f} s in vain for {what}; see {self.log_path(name)}")
+            time.sleep(0.1)
+
+    def _last_line(self, name: str) -> str:
+        lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("error: ") if lines else "it said nothing"
+
+    def end(self, child: subprocess.Popen[bytes]) -> int:
+        """SIGTERM, and after a while SIGKILL to it and what it started; returns its exit code."""
+        if child.poll() is None:
+            family = psutil.Process(child.pid).children(recursive=True)
+            child.terminate()
+            try:
+                child.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                for process in [psutil.Process(child.pid), *family]:
+                    if process.is_running():
+                        process.kill()
+                child.wait()
+        self.children.remove(child)
+        return child.returncode
+
+    def end_all(self) -> None:
+        """The last started goes first: jobs before the broker they use."""
+        for child in reversed(list(self.children)):
+            self.end(child)
+
+
+@contextmanager
+def open_stage() -> Iterator[Stage]:
+    """A stage whose processes are gone afterwards; its folder too, but for the logs of a demo that failed."""
+    stage = Stage(Path(tempfile.mkdtemp(prefix="natslog-demo-")))
+    (stage.folder / "logs").mkdir()
+    try:
+        yield stage
+    except BaseException:
+        stage.end_all()
+        for part in stage.folder.iterdir():
+            if part.name != "logs":
+                rmtree(part, ignore_errors=True)
+        raise
+    stage.end_all()
+    rmtree(stage.folder, ignore_errors=True)
+
+
+def say(number: int, text: str) -> None:
+    """A progress line."""
+    out.print(f"[bold cyan][{number}/{STEPS}][/] {text}")
+
+
+def natslog(*arguments: str) -> list[str]:
+    """The command line, of this very installation."""
+    return [sys.executable, "-m", "natslog", *arguments]
+
+
+def job(name: str, *arguments: str) -> list[str]:
+    """A job of this folder."""
+    return [sys.executable, str(JOBS / name), *arguments]
+
+
+# ---- 1 and 2: broker and streams ----
+
+
+def start_broker(stage: Stage) -> None:
+    """Returns when the broker is ready."""
+    name = "natslog-dev"
+    data = stage.folder / "data"
+    child = stage.start(name, natslog("dev", "--data-dir", str(data), "--nats-port", "0", "--http-port", "0"))
+
+    def ready() -> dict[str, str] | None:
+        lines = stage.log_path(name).read_text(errors="replace").splitlines()
+        said = dict(line.split(maxsplit=1) for line in lines if line.startswith(("NATS ", "HTTP ")))
+        return said if "ready" in lines else None
+
+    said = stage.wait_for(name, child, ready, START_WITHIN_S, "it to be ready")
+    assert said is not None, "wait_for returns what is true"
+    stage.servers, stage.nats_url = said["HTTP"], said["NATS"]
+
+
+def create_streams(stage: Stage) -> None:
+    """`events` and `alerts`; the latter keeps one alert per window, however often it is sent."""
+    with stage.client() as client:
+        client.create_stream(EVENTS, f"{EVENTS}.>")
+        client.create_stream(ALERTS, f"{ALERTS}.>", dedupe_window="1h")
+
+
+# ---- 3: events ----
+
+
+def telemetry(before: tuple[Any, Any]) -> tuple[list[tuple[str, dict[str, Any]]], tuple[Any, Any]]:
+    """Subject and facts of one sample of this host, and the counters for the next one."""
+    disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
+    cores = psutil.cpu_percent(percpu=True)
+    rows: list[tuple[str, dict[str, Any]]] = [
+        (f"cpu.{core}", {"metric": f"cpu {core}", "percent": percent}) for core, percent in enumerate(cores)
+    ]
+    rows.append(("memory", {"metric": "memory", "percent": psutil.virtual_memory().percent}))
+    rows.append(("disk.used", {"metric": "disk used", "percent": psutil.disk_usage("/").percent}))
+    if disk is not None and before[0] is not None:
+        moved = {"read": disk.read_bytes - before[0].read_bytes, "written": disk.write_bytes - before[0].write_bytes}
+        rows.append(("disk.io", {"metric": "disk bytes", **moved}))
+    if network is not None and before[1] is not None:
+        moved = {
+            "sent": network.bytes_sent - before[1].bytes_sent,
+            "received": network.bytes_recv - before[1].bytes_recv,
+        }
+        rows.append(("network", {"metric": "network bytes", **moved}))
+    return rows, (disk, network)
+
+
+class TelemetryPublisher:
+    """Publishes this host's telemetry from a thread until it is stopped; every row is acked by the stream."""
+
+    def __init__(self, nats_url: str) -> None:
+        self.percents: list[float] = []
+        self.rows = 0
+        self._nats_url = nats_url
+        self._stop = threading.Event()
+        self._failure: NatslogError | None = None
+        self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
+
+    def __enter__(self) -> TelemetryPublisher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def wait_for_rows(self, seconds: float) -> None:
+        """Lets it publish for so long. Raises what stopped it."""
+        self._thread.join(seconds)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what stopped it."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            with Publisher(self._nats_url, name="natslog-demo") as publisher:
+                self._publish(publisher)
+        except NatslogError as error:
+            self._failure = error
+
+    def _publish(self, publisher: Publisher) -> None:
+        host, (_, before) = socket.gethostname(), telemetry((None, None))
+        while not self._stop.wait(SAMPLE_EVERY_S):
+            sample, before = telemetry(before)
+            common = {"host": host, "time": format_timestamp_us(time.time_ns() // 1000)}
+            subjects = [f"{EVENTS}.{subject}" for subject, _ in sample]
+            values = [json.dumps(facts | common).encode() for _, facts in sample]
+            publisher.publish(Rows(pa.array(subjects), pa.array(values, pa.binary())), "stored")
+            self.rows += len(sample)
+            self.percents += [facts["percent"] for subject, facts in sample if subject.startswith("cpu.")]
+
+
+def quantile(numbers: Sequence[float], part: float) -> float:
+    """The smallest of the numbers that `part` of them do not exceed."""
+    ordered = sorted(numbers)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+
+def watch_of_csv(path: Path, arguments: argparse.Namespace) -> Watch:
+    """What to look for in a CSV file. Raises DemoFailed."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = list(itertools.islice(csv.DictReader(file), SAMPLED_CSV_ROWS))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DemoFailed(f"cannot read {path}: {error}") from error
+    measured = arguments.field or measurement_field(rows)
+    numbers = [number for row in rows if (number := as_number(row.get(measured))) is not None]
+    if measured is None or not numbers:
+        raise DemoFailed(f"{path} has no numeric column{f' {measured}' if measured else ''}: name one with --field")
+    group = arguments.group_field or source_field(rows)
+    return Watch(measured, group, *threshold_of(numbers, 0.99, "99 of 100 rows are below", arguments.threshold))
+
+
+def threshold_of(numbers: Sequence[float], part: float, why: str, given: float | None) -> tuple[float, str]:
+    """The threshold asked for, else a quantile of what was measured, and its reason."""
+    if given is not None:
+        return given, "as given"
+    return quantile(numbers, part), why
+
+
+def publish_csv(stage: Stage, path: Path, watch: Watch) -> str:
+    """Publishes the file's rows, acked; returns what `natslog pub` says."""
+    subject = f"{EVENTS}.{{{watch.group_field}}}" if watch.group_field else f"{EVENTS}.row"
+    command = natslog("pub", subject, "--file", str(path), "--format", "csv", "--ack", "--nats-url", stage.nats_url)
+    return stage.run("natslog-pub", command).strip()
+
+
+# ---- 4: the streaming job ----
+
+
+def detect_command(stage: Stage, watch: Watch, *more: str) -> list[str]:
+    """The streaming job over `events`."""
+    group = ["--group-field", watch.group_field] if watch.group_field else []
+    return job(
+        "detect_and_publish.py", "--stream", EVENTS, "--field", watch.field, *group,
+        "--threshold", str(watch.threshold), "--alert-subject", ALERT_SUBJECT, "--ack", "stored",
+        "--checkpoint", str(stage.folder / "checkpoint"), *more,
+    )  # fmt: skip
+
+
+def detect_live(stage: Stage, watch: Watch, publisher: TelemetryPublisher) -> None:
+    """Runs the endless query until alerts are recorded, then stops it by SIGTERM."""
+    child = stage.start(
+        "detect", detect_command(stage, watch, "--subject-filter", f"{EVENTS}.cpu.*", "--window", "5s", "--late", "1s")
+    )
+    with stage.client() as client:
+
+        def alerts_recorded() -> bool:
+            publisher.check()
+            return int(client.stream(ALERTS)["high_watermark"]) > 0
+
+        stage.wait_for("detect", child, alerts_recorded, STEP_WITHIN_S, "alerts in their stream")
+    if code := stage.end(child):
+        raise DemoFailed(f"detect did not end cleanly on SIGTERM (exit code {code}); see {stage.log_path('detect')}")
+
+
+# ---- 5 to 7: what there is to see ----
+
+
+def time_at(client: NatslogClient, offset: int) -> str:
+    """When the message at an offset was recorded."""
+    moment = client.fetch(EVENTS, offset, offset + 1).batches[0].column("timestamp").cast(pa.int64())[0].as_py()
+    return format_timestamp_us(int(moment))
+
+
+def show_events(stage: Stage) -> None:
+    """The newest events, as `stream_to_console.py` shows them."""
+    with stage.client() as client:
+        start = time_at(client, max(0, int(client.stream(EVENTS)["high_watermark"]) - SHOWN_ROWS))
+    command = job("stream_to_console.py", "--stream", EVENTS, "--from", start, "--available-now", "--full")
+    text = stage.run("console", [*command, "--rows", str(SHOWN_ROWS)])
+    table = [line for line in text.splitlines() if line.startswith(("+-", "|"))]
+    if len(table) <= 4:
+        raise DemoFailed(f"stream_to_console.py showed no rows; see {stage.log_path('console')}")
+    for line in table:
+        out.print(line, markup=False, no_wrap=True, overflow="ellipsis", soft_wrap=False)
+
+
+def backfill(stage: Stage) -> str:
+    """Copies the first half of the events, by time, and checks the number of rows."""
+    with stage.client() as client:
+        end = time_at(client, int(client.stream(EVENTS)["high_watermark"]) // 2)
+        expected = client.offset_at(EVENTS, end)[0]
+    output = stage.folder / "parquet"
+    text = stage.run(
+        "backfill", job("backfill_to_parquet.py", "--stream", EVENTS, "--to", end, "--output", str(output))
+    )
+    rows = pq.read_table(output).num_rows
+    if rows != expected:
+        raise DemoFailed(f"Parquet holds {rows} rows instead of {expected}; see {stage.log_path('backfill')}")
+    said = [line for line in text.splitlines() if line.startswith("wrote ")]
+    return said[-1].partition(f" to {output}")[0] if said else f"{rows} rows"
+
+
+def show_alerts(stage: Stage) -> int:
+    """The alerts, read from their stream; how many there are."""
+    with stage.client() as client:
+        values = [value for batch in client.read(ALERTS) for value in batch.column("value").to_pylist()]
+    found = [json.loads(value) for value in values]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("window", "source", "count", "avg", "max", "threshold"):
+        table.add_column(name, justify="left" if name in ("window", "source") else "right")
+    for alert in found[:SHOWN_ROWS]:
+        window = f"{alert['window_start'][11:19]} - {alert['window_end'][11:19]}"
+        numbers = [f"{alert[name]:.2f}" for name in ("avg", "max", "threshold")]
+        table.add_row(window, alert["source"], str(alert["count"]), *numbers)
+    out.print(table)
+    if len(found) > SHOWN_ROWS:
+        out.print(f"... and {len(found) - SHOWN_ROWS} more")
+    return len(found)
+
+
+# ---- the play ----
+
+
+def detect_on_file(stage: Stage, arguments: argparse.Namespace) -> None:
+    """Steps 3 and 4 with a file."""
+    watch = watch_of_csv(arguments.file, arguments)
+    say(3, f"publishing the rows of {arguments.file.name} with natslog pub")
+    out.print(f"      {publish_csv(stage, arguments.file, watch)}")
+    announce_detection(watch)
+    stage.run("detect", detect_command(stage, watch, "--available-now", "--emit", "early"))
+
+
+def detect_on_telemetry(stage: Stage, arguments: argparse.Namespace) -> None:
+    """Steps 3 and 4 with what this host does now."""
+    say(3, f"publishing telemetry of this host: cpu, memory, disk, network, every {SAMPLE_EVERY_S:g} s")
+    with TelemetryPublisher(stage.nats_url) as publisher:
+        publisher.wait_for_rows(arguments.seconds)
+        if not publisher.percents:
+            raise DemoFailed(f"no telemetry was stored within {arguments.seconds:g} s: try --seconds 10")
+        why = f"the highest tenth of the first {len(publisher.percents)}"
+        watch = Watch("percent", None, *threshold_of(publisher.percents, 0.9, why, arguments.threshold))
+        out.print(f"      {publisher.rows} events acked so far; it goes on while Spark reads")
+        announce_detection(watch)
+        detect_live(stage, watch, publisher)
+
+
+def announce_detection(watch: Watch) -> None:
+    """The line of step 4."""
+    source = watch.group_field or "subject"
+    say(
+        4, f"Spark: windows in which {watch.field} per {source} reaches {watch.threshold:g} ({watch.why}) become alerts"
+    )
+
+
+def play(stage: Stage, arguments: argparse.Namespace) -> None:
+    """All steps. Raises DemoFailed or NatslogError."""
+    say(1, "starting a NATS server and a broker (natslog dev)")
+    start_broker(stage)
+    out.print(f"      {stage.nats_url}, {stage.servers}")
+    say(2, f"creating streams {EVENTS} and {ALERTS}")
+    create_streams(stage)
+    (detect_on_file if arguments.file else detect_on_telemetry)(stage, arguments)
+    say(5, "Spark: the newest events on the console (stream_to_console.py)")
+    show_events(stage)
+    say(6, "Spark: the first half of the events, by time, to Parquet (backfill_to_parquet.py)")
+    out.print(f"      {backfill(stage)}")
+    say(7, f"alerts that Spark published to {ALERT_SUBJECT}, from stream {ALERTS}")
+    if not show_alerts(stage):
+        raise DemoFailed(
+            f"no measurement reached the threshold, so there are no alerts; see {stage.log_path('detect')}"
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="demo.py", description="NATS, a broker, Spark and back to NATS, on live events or those of a file."
+    )
+    parser.add_argument("--file", type=Path, help="publish the rows of this CSV file instead of live telemetry")
+    parser.add_argument("--field", help="numeric column of the file (default: found)")
+    parser.add_argument("--group-field", help="column that names the source (default: found)")
+    parser.add_argument("--threshold", type=float, help="alert from this value on (default: a quantile of the events)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="how long telemetry is published before Spark starts (default: 5)"
+    )
+    arguments = parser.parse_args()
+    if (arguments.field or arguments.group_field) and not arguments.file:
+        parser.error("--field and --group-field are for --file")
+    return arguments
+
+
+def main() -> int:
+    """The exit code."""
+    arguments = parse_arguments()
+    started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        with open_stage() as stage:
+            play(stage, arguments)
+    except (DemoFailed, NatslogError, OSError) as error:
+        print(f"demo failed: {error}", file=sys.stderr)
+        return 1
+    out.print(
+        f"[bold green]done[/] in {time.monotonic() - started:.0f} s; everything that was started has been stopped"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
