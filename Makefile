@@ -36,6 +36,7 @@ check: $(STAMP) ## format, lint, types, layering
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	MYPYPATH=spark_jobs $(BIN)/mypy spark_jobs/*.py
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## write files as `check` wants them

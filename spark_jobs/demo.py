@@ -28,54 +28,39 @@ import csv
 import itertools
 import json
 import math
-import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
+from demo_stage import STEP_WITHIN_S, DemoFailed, Stage, job, natslog, open_stage
 from fields import as_number, measurement_field, source_field
 from rich.console import Console
 from rich.table import Table
 
-from natslog.client import ClientOptions, NatslogClient
+from natslog.client import NatslogClient
 from natslog.errors import NatslogError
 from natslog.publisher import Publisher, Rows
 from natslog.times import format_timestamp_us
-
-Result = TypeVar("Result")
 
 EVENTS, ALERTS = "events", "alerts"
 ALERT_SUBJECT = "alerts.threshold"
 STEPS = 7
 SHOWN_ROWS = 8
 
-JOBS = Path(__file__).resolve().parent
 START_WITHIN_S = 60.0
-STEP_WITHIN_S = 120.0
-STOP_WITHIN_S = 20.0
 SAMPLE_EVERY_S = 0.25
 SAMPLED_CSV_ROWS = 100_000
-SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that live for seconds: compile quickly rather than well."""
 
 out = Console(highlight=False, soft_wrap=True)
-
-
-class DemoFailed(Exception):
-    """A step did not do what it should; one sentence for the person at the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,116 +73,9 @@ class Watch:
     why: str
 
 
-@dataclass(slots=True)
-class Stage:
-    """Where the demo plays: folders, addresses, and the processes that must end with it."""
-
-    folder: Path
-    servers: str = ""
-    nats_url: str = ""
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def log_path(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
-
-    def client(self) -> NatslogClient:
-        return NatslogClient(self.servers, ClientOptions(retries=2))
-
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """A process whose output goes to its log; in a session of its own, so that ^C reaches only the demo."""
-        environment = os.environ | {
-            "NATSLOG_SERVER": self.servers,
-            "NATS_URL": self.nats_url,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": f"--conf spark.ui.enabled=false --driver-java-options '{SHORT_RUN}' pyspark-shell",
-        }
-        with open(self.log_path(name), "ab") as log:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-        self.children.append(child)
-        return child
-
-    def run(self, name: str, command: Sequence[str]) -> str:
-        """What a process printed, after it has ended well. Raises DemoFailed."""
-        child = self.start(name, command)
-        self.wait_for(name, child, lambda: child.poll() is not None, STEP_WITHIN_S, "it to end")
-        return self.log_path(name).read_text(errors="replace")
-
-    def wait_for(
-        self, name: str, child: subprocess.Popen[bytes], met: Callable[[], Result], within_s: float, what: str
-    ) -> Result:
-        """The condition's first true result. Raises DemoFailed where the process fails or the time is over."""
-        deadline = time.monotonic() + within_s
-        while True:
-            code = child.poll()
-            if code:
-                raise DemoFailed(
-                    f"{name} failed with exit code {code}: {self._last_line(name)}; see {self.log_path(name)}"
-                )
-            if result := met():
-                return result
-            if code is not None:
-                raise DemoFailed(f"{name} ended too early; see {self.log_path(name)}")
-            if time.monotonic() > deadline:
-                raise DemoFailed(f"{name}: waited {within_s:.0f} s in vain for {what}; see {self.log_path(name)}")
-            time.sleep(0.1)
-
-    def _last_line(self, name: str) -> str:
-        lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("error: ") if lines else "it said nothing"
-
-    def end(self, child: subprocess.Popen[bytes]) -> int:
-        """SIGTERM, and after a while SIGKILL to it and what it started; returns its exit code."""
-        if child.poll() is None:
-            family = psutil.Process(child.pid).children(recursive=True)
-            child.terminate()
-            try:
-                child.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                for process in [psutil.Process(child.pid), *family]:
-                    if process.is_running():
-                        process.kill()
-                child.wait()
-        self.children.remove(child)
-        return child.returncode
-
-    def end_all(self) -> None:
-        """The last started goes first: jobs before the broker they use."""
-        for child in reversed(list(self.children)):
-            self.end(child)
-
-
-@contextmanager
-def open_stage() -> Iterator[Stage]:
-    """A stage whose processes are gone afterwards; its folder too, but for the logs of a demo that failed."""
-    stage = Stage(Path(tempfile.mkdtemp(prefix="natslog-demo-")))
-    (stage.folder / "logs").mkdir()
-    try:
-        yield stage
-    except BaseException:
-        stage.end_all()
-        for part in stage.folder.iterdir():
-            if part.name != "logs":
-                rmtree(part, ignore_errors=True)
-        raise
-    stage.end_all()
-    rmtree(stage.folder, ignore_errors=True)
-
-
 def say(number: int, text: str) -> None:
     """A progress line."""
     out.print(f"[bold cyan][{number}/{STEPS}][/] {text}")
-
-
-def natslog(*arguments: str) -> list[str]:
-    """The command line, of this very installation."""
-    return [sys.executable, "-m", "natslog", *arguments]
-
-
-def job(name: str, *arguments: str) -> list[str]:
-    """A job of this folder."""
-    return [sys.executable, str(JOBS / name), *arguments]
 
 
 # ---- 1 and 2: broker and streams ----
