@@ -191,7 +191,10 @@ class NatslogClient:
 
     def _json(self, method: str, path: str, **asked: Any) -> Any:
         response = self._ask(method, path, **asked)
-        return json.loads(response.data) if response.data else None
+        try:
+            return json.loads(response.data) if response.data else None
+        except ValueError as error:
+            raise NatslogError(f"{method} {path}: the answer is not JSON; is that a natslog broker?") from error
 
     # ---- cluster and streams ----
 
@@ -331,6 +334,8 @@ class NatslogClient:
 
 def _fetched(response: urllib3.BaseHTTPResponse, name: str, start: int) -> Fetched:
     headers, data = response.headers, response.data
+    if "Natslog-Next-Offset" not in headers:
+        raise NatslogError("the answer has no Natslog headers; is that a natslog broker?")
     next_offset = int(headers["Natslog-Next-Offset"])
     if headers["Natslog-Batches"] == "whole":
         batches = _sliced(data, f"stream {name!r}", start, next_offset)

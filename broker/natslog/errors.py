@@ -107,6 +107,12 @@ class StorageFull(NatslogError):
     code, status, retriable = "storage_full", 503, True
 
 
+class StorageUnavailable(NatslogError):
+    """A new file could not be made (too many open files, say); nothing was written, and the same call may succeed."""
+
+    code, status, retriable = "storage_unavailable", 503, True
+
+
 class StorageFailed(NatslogError):
     """A write or fsync failed; the stream takes no more until the broker is restarted."""
 

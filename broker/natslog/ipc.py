@@ -103,6 +103,7 @@ def _seal_header(message: memoryview, header_bytes: int) -> memoryview:
     """Fills lengths and CRCs into the fixed-width line."""
     found = _LINE.search(message[:header_bytes])
     assert found is not None, "the batch line must be in the header that was just written"
+    assert header_bytes <= MAX_HEADER_BYTES, "readers look no further for the body"
     message[found.start(5) : found.end(5)] = b"%010d" % header_bytes
     message[found.start(6) : found.end(6)] = b"%012d" % (len(message) - header_bytes)
     header_crc = crc32c(message[:header_bytes])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,9 +40,13 @@ class NatsServer:
     Args:
         port: 0 for any free one. `arguments`: passed on to the binary.
         log_path: where its output goes.
+        ends_with_parent: the kernel stops it when this process ends in whatever way.
     """
 
-    def __init__(self, port: int, log_path: Path, *, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, port: int, log_path: Path, *, arguments: tuple[str, ...] = (), ends_with_parent: bool = False
+    ) -> None:
+        self._ends_with_parent = ends_with_parent
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._log_path = log_path
@@ -68,7 +74,12 @@ class NatsServer:
         command = [find_binary(), "--addr", "127.0.0.1", "--port", str(self.port), *self._arguments]
         with open(self._log_path, "ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # ^C is for the caller, who stops it in order
+                preexec_fn=_end_with_parent if self._ends_with_parent else None,
             )
         deadline = time.monotonic() + _START_WITHIN_S
         while not is_listening(self.port):
@@ -90,6 +101,11 @@ class NatsServer:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+def _end_with_parent() -> None:
+    """prctl(PR_SET_PDEATHSIG, SIGTERM), in the child before it becomes nats-server."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
 
 
 def is_listening(port: int) -> bool:

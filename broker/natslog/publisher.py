@@ -9,7 +9,7 @@ that
 stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream which
 deduplicates stores them once.
 
-Invariant: `publish` returns only when what was asked for holds for every row.
+Invariant: `publish` returns only when what was asked for holds for every row. A row without an id is never sent twice.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from natslog.errors import NatsUnavailable, PublishFailed
 from natslog.ingest.batches import BatchBuilder
+from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire.frames import Frames
 from natslog.wire.link import NatsCredentials, NatsLink
 from natslog.wire.outgoing import header_blocks, number_text, publish_frames
@@ -82,12 +83,13 @@ class Rows:
         return header_blocks(self.headers, given, len(self)) if given or self.headers is not None else None
 
 
-def check_rows(rows: Rows, max_payload_bytes: int) -> None:
+def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
     """Raises PublishFailed with number and reason of the first rows that NATS would not take."""
     problems = [
         ("value is null", pc.is_null(rows.values)),
         ("subject is null", pc.is_null(rows.subjects)),
         ("subject is not one plain NATS subject", pc.invert(_valid_subjects(rows.subjects))),
+        (f"subject is longer than {MAX_SUBJECT_BYTES} bytes", pc.greater(_size(rows.subjects), MAX_SUBJECT_BYTES)),
         (
             f"message is larger than the server's limit of {max_payload_bytes} bytes",
             _too_large(rows, max_payload_bytes),
@@ -95,18 +97,26 @@ def check_rows(rows: Rows, max_payload_bytes: int) -> None:
     ]
     for name, values in (("key", rows.keys), ("message id", rows.ids)):
         if values is not None:
-            problems.append((f"{name} is not one line of UTF-8 text", _not_one_line(values)))
+            problems.append((f"{name} is not one line of UTF-8 text without blanks around it", _not_one_line(values)))
     if rows.headers is not None:
         problems.append(("a header name or value is not allowed", _bad_headers(rows.headers)))
     for reason, bad in problems:
         at = np.flatnonzero(pc.fill_null(bad, False).to_numpy(zero_copy_only=False))
         if len(at):
             named = ", ".join(
-                f"row {row} (subject {rows.subjects[row].as_py()!r})" for row in at[:_NAMED_ROWS].tolist()
+                f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
+                for row in at[:_NAMED_ROWS].tolist()
             )
-            raise PublishFailed(
-                f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=at[:100].tolist()
-            )
+            numbers = (at[:100] + first_row).tolist()
+            raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=numbers)
+
+
+def _shortened(subject: str | None) -> str | None:
+    return subject if subject is None or len(subject) <= 100 else subject[:100] + "…"
+
+
+def _size(texts: Any) -> Any:
+    return pc.binary_length(texts.cast(pa.binary()))
 
 
 def _valid_subjects(subjects: Any) -> Any:
@@ -123,7 +133,7 @@ def _too_large(rows: Rows, max_payload_bytes: int) -> Any:
 
 def _not_one_line(values: Any) -> Any:
     """Binary text that could not stand in a header line: line breaks, or not UTF-8."""
-    breaks = pc.match_substring_regex(values.cast(pa.binary()), r"[\r\n]")
+    breaks = pc.match_substring_regex(values.cast(pa.binary()), r"[\r\n]|^[ \t]|[ \t]$")
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -143,7 +153,7 @@ def _is_utf8(value: bytes) -> bool:
 def _bad_headers(headers: Any) -> Any:
     pairs = headers.flatten()
     bad_name = pc.invert(pc.match_substring_regex(pairs.field("key"), r"^[!-9;-~]+$"))
-    bad_value = pc.match_substring_regex(pairs.field("value"), r"[\r\n]")
+    bad_value = pc.match_substring_regex(pairs.field("value"), r"[\r\n]|^[ \t]|[ \t]$")
     bad = pc.or_(pc.fill_null(bad_name, True), pc.fill_null(bad_value, True))
     rows = np.unique(pc.list_parent_indices(headers).filter(bad).to_numpy())
     marks = np.zeros(len(headers), np.bool_)
@@ -158,6 +168,9 @@ class _Slice:
         self.first = first
         self.rows = rows
         self.waiting = np.ones(len(rows), np.bool_)
+        # Without an id a stream could not know a second copy: such rows are sent once.
+        known = np.zeros(len(rows), np.bool_) if rows.ids is None else pc.is_valid(rows.ids)
+        self.has_id = np.asarray(known, np.bool_)
         self.sent_at = time.monotonic()
 
 
@@ -226,23 +239,24 @@ class Publisher:
         await self._link.wait_until_up(self._connect_timeout_s)
         await self._link.attach(f"{self._inbox}.*", self._receive_acks)
 
-    def publish(self, rows: Rows, ack: Ack) -> None:
+    def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
         """Sends all rows in order and returns when `ack` holds for them.
 
         Args:
+            first_row: the number of the first row, for error messages.
             ack: `none`: handed to the connection; `flush`: the server has the bytes; `stored`: a stream acked each row.
 
         Raises:
             PublishFailed: rows NATS would not take (nothing was sent), or rows that no stream acked in time.
             NatsUnavailable: the connection was lost and what arrived is not known.
         """
-        check_rows(rows, self._link.max_payload_bytes)
+        check_rows(rows, self._link.max_payload_bytes, first_row)
         if len(rows):
             self._run(self._publish_stored(rows) if ack == "stored" else self._publish_plain(rows, ack))
 
     async def _publish_plain(self, rows: Rows, ack: Ack) -> None:
-        connections, unflushed = self._link.connections, 0
-        for part in _parts(rows):
+        connections, forbidden, unflushed = self._link.connections, self._link.forbidden, 0
+        for part in _parts(rows, _SLICE_ROWS):
             protocol = publish_frames(_binary(part.subjects), part.values, headers=part.header_blocks())
             await self._send(protocol)
             unflushed += len(protocol)
@@ -251,10 +265,15 @@ class Publisher:
                 unflushed = 0
         if ack == "flush":
             await self._link.flush(self._ack_timeout_s)
+            self._raise_if_forbidden(forbidden)
             if self._link.connections != connections:
                 raise NatsUnavailable(
                     "the connection to NATS was lost while publishing: some rows may not have arrived"
                 )
+
+    def _raise_if_forbidden(self, before: int) -> None:
+        if self._link.forbidden > before:
+            raise PublishFailed(f"the server refused messages: {self._link.last_refusal}")
 
     async def _send(self, protocol: bytes) -> None:
         """Waits for a connection where there is none."""
@@ -266,8 +285,9 @@ class Publisher:
     async def _publish_stored(self, rows: Rows) -> None:
         self._last_progress = time.monotonic()
         self._refusal, self._unheard = "", False
+        forbidden = self._link.forbidden
         try:
-            for part in _parts(rows):
+            for part in _parts(rows, min(_SLICE_ROWS, self._max_in_flight)):
                 while self._slices and self._in_flight() + len(part) > self._max_in_flight:
                     await self._wait_for_acks()
                 waiting = _Slice(self._next_sequence, part)
@@ -276,6 +296,7 @@ class Publisher:
                 await self._send_slice(waiting, np.arange(len(part)))
             while self._slices:
                 await self._wait_for_acks()
+                self._raise_if_forbidden(forbidden)
         finally:
             self._slices.clear()
 
@@ -311,7 +332,7 @@ class Publisher:
         if now - self._last_progress > self._ack_timeout_s:
             raise PublishFailed(self._why_unacked(), unacked=self._in_flight())
         for waiting in list(self._slices):
-            late = np.flatnonzero(waiting.waiting)
+            late = np.flatnonzero(waiting.waiting & waiting.has_id)
             if len(late) and now - waiting.sent_at > _RESEND_AFTER_S:
                 self.resent += len(late)
                 await self._send_slice(waiting, late)
@@ -336,7 +357,8 @@ class Publisher:
         columns = builder.taken().columns
         sequence = pc.utf8_slice_codeunits(columns.column("subject"), len(self._inbox) + 1).cast(pa.int64())
         answers = columns.column("value")
-        good = pc.match_substring(answers, b'"seq"').to_numpy(zero_copy_only=False)
+        has_sequence, has_error = pc.match_substring(answers, b'"seq"'), pc.match_substring(answers, b'"error":')
+        good = pc.and_(has_sequence, pc.invert(has_error)).to_numpy(zero_copy_only=False)
         self._mark_acked(sequence.to_numpy()[good])
         if not good.all():
             self._note_refusal(answers.filter(pa.array(~good))[0].as_py())
@@ -365,14 +387,14 @@ def _binary(subjects: Any) -> Any:
     return subjects.cast(pa.binary())
 
 
-def _parts(rows: Rows) -> list[Rows]:
-    """Slices of at most `_SLICE_ROWS` rows and, as far as single rows allow, `_SLICE_BYTES` bytes."""
+def _parts(rows: Rows, max_rows: int) -> list[Rows]:
+    """Slices of at most `max_rows` rows and, as far as single rows allow, `_SLICE_BYTES` bytes."""
     lengths = np.cumsum(pc.binary_length(rows.values).to_numpy(zero_copy_only=False).astype(np.int64))
     parts, start = [], 0
     while start < len(rows):
         before = int(lengths[start - 1]) if start else 0
         by_bytes = int(np.searchsorted(lengths, before + _SLICE_BYTES, side="right"))
-        end = max(start + 1, min(start + _SLICE_ROWS, by_bytes))
+        end = max(start + 1, min(start + max_rows, by_bytes))
         parts.append(rows.slice(start, end - start))
         start = end
     return parts

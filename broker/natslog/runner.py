@@ -27,23 +27,25 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
     """
     broker = Broker(config)
     server = HttpServer(broker, config)
+    _stop_on_signals(broker)
     try:
         port = await server.start()
         config = msgspec.structs.replace(config, http_port=port)
         broker.config = config
         await broker.start()
-        _stop_on_signals(broker)
         on_ready(config)
         await broker.stopping_soon.wait()
         logger.info("stopping: committing and acking what was received")
     finally:
-        await broker.stop()
-        await server.stop()
+        try:
+            await broker.stop()
+        finally:
+            await server.stop()
     if broker.failed is not None:
         raise broker.failed
 
 
 def _stop_on_signals(broker: Broker) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, broker.stopping_soon.set)

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from natslog.errors import InvalidRequest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST_US = -62_135_596_800_000_000  # year 1
+_YEAR_10000_US = 253_402_300_800_000_000
 
 
 def parse_timestamp_us(text: str | int, name: str = "timestamp") -> int:
@@ -28,8 +30,8 @@ def parse_timestamp_us(text: str | int, name: str = "timestamp") -> int:
         raise InvalidRequest(
             f"{name} {text!r} is not a time: write ISO-8601 (2026-11-20T10:30:00Z) or epoch milliseconds"
         ) from error
-    if not -(2**62) < timestamp_us < 2**62:
-        raise InvalidRequest(f"{name} {text!r} is out of range")
+    if not _EARLIEST_US <= timestamp_us < _YEAR_10000_US:
+        raise InvalidRequest(f"{name} {text!r} is out of range (numbers are milliseconds)")
     return timestamp_us
 
 

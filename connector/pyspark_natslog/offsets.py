@@ -46,7 +46,8 @@ def from_json(body: Mapping[str, Any]) -> Offsets:
 
 
 def share_limit(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
-    """`limit` rows divided among streams in proportion to what waits in each; every row that fits is given out.
+    """`limit` rows divided among streams in proportion to what waits in each; none that waits is starved, and every
+    row that fits is given out.
 
     Args:
         waiting: rows that each stream has ready.
@@ -54,10 +55,11 @@ def share_limit(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
-    shares = {name: rows * limit // total for name, rows in waiting.items()}
-    left = limit - sum(shares.values())
-    for name in sorted(waiting, key=lambda name: (shares[name] - waiting[name], name)):
-        extra = min(left, waiting[name] - shares[name], 1)
-        shares[name] += extra
-        left -= extra
+    shares = {name: max(1, rows * limit // total) if rows else 0 for name, rows in waiting.items()}
+    by_size = sorted(waiting, key=lambda name: (-waiting[name], name))
+    while (left := limit - sum(shares.values())) != 0:  # rounding, at most a row or so for each stream
+        for name in by_size:
+            step = min(1, left, waiting[name] - shares[name]) if left > 0 else -min(1, -left, shares[name])
+            shares[name] += step
+            left -= step
     return shares

@@ -23,7 +23,7 @@ _CONNECTION = ("token", "tokenFile", "tlsCaFile", "tlsCertFile", "tlsKeyFile")
 _SOURCE = (
     "servers", "stream", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss",
     "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "includeHeaders", "columns", "subjectFilter",
-    "fetchTimeout", "fetchRetries", "retryInterval", *_CONNECTION,
+    "fetchTimeout", "fetchRetries", "retryInterval", "path", *_CONNECTION,
 )  # fmt: skip
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger",)
@@ -31,7 +31,7 @@ _SINK = (
     "natsServers", "subject", "ack", "msgIdColumn", "maxInFlight", "ackTimeout", "natsCredsFile", "natsUser",
     "natsPasswordFile",
 )  # fmt: skip
-_SPARKS_OWN = ("path", "checkpointlocation", "queryname", "outputmode")
+_SPARKS_OWN = ("checkpointlocation", "queryname", "outputmode")
 """Options that Spark adds or keeps for itself."""
 
 
@@ -110,8 +110,11 @@ class SourceOptions:
     client_options: ClientOptions = field(repr=False)
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
         """Checked options.
+
+        Args:
+            streaming: whether for a stream; None where Spark only wants the schema and does not say.
 
         Raises:
             ConfigError: unknown (the nearest known one is named), missing, wrong or clashing.
@@ -120,6 +123,9 @@ class SourceOptions:
         for name in _BATCH_ONLY if streaming else ():
             if given.has(name):
                 raise ConfigError(f"option {name} is for batch reads (spark.read); a stream has no end", option=name)
+        for name in () if streaming is not False else _STREAM_ONLY:
+            if given.has(name):
+                raise ConfigError(f"option {name} is for streaming reads (spark.readStream)", option=name)
         streams = _streams(given)
         columns = _columns(given)
         subject_filter = given.text("subjectFilter")

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from natslog.errors import ConfigError
 from pyspark_natslog.options import SourceOptions
-from pyspark_natslog.positions import resolve
+from pyspark_natslog.positions import resolve_end, resolve_start
 from pyspark_natslog.schema import checked_columns
 from pyspark_natslog.splits import plan_range, read_range
 
@@ -28,8 +28,8 @@ class BatchReader(DataSourceReader):
         with options.client() as client:
             for name in options.streams:
                 info = client.stream(name)
-                start = resolve(client, options, options.start, info)
-                end = resolve(client, options, options.end, info)
+                end = resolve_end(client, options.end, info)
+                start = resolve_start(client, options, options.start, info, end)
                 if start > end:
                     raise ConfigError(f"stream {name!r}: the start, offset {start}, is beyond the end, offset {end}")
                 planned += plan_range(client, options, name, info["id"], start, end, os.cpu_count() or 1)

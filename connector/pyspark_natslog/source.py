@@ -37,7 +37,7 @@ class DefaultSource(DataSource):
         from pyspark_natslog.options import SourceOptions
         from pyspark_natslog.reader import BatchReader
 
-        return BatchReader(SourceOptions.parse(self._options), schema)
+        return BatchReader(SourceOptions.parse(self._options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_natslog.options import SourceOptions

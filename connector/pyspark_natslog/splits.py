@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from natslog.client import NatslogClient
-from natslog.errors import OffsetOutOfRange
+from natslog.errors import NatslogError, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.loss import Loss, report_loss
 from pyspark_natslog.options import SourceOptions
 from pyspark_natslog.schema import to_spark
@@ -40,14 +40,19 @@ def plan_range(
     if start >= end:
         return []
     wanted = options.min_partitions or (cores if end - start >= _WORTH_SPLITTING_ROWS else 1)
-    splits = client.splits(
-        stream,
-        start,
-        end,
-        max_bytes=None if options.min_partitions else 64 * 1024 * 1024,
-        max_rows=options.max_records_per_partition,
-        min_splits=wanted,
-    )
+    try:
+        splits = client.splits(
+            stream,
+            start,
+            end,
+            max_bytes=None if options.min_partitions else 64 * 1024 * 1024,
+            max_rows=options.max_records_per_partition,
+            min_splits=wanted,
+        )
+    except (OffsetOutOfRange, StreamNotFound) as error:
+        start = behind_loss(client, options, stream, stream_id, start, end, error)
+        return plan_range(client, options, stream, stream_id, start, end, cores)
+    assert (splits[0].start, splits[-1].end) == (start, end), "splits cover the range"
     return [OffsetRange(stream, stream_id, split.start, split.end, split.urls) for split in splits]
 
 
@@ -72,14 +77,44 @@ def read_range(options: SourceOptions, columns: Sequence[str], partition: InputP
             for batch in batches:
                 yield to_spark(batch, partition.stream, columns)
             return
-        except OffsetOutOfRange as error:
-            log_start = int(error.facts.get("log_start_offset", 0))
+        except (OffsetOutOfRange, StreamNotFound, StreamRecreated) as error:
             reached = int(error.facts.get("offset", start))
-            if not reached < log_start:
-                raise
-            lost_to = min(log_start, partition.end)
-            report_loss(options, Loss(partition.stream, reached, lost_to, "retention removed these messages"))
-            start = lost_to
+            start = behind_loss(client, options, partition.stream, partition.stream_id, reached, partition.end, error)
+
+
+def behind_loss(
+    client: NatslogClient,
+    options: SourceOptions,
+    stream: str,
+    stream_id: str,
+    start: int,
+    end: int,
+    error: NatslogError,
+) -> int:
+    """Where `[start, end)` can be read on, after what happened between planning and reading was reported as loss.
+
+    Raises:
+        DataLoss: with `failOnDataLoss`. The error itself, where nothing that is known explains it.
+    """
+    try:
+        info = client.stream(stream)
+    except StreamNotFound:
+        report_loss(options, Loss(stream, start, end, "the stream was deleted"))
+        return end
+    if info["id"] != stream_id:
+        why = f"the stream was deleted and created again (id {info['id']}, not {stream_id})"
+        report_loss(options, Loss(stream, start, end, why))
+        return end
+    log_start, high_watermark = int(info["log_start_offset"]), int(info["high_watermark"])
+    if start < log_start:
+        lost_to = min(log_start, end)
+        report_loss(options, Loss(stream, start, lost_to, "retention removed these messages"))
+        return lost_to
+    if end > high_watermark:
+        why = f"the log ends at {high_watermark}: it is shorter than it was"
+        report_loss(options, Loss(stream, max(start, high_watermark), end, why))
+        return end
+    raise error
 
 
 def _is_narrow(columns: Sequence[str]) -> bool:

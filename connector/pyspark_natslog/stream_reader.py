@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,11 +27,13 @@ from natslog.errors import BrokerUnavailable, StreamNotFound
 from pyspark_natslog.loss import Loss, report_loss
 from pyspark_natslog.offsets import Offsets, StreamOffset, from_json, share_limit, to_json
 from pyspark_natslog.options import SourceOptions
-from pyspark_natslog.positions import resolve
+from pyspark_natslog.positions import resolve_start
 from pyspark_natslog.schema import checked_columns
 from pyspark_natslog.splits import plan_range, read_range
 
 logger = logging.getLogger("pyspark_natslog")
+
+Answer = TypeVar("Answer")
 
 _OUTAGE_TIMEOUTS = 6
 """A query waits this many times `fetchTimeout` for brokers to come back before it fails."""
@@ -52,8 +55,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         offsets = {}
         for name in self._options.streams:
-            info = self._client.stream(name)
-            offsets[name] = StreamOffset(info["id"], resolve(self._client, self._options, self._options.start, info))
+            info = self._patiently(partial(self._client.stream, name))
+            start = resolve_start(self._client, self._options, self._options.start, info)
+            offsets[name] = StreamOffset(info["id"], start)
         return to_json(offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -62,20 +66,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes how far this run goes."""
-        self._target = self._high_watermarks()
+        self._target = self._patiently(lambda: self._high_watermarks({}))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = from_json(start)
-        try:
-            latest = self._high_watermarks()
-        except BrokerUnavailable:
-            if self._is_away_too_long():
-                raise
-            return start
+        if self._target is not None:  # the same position would end the run, undrained
+            latest = self._patiently(lambda: self._high_watermarks(position))
+        else:
+            try:
+                latest = self._high_watermarks(position)
+            except BrokerUnavailable:
+                if self._is_away_too_long():
+                    raise
+                return start
         self._away_since = None
         self._latest = latest
-        latest = self._within_target(latest)
         begin = {name: self._effective_start(name, at, latest.get(name)) for name, at in position.items()}
+        latest = self._within_target(latest)
         for name in latest.keys() - position.keys():  # named in the options since the checkpoint was written
             begin[name] = StreamOffset(latest[name].id, self._log_starts[name])
         waiting = {name: max(0, latest[name].offset - at.offset) for name, at in begin.items() if name in latest}
@@ -84,20 +91,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {}
         for name, at in begin.items():
             moved = waiting.get(name, 0)
-            end[name] = StreamOffset(at.id, at.offset + moved) if moved or name not in position else position[name]
+            end[name] = StreamOffset(at.id, at.offset + moved)
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._latest is None else to_json(self._latest)
 
-    def _high_watermarks(self) -> Offsets:
-        """Of all streams that are there; one that is gone is a loss."""
+    def _high_watermarks(self, position: Offsets) -> Offsets:
+        """Of all streams that are there; one that is gone is a loss, from the position on."""
         offsets, self._log_starts = {}, {}
         for name in self._options.streams:
             try:
                 info = self._client.stream(name)
             except StreamNotFound:
-                report_loss(self._options, Loss(name, 0, None, "the stream was deleted"))
+                start = position[name].offset if name in position else 0
+                report_loss(self._options, Loss(name, start, None, "the stream was deleted"))
                 continue
             offsets[name] = StreamOffset(info["id"], int(info["high_watermark"]))
             self._log_starts[name] = int(info["log_start_offset"])
@@ -126,11 +134,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if at.offset < log_start:
             report_loss(self._options, Loss(name, at.offset, log_start, "retention removed these messages"))
             return StreamOffset(at.id, log_start)
-        if self._target is None and at.offset > latest.offset:
+        if at.offset > latest.offset:
             why = f"the log ends at {latest.offset}: it is shorter than it was"
             report_loss(self._options, Loss(name, latest.offset, at.offset, why))
             return latest
         return at
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer, also of brokers that are away for a while."""
+        while True:
+            try:
+                answer = ask()
+            except BrokerUnavailable:
+                if self._is_away_too_long():
+                    raise
+            else:
+                self._away_since = None
+                return answer
 
     def _is_away_too_long(self) -> bool:
         now = time.monotonic()
@@ -144,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, upto = from_json(start), from_json(end)
         options, planned = self._options, []
-        latest = self._high_watermarks()
+        latest = self._patiently(lambda: self._high_watermarks(begin))
         for name, last in upto.items():
             known = latest.get(name)
             first = begin.get(name)
@@ -160,7 +180,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             low, high = min(first.offset, last.offset), min(last.offset, known.offset)
             if high < last.offset:
                 report_loss(options, Loss(name, max(low, high), last.offset, f"the log ends at {high}"))
-            planned += plan_range(self._client, options, name, last.id, low, high, os.cpu_count() or 1)
+            cores = os.cpu_count() or 1
+            planned += self._patiently(partial(plan_range, self._client, options, name, last.id, low, high, cores))
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,9 @@
 
 Theory of operation. Each task opens one connection and publishes its Arrow batches in order. Message ids are
 `queryId:batchId:partition:row`, so a retried task or batch sends the same ids and is stored once by a stream that
-deduplicates. A batch write has no query: an id made on the driver takes its place.
+deduplicates. That holds where a retry yields the same rows in the same order, as rows read from a stream do; after a
+shuffle they may not, and then `msgIdColumn` should name an id that belongs to the row. A batch write has no query: an
+id made on the driver takes its place.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class _TaskWriter:
         )
         with publisher:
             for batch in batches:
-                publisher.publish(self._rows(batch, prefix, sent), options.ack)
+                publisher.publish(self._rows(batch, prefix, sent), options.ack, first_row=sent)
                 sent += batch.num_rows
         return Published(sent)
 

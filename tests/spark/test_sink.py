@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,44 +122,52 @@ def test_batch_repeated_after_a_crash_is_stored_once(
     assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(50))
 
 
-def test_retried_task_is_stored_once(folder: Path, client: NatslogClient, nats_url: str, name: str) -> None:
-    """Task attempts that fail after having published: needs a Spark that retries, so one of its own process."""
-    import subprocess
-    import sys
-
-    client.create_stream(name, name)
-    done = subprocess.run(
-        [sys.executable, "-c", RETRYING_DRIVER, nats_url, name, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+def retried_write(client: NatslogClient, broker: BrokerProcess, nats_url: str, stream: str, mark: Path) -> None:
+    """A write whose first task attempt fails after rows of it are stored: needs a Spark of its own, one that retries."""
+    command = [sys.executable, "-c", RETRYING_DRIVER, nats_url, broker.url, stream, str(mark)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert (folder / "failed-once").exists(), "the first attempt did fail after its rows were published"
+    assert mark.exists(), "the first attempt did fail after its rows were stored"
+
+
+def test_retried_task_is_stored_once_and_twice_where_nothing_deduplicates(
+    client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str, folder: Path
+) -> None:
+    client.create_stream(name, name)
+    retried_write(client, broker, nats_url, name, folder / "with")
     assert sorted(int(value) for value in all_values(client, name)) == list(range(3000))
+    client.create_stream(f"{name}-all", f"{name}.all", dedupe_window=None)
+    retried_write(client, broker, nats_url, f"{name}.all", folder / "without")
+    stored = [int(value) for value in all_values(client, f"{name}-all")]
+    assert set(stored) == set(range(3000))
+    assert len(stored) > 3000, "the injected failure does send rows twice"
 
 
 RETRYING_DRIVER = """
 import sys
-from pathlib import Path
 from pyspark.sql import SparkSession
-url, name, folder = sys.argv[1:]
-spark = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false").getOrCreate()
-mark = str(Path(folder) / "failed-once")
+nats_url, broker_url, subject, mark = sys.argv[1:]
+builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "500").getOrCreate()
 
 def fail_once(batches):
+    import time
     from pathlib import Path
-    for batch in batches:
-        yield batch
-    try:
-        Path(mark).touch(exist_ok=False)
-    except FileExistsError:
-        return
-    raise RuntimeError("injected: the task fails after its rows went out")
+    from natslog.client import NatslogClient
+    stream = subject.replace(".all", "-all")
+    with NatslogClient(broker_url) as client:
+        for at, batch in enumerate(batches):
+            if at == 4 and not Path(mark).exists():
+                deadline = time.monotonic() + 60
+                while client.stream(stream)["high_watermark"] == 0:
+                    assert time.monotonic() < deadline, "nothing was stored before the failure"
+                    time.sleep(0.05)
+                Path(mark).touch()
+                raise RuntimeError("injected: the task fails after rows of it are stored")
+            yield batch
 
 rows = spark.range(0, 3000, 1, 1).selectExpr("cast(id as string) as value").mapInArrow(fail_once, "value string")
-rows.write.format("natslog").options(natsServers=url, subject=name, ack="stored").mode("append").save()
+rows.write.format("natslog").options(natsServers=nats_url, subject=subject, ack="stored").mode("append").save()
 spark.stop()
 """
 

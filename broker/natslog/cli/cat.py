@@ -16,6 +16,7 @@ from natslog.messages_json import json_line
 from natslog.schema import MESSAGE_SCHEMA
 
 _WAIT_MS = 20_000
+_FOLLOW_PATIENCE_S = 120.0
 
 
 def cat(
@@ -33,13 +34,14 @@ def cat(
     """Print messages: each value on a line, or --json, or --arrow."""
     if as_json and as_arrow:
         raise InvalidRequest("--json and --arrow exclude each other")
-    client = global_of(context).client()
+    client = global_of(context).client(patience_s=_FOLLOW_PATIENCE_S if follow else 0.0)
     batches = _limited(_batches(client, stream, _position(client, stream, start), follow, subject), count)
     sink = sys.stdout.buffer
     if as_arrow:
         with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
             for batch in batches:
                 writer.write_batch(batch)
+                sink.flush()
     else:
         for batch in batches:
             sink.write(_lines(batch, as_json))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +13,9 @@ from rich.table import Table
 
 from natslog.client import ClientOptions, NatslogClient
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Names and subjects are printed as they are, never as markup; a pipe gets a row per line, however long.
+out = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 1000)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 NatsUrl = Annotated[
@@ -29,8 +30,8 @@ class Global:
     servers: tuple[str, ...] = ()
     options: ClientOptions = field(default_factory=ClientOptions)
 
-    def client(self) -> NatslogClient:
-        return NatslogClient(self.servers or None, self.options)
+    def client(self, patience_s: float = 0.0) -> NatslogClient:
+        return NatslogClient(self.servers or None, replace(self.options, patience_s=patience_s))
 
 
 def global_of(context: typer.Context) -> Global:

@@ -59,9 +59,6 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except NatslogError as error:
-        err.print(f"[bold red]error:[/] {_escaped(error.message)}")
+        err.print("error:", style="bold red", end=" ")
+        err.print(error.message)
         sys.exit(1)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -20,11 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
 from natslog.config import DEFAULT_NATS_URL
-from natslog.errors import InvalidRequest
+from natslog.errors import InvalidRequest, NatslogError
 from natslog.publisher import Ack, Publisher, Rows
 from natslog.wire.link import NatsCredentials
 
 _CHUNK_ROWS = 4000
+_CHUNK_BYTES = 8 * 1024 * 1024
+_LARGEST_FIELD_CHARS = 64 * 1024 * 1024  # no NATS server takes more
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class _Chunk:
     values: list[bytes] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
     done_bytes: int = 0
+    size_bytes: int = 0
 
 
 def pub(
@@ -46,7 +49,7 @@ def pub(
     form: Annotated[
         Literal["lines", "csv", "ndjson"],
         typer.Option(
-            "--format", help="lines: each as it is; csv: each row as a JSON object; ndjson: each line as it is."
+            "--format", help="lines: each without its line end; csv: each row as a JSON object; ndjson: each line."
         ),
     ] = "lines",
     key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
@@ -62,6 +65,10 @@ def pub(
     """Publish to NATS; with --ack, every message is on disk in a stream when this ends."""
     if (payload is None) == (file is None):
         raise InvalidRequest("give either a PAYLOAD or --file")
+    if rate is not None and rate > 1e9:
+        raise InvalidRequest(f"--rate {rate} is no rate")
+    if payload is not None and (key is not None or "{" in subject):
+        raise InvalidRequest("one PAYLOAD has no fields: --key and {field} need --file and --format csv or ndjson")
     if payload is not None:
         chunks: Iterator[_Chunk] = iter([_Chunk([subject], [payload.encode("utf-8", "surrogateescape")], [None])])
         total_bytes = 0
@@ -97,7 +104,12 @@ def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: in
             for rows in _paced(_rows(chunk, run if ack == "stored" else None, sent), rate):
                 if rate is not None:
                     time.sleep(max(0.0, started + sent / rate - time.monotonic()))
-                publisher.publish(rows, ack)
+                try:
+                    publisher.publish(rows, ack, first_row=sent + 1)
+                except NatslogError:
+                    acked = f", acked {publisher.acked}" if ack == "stored" else ""
+                    err.print(f"stopped: sent {sent} before these rows{acked}")
+                    raise
                 sent += len(rows)
             if bar is not None and task is not None:
                 bar.update(task, completed=chunk.done_bytes, description=f"published {sent}")
@@ -144,9 +156,10 @@ def _chunks(path: Path, form: str, template: str, key: str | None) -> Iterator[_
             for number, (value, fields) in enumerate(_records(file, form), start=1):
                 chunk.subjects.append(_subject(template, fields, number))
                 chunk.values.append(value)
-                chunk.keys.append(None if key is None else str(_field(fields, key, number)).encode())
+                chunk.keys.append(_key(fields, key, number))
                 chunk.done_bytes += len(value) + 1
-                if len(chunk.values) == _CHUNK_ROWS:
+                chunk.size_bytes += len(value)
+                if len(chunk.values) == _CHUNK_ROWS or chunk.size_bytes >= _CHUNK_BYTES:
                     chunk.done_bytes = file.tell() if file.seekable() else chunk.done_bytes
                     yield chunk
                     chunk = _Chunk(done_bytes=chunk.done_bytes)
@@ -163,6 +176,7 @@ def _records(file: IO[bytes], form: str) -> Iterator[tuple[bytes, dict[str, Any]
         return
     for number, line in enumerate(file, start=1):
         value = line.rstrip(b"\r\n")
+        value = value.removeprefix(b"\xef\xbb\xbf") if number == 1 and form == "ndjson" else value
         if form == "lines":
             yield value, {}
         elif value.strip():
@@ -187,11 +201,14 @@ def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
             except UnicodeDecodeError as error:
                 raise InvalidRequest(f"line {number} is not UTF-8 text: convert the file first") from error
 
+    csv.field_size_limit(_LARGEST_FIELD_CHARS)
     reader = csv.reader(lines(), strict=True)
     try:
         names = next(reader, None)
         if not names:
             raise InvalidRequest("the file is empty: csv needs a header line")
+        if len(set(names)) < len(names):
+            raise InvalidRequest(f"the header names a field twice: {', '.join(names)}")
         for cells in reader:
             if not cells:
                 continue
@@ -203,6 +220,12 @@ def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
         raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
 
 
+def _key(fields: dict[str, Any], name: str | None, number: int) -> bytes | None:
+    """A null field is no key."""
+    value = None if name is None else _field(fields, name, number)
+    return None if value is None else str(value).encode()
+
+
 def _subject(template: str, fields: dict[str, Any], number: int) -> str:
     if "{" not in template:
         return template
@@ -212,7 +235,10 @@ def _subject(template: str, fields: dict[str, Any], number: int) -> str:
         name, closed, rest = part.partition("}")
         if not closed:
             raise InvalidRequest(f"subject {template!r}: a {{ without }}")
-        subject += f"{_field(fields, name, number)}{rest}"
+        value = _field(fields, name, number)
+        if value is None:
+            raise InvalidRequest(f"row {number}: field {name!r} is null and cannot be part of a subject")
+        subject += f"{value}{rest}"
     return subject
 
 

@@ -14,6 +14,7 @@ from natslog.cli.common import out
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
 from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer
+from natslog.wire.link import without_secrets
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
@@ -44,7 +45,9 @@ def dev(
     nats_url: Annotated[
         str | None, typer.Option("--nats-url", help="Use this NATS server instead of an own one.")
     ] = None,
-    nats_port: Annotated[int, typer.Option("--nats-port", help="Port of the own NATS server; 0: any free.")] = 4222,
+    nats_port: Annotated[
+        int, typer.Option("--nats-port", min=0, max=65535, help="Port of the own NATS server; 0: any free.")
+    ] = 4222,
     http_port: Annotated[
         int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free.")
     ] = DEFAULT_HTTP_PORT,
@@ -60,8 +63,8 @@ def dev(
         raise ConfigError(f"cannot make the data folder {data_dir}: {error.strerror}") from error
     flags = {"data_dir": str(data_dir), "http_port": http_port}
     if nats_url is not None:
-        return _run(load_config(None, flags | {"nats_url": nats_url}), [f"NATS   {nats_url}"])
-    nats = NatsServer(nats_port, data_dir / "nats-server.log").start()
+        return _run(load_config(None, flags | {"nats_url": nats_url}), [f"NATS   {without_secrets(nats_url)}"])
+    nats = NatsServer(nats_port, data_dir / "nats-server.log", ends_with_parent=True).start()
     try:
         _run(load_config(None, flags | {"nats_url": nats.url}), [f"NATS   {nats.url}"])
     finally:
@@ -96,4 +99,4 @@ def server(
     flags = {f"{name}_s" if name in seconds else name: value for name, value in given.items()}
     _log_to_stderr(log_level)
     loaded = load_config(config, flags)
-    _run(loaded, [f"NATS   {loaded.nats_url}"])
+    _run(loaded, [f"NATS   {without_secrets(loaded.nats_url)}"])

@@ -110,7 +110,7 @@ def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     problem = body.pop("problem", None)
     print_table(["setting", "value"], [[key, value] for key, value in body.items()])
     if problem:
-        out.print(f"[bold red]problem:[/] {problem['message']}")
+        out.print(f"problem: {problem['message']}", style="bold red")
 
 
 @app.command()

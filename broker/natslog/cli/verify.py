@@ -45,5 +45,5 @@ def _show(folder: Path, reports: list[FileReport], damaged: list[FileReport]) ->
     ]  # fmt: skip
     print_table(["file", "kind", "bytes", "batches", "messages", "state"], rows)
     total = sum(report.bytes for report in reports)
-    state = f"[bold red]{len(damaged)} damaged[/]" if damaged else "all CRCs hold"
-    out.print(f"{len(reports)} files, {format_size(total)}: {state}")
+    state = f"{len(damaged)} damaged" if damaged else "all CRCs hold"
+    out.print(f"{len(reports)} files, {format_size(total)}: {state}", style="bold red" if damaged else None)

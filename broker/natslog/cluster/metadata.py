@@ -18,8 +18,8 @@ from natslog.errors import InvalidRequest, StreamConflict, StreamNotFound
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 
 FIRST_EPOCH = Epoch(1)
-_FIXED = ("group",)
-"""Settings that cannot be edited: a subscription's queue group decides who got which message in the past."""
+_FIXED = ("group", "replicas", "min_isr")
+"""Settings that cannot be edited: a group decided who got which message; replicas are moved, not declared."""
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aiohttp import web
@@ -9,6 +10,8 @@ from aiohttp import web
 from natslog.errors import InvalidRequest, NotReady, did_you_mean
 from natslog.log import StreamLog
 from natslog.node.broker import Broker
+
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 BROKER = web.AppKey("broker", Broker)
 
@@ -49,7 +52,7 @@ def whole(values: dict[str, str], name: str, default: Any, *, low: int = 0, high
     if name not in values:
         return default
     text = values[name].strip()
-    if not text.lstrip("-").isdecimal() or not text.isascii() or not low <= int(text) <= high:
+    if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
         raise InvalidRequest(f"{name} {values[name]!r} must be a whole number from {low} to {high}", parameter=name)
     return int(text)
 

@@ -33,6 +33,7 @@ NDJSON = "application/x-ndjson"
 _DEFAULT_BYTES = 8 * 1024 * 1024
 _MAX_BYTES = 1024 * 1024 * 1024
 _MAX_REWRITTEN_BYTES = 8 * 1024 * 1024
+_MAX_DECODED_BYTES = 16 * 1024 * 1024
 _MAX_WAIT_MS = 60_000
 _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
@@ -86,7 +87,7 @@ def _wants_ndjson(accept: str) -> bool:
     return False
 
 
-@routes.get("/v1/streams/{name}/messages")
+@routes.get("/v1/streams/{name}/messages", allow_head=False)
 async def messages(request: web.Request) -> web.StreamResponse:
     broker = broker_of(request)
     stream = broker.hosted(request.match_info["name"])
@@ -95,10 +96,12 @@ async def messages(request: web.Request) -> web.StreamResponse:
     await _wait_for_data(stream, log, asked)
     loop = asyncio.get_running_loop()
     limit_bytes = min(asked.max_bytes, _MAX_REWRITTEN_BYTES) if asked.changes_rows else asked.max_bytes
-    plan = await loop.run_in_executor(
+    planning = loop.run_in_executor(
         broker.readers, lambda: log.reader.plan_read(asked.start, asked.end, max_bytes=limit_bytes)
     )
-    with plan:
+    with await _held(planning) as plan:
+        rewrite = asked.changes_rows or _is_crumbly(plan)
+        body = await loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
         headers = {
             "Natslog-Next-Offset": str(plan.next_offset),
             "Natslog-High-Watermark": str(log.high_watermark),
@@ -106,11 +109,24 @@ async def messages(request: web.Request) -> web.StreamResponse:
             "Natslog-Leader-Epoch": str(stream.record.leader_epoch),
             "Natslog-Stream-Id": stream.record.id,
         }
-        if not asked.changes_rows and not _is_crumbly(plan):
+        if body is None:
             return await _send_whole(request, plan, headers)
-        body = await loop.run_in_executor(broker.readers, _rewritten, plan, asked)
     kind = NDJSON if asked.ndjson else ARROW_STREAM
     return web.Response(body=body, content_type=kind, headers=headers | {"Natslog-Batches": "exact"})
+
+
+async def _held(planning: asyncio.Future[ReadPlan]) -> ReadPlan:
+    """The plan; its files are closed even where the client leaves before it is made."""
+    try:
+        return await asyncio.shield(planning)
+    except asyncio.CancelledError:
+        planning.add_done_callback(_close_plan)
+        raise
+
+
+def _close_plan(planning: asyncio.Future[ReadPlan]) -> None:
+    if not planning.cancelled() and planning.exception() is None:
+        planning.result().close()
 
 
 async def _wait_for_data(stream: HostedStream, log: StreamLog, asked: _Question) -> None:
@@ -153,9 +169,23 @@ async def _send_whole(request: web.Request, plan: ReadPlan, headers: dict[str, s
     return response
 
 
+def _decoded(plan: ReadPlan) -> list[pa.RecordBatch]:
+    """The plan's batches, as many as fit into memory once they are decompressed; the plan then ends with them."""
+    batches: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for message in plan.messages():
+        batch = ipc.decode_batch(message)
+        if batches and size_bytes + batch.nbytes > _MAX_DECODED_BYTES:
+            plan.next_offset = batch.column("offset")[0].as_py()
+            break
+        batches.append(batch)
+        size_bytes += batch.nbytes
+    return batches
+
+
 def _rewritten(plan: ReadPlan, asked: _Question) -> bytes:
     """In a thread: exactly the rows and columns asked for."""
-    batches = [ipc.decode_batch(message) for message in plan.messages()]
+    batches = _decoded(plan)
     table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
     offsets = table.column("offset")
     keep = pc.and_(pc.greater_equal(offsets, asked.start), pc.less(offsets, plan.next_offset))

@@ -104,6 +104,8 @@ class _BrokerCollector:
             for stream_name, stream in streams:
                 if stream.log is not None:
                     family.add_metric([stream_name], read(stream.log))
+                elif name == "failed":
+                    family.add_metric([stream_name], 1.0)
             yield family
 
     @staticmethod

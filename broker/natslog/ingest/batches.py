@@ -25,6 +25,7 @@ COMMIT_ROWS = 64 * 1024
 _SMALLEST = 64
 _KEY_HEADER = np.frombuffer(b"Natslog-Key", np.uint8)
 _ID_HEADER = np.frombuffer(b"Nats-Msg-Id", np.uint8)
+_EXPECTATION = np.frombuffer(b"Nats-Expected-", np.uint8)
 
 Array = npt.NDArray[Any]
 
@@ -191,6 +192,14 @@ def split_by_text(frames: Frames) -> tuple[Frames, Frames]:
         headers = buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes()
         bad[at] = not (_is_utf8(subject) and _is_utf8(headers))
     return (frames, frames.select(bad)) if not bad.any() else (frames.select(~bad), frames.select(bad))
+
+
+def split_by_expectation(frames: Frames) -> tuple[Frames, Frames]:
+    """Frames without and with a `Nats-Expected-…` header: a condition that must not be acked unchecked."""
+    marks = np.zeros(len(frames.rows), np.bool_)
+    if frames.rows[:, HEADER_LEN].any():
+        kernels.mark_header_prefix(frames.buffer, frames.rows, _EXPECTATION, marks)
+    return (frames, frames.select(marks)) if not marks.any() else (frames.select(~marks), frames.select(marks))
 
 
 def _has_high_bytes(buffer: Array, rows: Array) -> Array:

@@ -26,6 +26,11 @@ Offsets = npt.NDArray[np.int64]
 MAX_IDS = 512 * 1024
 _SMALLEST_SLOTS = 1024
 
+NEW = -1
+"""`DedupeWindow.find`: an id that is not stored, or no id."""
+REPEATED = -2
+"""`DedupeWindow.find`: an id that stands earlier in the same call."""
+
 
 class _Table:
     def __init__(self) -> None:
@@ -55,7 +60,7 @@ class DedupeWindow:
     """Remembers each id for at least `window_s`, and at most twice as long.
 
     Args:
-        window_s: zero switches deduplication off.
+        window_s: zero switches deduplication off. Times are of any clock that never jumps.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -65,18 +70,18 @@ class DedupeWindow:
         self._before = _Table()
 
     def find(self, ids: Ids, now_us: int) -> Offsets:
-        """The offset each id is stored at, -1 where it is not known; of an id twice in `ids`, the later one is -2."""
+        """The offset each id is stored at, `NEW`, or `REPEATED` for the later ones of an id that is new here."""
         self._turn(now_us)
-        found = np.full(len(ids), -1, np.int64)
+        found = np.full(len(ids), NEW, np.int64)
         if not self.window_us:
             return found
         self._before.find(ids, found)
         self._present.find(ids, found)
-        named = np.flatnonzero((ids[:, 0] != 0) & (found == -1))
+        named = np.flatnonzero((ids[:, 0] != 0) & (found == NEW))
         _, first = np.unique(ids[named], axis=0, return_index=True)
         repeated = np.ones(len(named), np.bool_)
         repeated[first] = False
-        found[named[repeated]] = -2
+        found[named[repeated]] = REPEATED
         return found
 
     def remember(self, ids: Ids, offsets: Offsets, now_us: int) -> None:
@@ -101,7 +106,7 @@ class DedupeWindow:
 def ids_of_headers(headers: pa.Array[Any]) -> Ids | None:
     """Hashes of the `Nats-Msg-Id` of stored rows, shape (rows, 2); None where no row has one."""
     pairs = headers.flatten()
-    is_id = pc.equal(pairs.field("key"), "Nats-Msg-Id")
+    is_id = pc.and_(pc.equal(pairs.field("key"), "Nats-Msg-Id"), pc.greater(pc.binary_length(pairs.field("value")), 0))
     if not pc.any(is_id).as_py():
         return None
     rows = pc.list_parent_indices(headers).filter(is_id).to_numpy()

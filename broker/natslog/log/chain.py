@@ -49,14 +49,17 @@ class SegmentChain:
     def oldest_unsealed(self) -> ActiveSegment | None:
         """The full segment to be sealed next; the last segment takes commits and is none."""
         with self.lock:
-            return next((segment for segment in self.segments[:-1] if isinstance(segment, ActiveSegment)), None)
+            unsealed = (segment for segment in self.segments[:-1] if isinstance(segment, ActiveSegment))
+            return next((segment for segment in unsealed if not segment.unsealable), None)
 
-    def sealed_prefix(self) -> list[SealedSegment]:
-        """The sealed segments at the start, without the log's last segment: its end must stay known."""
-        prefix: list[SealedSegment] = []
+    def droppable_prefix(self) -> list[Segment]:
+        """What retention may take: sealed segments (and those that cannot be) at the start, never the log's last one,
+        because its end must stay known.
+        """
+        prefix: list[Segment] = []
         with self.lock:
             for segment in self.segments[:-1]:
-                if not isinstance(segment, SealedSegment):
+                if isinstance(segment, ActiveSegment) and not segment.unsealable:
                     break
                 prefix.append(segment)
         return prefix

@@ -101,6 +101,9 @@ class LogReader:
         try:
             while plan.next_offset < limit and plan.length < max_bytes:
                 self._extend(plan, limit, max_bytes - plan.length)
+        except OffsetOutOfRange:  # retention took the next segment meanwhile
+            if not plan.ranges:
+                raise
         except CorruptLog:
             if not plan.ranges:  # otherwise what comes before the damage is served first
                 plan.close()
@@ -128,8 +131,12 @@ class LogReader:
         with self._chain.lock:
             segment = self._segment_of(offset)
             fd = os.open(segment.path, os.O_RDONLY)
+            try:
+                index = segment.index  # a sealed one may read its footer: by name, so under the lock as well
+            except BaseException:
+                os.close(fd)
+                raise
         try:
-            index = segment.index
             first = index.first_covering(offset)
             self._check_covered(segment, index, first, offset)
             last = self._last_batch(index, first, limit, room_bytes)
@@ -157,6 +164,7 @@ class LogReader:
         return last
 
     def _segment_of(self, offset: int) -> Segment:
+        self._check_in_log(offset)  # again, under the lock: retention may have moved on
         at = bisect_right([segment.base_offset for segment in self._chain.segments], offset) - 1
         segment = self._chain.segments[at]
         if isinstance(segment, SealedSegment):
@@ -188,14 +196,15 @@ class LogReader:
         Raises:
             CorruptLog: the place to look is damaged.
         """
-        with self._chain.lock:
-            segments = [segment for segment in self._chain.segments if segment.base_offset < self._chain.log_end_offset]
-        at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
-        if at == len(segments):
-            return self._chain.high_watermark, None
-        index = segments[at].index
-        entry = index[index.first_at_or_after(timestamp_us)]
-        fd = os.open(segments[at].path, os.O_RDONLY)
+        with self._chain.lock:  # files are looked into by name
+            end = self._chain.log_end_offset
+            segments = [segment for segment in self._chain.segments if segment.base_offset < end]
+            at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
+            if at == len(segments):
+                return end, None
+            index = segments[at].index
+            entry = index[index.first_at_or_after(timestamp_us)]
+            fd = os.open(segments[at].path, os.O_RDONLY)
         try:
             batch = ipc.decode_batch(read_batch(fd, entry, segments[at].path))
         finally:
@@ -221,18 +230,25 @@ class LogReader:
         return cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
 
     def _runs(self, start: int, end: int) -> list[Run]:
-        """(start, end, bytes) of every batch in the range, the outer ones clipped in proportion."""
+        """(start, end, bytes) of every batch in the range, the outer ones clipped in proportion.
+
+        A quarantined hole is a run of no bytes: whoever reads it is told.
+        """
         with self._chain.lock:
             segments = [segment for segment in self._chain.segments if segment.base_offset < end]
-        runs = []
-        for segment, following in zip(segments, [*segments[1:], None], strict=True):
-            if following is not None and following.base_offset <= start:
-                continue
-            index = segment.index
+            starts = [segment.base_offset for segment in segments]
+            segments = segments[max(0, bisect_right(starts, start) - 1) :]
+            indexes = [segment.index for segment in segments]
+        runs: list[Run] = []
+        covered = start
+        for index in indexes:
             for at in range(index.first_covering(start), len(index)):
                 base, upto, length = index.base_offsets[at], index.end_offsets[at], index.lengths[at]
                 if base >= end:
                     break
                 low, high = max(base, start), min(upto, end)
+                if low > covered:
+                    runs.append((covered, low, 0))
                 runs.append((low, high, length * (high - low) // (upto - base)))
-        return runs
+                covered = high
+        return [*runs, (covered, end, 0)] if covered < end else runs

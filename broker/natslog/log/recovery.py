@@ -27,6 +27,7 @@ from natslog.log.segment import read_at
 
 BLOCK_BYTES = 4096
 _WINDOW_BYTES = 4 * 1024 * 1024
+_SMALLEST_ROW_BYTES = 24  # offset, timestamp, and the offsets of subject and value, uncompressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,9 @@ class _Scanner:
                 self._keep(position, header)
             elif self._is_end_of_stream(position):
                 break  # sealing in place was cut short: what follows is a part of the footer
-            elif (following := self._next_whole_batch(position, offset)) is None:
+            elif (
+                self._is_unfinished(position, offset) or (following := self._next_whole_batch(position, offset)) is None
+            ):
                 self._end_at_bad_batch(position, offset)
                 return self.scan
             else:
@@ -119,6 +122,11 @@ class _Scanner:
 
     def _is_end_of_stream(self, position: int) -> bool:
         return read_at(self.fd, position, 8) == ipc.END_OF_STREAM
+
+    def _is_unfinished(self, position: int, offset: int) -> bool:
+        """A proven header that promises more than there is; what lies behind it is payload, not batches."""
+        header = ipc.proven_header(read_at(self.fd, position, ipc.MAX_HEADER_BYTES))
+        return header is not None and header.base_offset == offset and position + header.total_bytes > self.size_bytes
 
     def _end_at_bad_batch(self, position: int, offset: int) -> None:
         """The file's last batch is not whole: a torn tail is cut, damage stops the stream."""
@@ -167,23 +175,37 @@ class _Scanner:
         return False
 
     def _next_whole_batch(self, position: int, offset: int) -> tuple[int, ipc.BatchHeader] | None:
-        """The nearest whole batch after a bad one, found by its batch line; None if there is none."""
+        """The nearest whole batch after a bad one; None if there is none. Payloads may hold batches of other logs, so
+        what the bad batch says of its own length is believed first, and offsets must be possible at their place.
+        """
+        if self._is_unfinished(position, offset):
+            return None
+        window = read_at(self.fd, position, ipc.MAX_HEADER_BYTES)
+        if (line := ipc.proven_header(window) or ipc.find_batch_line(window)) is not None:
+            after = position + line.total_bytes
+            if (found := self._batch_after(after, position, offset)) is not None:
+                return after, found
+            if ipc.proven_header(window) is not None:
+                return None
         window_start = position + 8
         while window_start < self.size_bytes:
             window = read_at(self.fd, window_start, _WINDOW_BYTES + ipc.MAX_HEADER_BYTES)
             at = window.find(ipc.CONTINUATION)
             while 0 <= at < _WINDOW_BYTES:
-                if (window_start + at) % 8 == 0 and (found := self._batch_after(window_start + at, window, at, offset)):
-                    return window_start + at, found
+                candidate = window_start + at
+                if candidate % 8 == 0 and (found := self._batch_after(candidate, position, offset)):
+                    return candidate, found
                 at = window.find(ipc.CONTINUATION, at + 1)
             window_start += _WINDOW_BYTES
         return None
 
-    def _batch_after(self, position: int, window: bytes, at: int, offset: int) -> ipc.BatchHeader | None:
-        header = ipc.proven_header(window[at : at + ipc.MAX_HEADER_BYTES])
-        if header is None or header.base_offset <= offset:
+    def _batch_after(self, candidate: int, position: int, offset: int) -> ipc.BatchHeader | None:
+        """A whole batch there that the bytes since `position` leave room for."""
+        header = ipc.proven_header(read_at(self.fd, candidate, ipc.MAX_HEADER_BYTES))
+        most_rows = (candidate - position) // _SMALLEST_ROW_BYTES
+        if header is None or not offset < header.base_offset <= offset + most_rows:
             return None
-        return self._whole_batch_at(position, header.base_offset)
+        return self._whole_batch_at(candidate, header.base_offset)
 
     def _skip_damage(
         self, position: int, offset: int, following: tuple[int, ipc.BatchHeader]

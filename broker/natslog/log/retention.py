@@ -16,7 +16,7 @@ class RetainedSegment(Protocol):
     @property
     def size_bytes(self) -> int: ...
     @property
-    def max_timestamp_us(self) -> int: ...
+    def age_from_us(self) -> int: ...
 
 
 def expired_count(
@@ -32,16 +32,16 @@ def expired_count(
     """How many of the oldest sealed segments go. Limits combine: a segment goes as soon as one of them says so.
 
     Args:
-        sealed: oldest first; only whole segments are dropped, never one that is not sealed yet.
+        sealed: oldest first; only whole segments are dropped.
         unsealed_bytes: counted towards `max_bytes`, but kept.
-        now_us: the caller's clock; a message of the future is simply young.
+        now_us: the caller's clock; a segment's age counts from `age_from_us`.
     """
     total_bytes = unsealed_bytes + sum(segment.size_bytes for segment in sealed)
     for count, segment in enumerate(sealed):
         too_big = max_bytes is not None and total_bytes > max_bytes
         too_many = max_messages is not None and log_end_offset - segment.base_offset > max_messages
         if not (too_big or too_many):
-            too_old = max_age_s is not None and segment.max_timestamp_us < now_us - max_age_s * 1_000_000
+            too_old = max_age_s is not None and segment.age_from_us < now_us - max_age_s * 1_000_000
             if not too_old:
                 return count
         total_bytes -= segment.size_bytes

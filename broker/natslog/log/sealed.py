@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from natslog.log.segment import ActiveSegment, file_header, read_at, read_batch
 MERGED_ROWS = 64 * 1024
 MERGED_BYTES = 8 * 1024 * 1024
 _LARGE_COMMIT_BYTES = 256 * 1024
+_STATS_CHARS = 256
 _SYNC_EVERY_BYTES = 4 * 1024 * 1024
 _INDEX_TEXT = re.compile(rb"v1 batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
 
@@ -36,12 +37,13 @@ _INDEX_TEXT = re.compile(rb"v1 batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
 class SealedSegment:
     """A file on disk; its index is read when first needed and may be dropped again (`forget`)."""
 
-    __slots__ = ("_index", "_proven", "base_offset", "path", "size_bytes")
+    __slots__ = ("_index", "_proven", "_sealed_us", "base_offset", "path", "size_bytes")
 
     def __init__(self, path: Path, base_offset: int, size_bytes: int) -> None:
         self.path = path
         self.base_offset = base_offset
         self.size_bytes = size_bytes
+        self._sealed_us = int(path.stat().st_mtime * 1e6)
         self._index: BatchIndex | None = None
         self._proven = bytearray()
 
@@ -63,6 +65,11 @@ class SealedSegment:
     def max_timestamp_us(self) -> int:
         return self.index.max_timestamps_us[-1]
 
+    @property
+    def age_from_us(self) -> int:
+        """When its newest message came; a timestamp from a clock that ran ahead counts from the sealing."""
+        return min(self.max_timestamp_us, self._sealed_us)
+
     def forget(self) -> None:
         """Gives the index's memory back; what was proven stays proven."""
         self._index = None
@@ -80,25 +87,34 @@ class SealedSegment:
                 self._proven[at] = 1
 
 
+def split_footer(path: Path) -> tuple[int, bytes]:
+    """Where end-of-stream and footer of a sealed segment begin in the file, and their bytes.
+
+    Raises:
+        CorruptLog: the file does not end as a sealed segment does.
+    """
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        tail_bytes = 4 + len(FILE_MAGIC)
+        tail = read_at(file.fileno(), max(0, size_bytes - tail_bytes), tail_bytes)
+        start = size_bytes - tail_bytes - int.from_bytes(tail[:4], "little") - len(ipc.END_OF_STREAM)
+        if not tail.endswith(FILE_MAGIC) or start < 0:
+            raise CorruptLog(
+                f"{path}: the footer of this sealed segment is damaged", file=str(path), position=size_bytes
+            )
+        return start, read_at(file.fileno(), start, size_bytes - start)
+
+
 def read_footer_index(path: Path) -> BatchIndex:
     """The batch index that sealing left in the footer.
 
     Raises:
         CorruptLog: the file ends otherwise than a sealed segment does, or the index is damaged.
     """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        size_bytes = os.fstat(fd).st_size
-        tail_bytes = 4 + len(FILE_MAGIC)
-        tail = read_at(fd, max(0, size_bytes - tail_bytes), tail_bytes)
-        footer_length = int.from_bytes(tail[:4], "little")
-        whole = tail.endswith(FILE_MAGIC) and footer_length < size_bytes
-        footer = read_at(fd, size_bytes - tail_bytes - footer_length, footer_length) if whole else b""
-    finally:
-        os.close(fd)
+    position, footer = split_footer(path)
     found = _INDEX_TEXT.search(footer)
     if found is None:
-        raise CorruptLog(f"{path}: the footer of this sealed segment is damaged", file=str(path), position=size_bytes)
+        raise CorruptLog(f"{path}: the footer of this sealed segment is damaged", file=str(path), position=position)
     return BatchIndex.from_text(found.group(0), str(path))
 
 
@@ -117,8 +133,24 @@ def write_sealed(segment: ActiveSegment, stream_id: str, compression: str) -> Pa
         _append_footer(segment)
         return segment.path
     beside = segment.path.with_suffix(".tmp")
-    _rewrite(segment, beside, stream_id, compression)
+    try:
+        _rewrite(segment, beside, stream_id, compression)
+        _prove_all(beside, segment)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     return beside
+
+
+def _prove_all(path: Path, segment: ActiveSegment) -> None:
+    """The active file is removed only when every batch of the sealed one has been read back."""
+    written = SealedSegment(path, segment.base_offset, path.stat().st_size)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        written.prove(fd, 0, len(written.index))
+    finally:
+        os.close(fd)
+    assert written.end_offset == segment.end_offset, "sealing keeps every row"
 
 
 def _append_footer(segment: ActiveSegment) -> None:
@@ -130,7 +162,7 @@ def _append_footer(segment: ActiveSegment) -> None:
             message = read_batch(fd, entry, segment.path)
             header_bytes[entry.position] = 8 + int.from_bytes(message[4:8], "little")
         os.ftruncate(fd, segment.size_bytes)  # a part of a footer from an earlier try
-        tail = ipc.END_OF_STREAM + footer_bytes(segment.index, header_bytes, _footer_metadata(segment.index))
+        tail = sealing_bytes(segment.index, header_bytes)
         write_all(fd, [memoryview(tail)])
         os.fsync(fd)
     finally:
@@ -154,11 +186,16 @@ def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: 
             if position - synced >= _SYNC_EVERY_BYTES:
                 os.fdatasync(fd)
                 synced = position
-        tail = ipc.END_OF_STREAM + footer_bytes(index, header_bytes_of, _footer_metadata(index))
+        tail = sealing_bytes(index, header_bytes_of)
         write_all(fd, [memoryview(tail)])
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sealing_bytes(index: BatchIndex, header_bytes_of: Mapping[int, int]) -> bytes:
+    """End-of-stream and footer, wholly determined by the index and the lengths of the batches' headers."""
+    return ipc.END_OF_STREAM + footer_bytes(index, header_bytes_of, _footer_metadata(index))
 
 
 def _footer_metadata(index: BatchIndex) -> dict[str, str]:
@@ -200,7 +237,7 @@ def _encode_sealed(batch: pa.RecordBatch, epoch: int, position: int, compression
     stats = {
         "offset": [base_offset, base_offset + batch.num_rows],
         "timestamp_us": [times[0].as_py(), times[-1].as_py()],
-        "subject": [subjects["min"], subjects["max"]],
+        "subject": [subjects["min"][:_STATS_CHARS], subjects["max"][:_STATS_CHARS]],
     }
     message = ipc.encode_batch(
         batch,

@@ -78,7 +78,12 @@ def check_file_header(window: bytes, path: Path, stream_id: str | None, base_off
 
 @dataclass(slots=True)
 class ActiveSegment:
-    """The file being appended to, or one that is full and waits to be sealed."""
+    """The file being appended to, or one that is full and waits to be sealed.
+
+    Attributes:
+        failed: a write or fsync failed; nothing is appended any more.
+        unsealable: sealing failed; it is read as it is, and not tried again in this process.
+    """
 
     path: Path
     base_offset: int
@@ -86,6 +91,7 @@ class ActiveSegment:
     index: BatchIndex = field(default_factory=BatchIndex)
     created_us: int = 0
     failed: bool = False
+    unsealable: bool = False
     _fd: int = -1
 
     @classmethod
@@ -96,26 +102,34 @@ class ActiveSegment:
             OSError: as the system says; no file is left behind.
         """
         path = segment_path(folder, base_offset, ACTIVE_SUFFIX)
+        beside = path.with_suffix(".tmp")
         header = file_header(stream_id, base_offset)
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_RDWR, 0o644)
+        fd = os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_RDWR, 0o644)
         try:
             write_all(fd, [memoryview(header)])
             os.fsync(fd)
+            os.replace(beside, path)  # over an empty one that failed, if there is one
             sync_folder(folder)
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):  # the first error is the one to report
-                path.unlink()
+                beside.unlink()
             raise
         return cls(path, base_offset, len(header), created_us=now_us, _fd=fd)
 
     @property
     def end_offset(self) -> int:
-        return self.index.end_offsets[-1] if len(self.index) else self.base_offset
+        count = len(self.index)  # read once: the owner may be appending
+        return self.index.end_offsets[count - 1] if count else self.base_offset
+
+    @property
+    def age_from_us(self) -> int:
+        return self.max_timestamp_us
 
     @property
     def max_timestamp_us(self) -> int:
-        return self.index.max_timestamps_us[-1] if len(self.index) else 0
+        count = len(self.index)
+        return self.index.max_timestamps_us[count - 1] if count else 0
 
     def append(self, header: ipc.BatchHeader, message: memoryview) -> None:
         """Writes one commit, one encoded batch, at the end and returns when it is on stable storage.

@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 
 from natslog import ipc
-from natslog.errors import CorruptLog, StorageFailed, StorageFull
+from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
 from natslog.log.chain import SegmentChain, damage_error
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
 from natslog.log.recovery import Damage, scan_segment
 from natslog.log.retention import expired_count
-from natslog.log.sealed import SealedSegment
+from natslog.log.sealed import SealedSegment, read_footer_index
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, ActiveSegment, check_file_header, file_header
 from natslog.model import StreamSettings
 from natslog.schema import MESSAGE_SCHEMA
@@ -40,6 +40,7 @@ logger = logging.getLogger("natslog.log")
 FIRST_EPOCH = 1
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class StreamLog:
         self.chain = SegmentChain()
         self.reader = LogReader(self.chain)
         self._seal_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
         self._last_timestamp_us = 0
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
@@ -93,7 +95,8 @@ class StreamLog:
         sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
         active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
         for base_offset in sorted(set(sealed) & set(active)):
-            active.pop(base_offset).unlink()  # sealed and durable; only the removal was missed
+            read_footer_index(sealed[base_offset])  # whole, or this raises and both are kept
+            active.pop(base_offset).unlink()  # only the removal was missed
         bases = sorted(sealed | active)
         for base_offset, next_base in zip(bases, [*bases[1:], None], strict=False):
             if base_offset in sealed:
@@ -115,10 +118,13 @@ class StreamLog:
 
     def _recover_active(self, path: Path, base_offset: int, next_base: int | None) -> ActiveSegment | None:
         """The segment, its torn tail cut off and the rest fsynced; None where nothing was ever in it."""
+        _forget_cached(path)
         with open(path, "rb") as file:
             window = file.read(ipc.MAX_HEADER_BYTES)
         expected = file_header(self.stream_id, base_offset)
-        if len(window) < len(expected) and (expected.startswith(window) or not any(window)):
+        # An ack of this file, or of one behind it, is durable up to here: nothing below may be cut.
+        durable_offset = max(self._checkpointed, next_base or 0)
+        if durable_offset <= base_offset and (not any(window) or _is_cut(window, expected)):
             logger.warning("%s: removed; its header was never finished, so nothing was ever in it", path)
             path.unlink()
             return None
@@ -128,17 +134,15 @@ class StreamLog:
             position=header_bytes,
             base_offset=base_offset,
             next_base_offset=next_base,
-            durable_offset=self._checkpointed,
+            durable_offset=durable_offset,
         )
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:
-            logger.warning(
-                "%s: cut a commit that never finished: %d bytes at %d", path, scan.torn_bytes, scan.end_position
-            )
+            logger.warning("%s: cut an unfinished commit: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
             os.truncate(path, scan.end_position)
         created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
         segment = ActiveSegment(path, base_offset, scan.end_position, scan.index, created_us)
-        segment.sync()  # what was read from the page cache is served only when it is on disk
+        segment.sync()
         if next_base is not None and segment.end_offset != next_base and not scan.damages:
             end = scan.end_position
             self.chain.damages.append(Damage(path, end, end, segment.end_offset, next_base))
@@ -188,7 +192,7 @@ class StreamLog:
             The first row's offset and the stored timestamp in microseconds.
 
         Raises:
-            StorageFull: no room is left; nothing was written, and the same call may succeed later.
+            StorageFull, StorageUnavailable: nothing was written; the same call may succeed later.
             StorageFailed, CorruptLog: the stream takes no writes until the broker restarts or the file is restored.
         """
         if self.failure is not None:
@@ -207,8 +211,8 @@ class StreamLog:
         return base_offset, timestamp_us
 
     def _failed(self, error: OSError) -> StorageFull | StorageFailed:
-        """Room may come back, and a new file with it; anything else is final for this process."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        """Room may come back, and a new file with it; any other failed write or fsync is final for this process."""
+        if error.errno in _NO_ROOM:
             return self._full()
         self.failure = StorageFailed(
             f"{self.folder}: writing failed ({error.strerror or error}); the stream takes no messages until the broker "
@@ -250,16 +254,27 @@ class StreamLog:
         )
 
     def _roll(self, now_us: int) -> ActiveSegment:
+        """A new last segment. It takes the place of one that failed before anything was in it: the log's end is known
+        at every moment.
+
+        Raises:
+            StorageFull, StorageUnavailable: no new file could be made; all is as before.
+        """
         last = self.chain.last
         base_offset = last.end_offset if last is not None else 0
-        if isinstance(last, ActiveSegment):
-            last.close()
-            if not len(last.index):  # it failed before anything was in it
-                last.path.unlink(missing_ok=True)
-                with self.chain.lock:
-                    self.chain.segments.pop()
-        fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset, now_us)
+        try:
+            fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset, now_us)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise self._full() from error
+            raise StorageUnavailable(
+                f"{self.folder}: no new segment could be made ({error.strerror or error}); it is tried again"
+            ) from error
         with self.chain.lock:
+            if isinstance(last, ActiveSegment):
+                last.close()
+                if last.base_offset == base_offset:
+                    self.chain.segments.pop()
             self.chain.segments.append(fresh)
         return fresh
 
@@ -267,15 +282,12 @@ class StreamLog:
         """Starts a new active segment where the present one is full or old, so that idle streams shrink too.
 
         Raises:
-            StorageFull, StorageFailed: as `append`.
+            StorageFull, StorageUnavailable: as `append`.
         """
         last = self.chain.last
         if self.failure is not None or not isinstance(last, ActiveSegment) or not self._is_full(last, now_us):
             return False
-        try:
-            self._roll(now_us)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._roll(now_us)
         return True
 
     # ---- maintenance ----
@@ -284,28 +296,39 @@ class StreamLog:
         """Seals the oldest full segment, if there is one; True if it did.
 
         Raises:
-            CorruptLog: a batch of it is no longer what was written; the file is kept as it is, and reads say so.
-            OSError: no room, say; to be tried again later.
+            StorageFull: no room for the sealed file; to be tried again later.
+            CorruptLog, OSError: it cannot be sealed; it is read as it is, and later segments go on.
         """
         with self._seal_lock:
             segment = self.chain.oldest_unsealed()
             if segment is None or self.chain.damages:
                 return False
-            written = sealing.write_sealed(segment, self.stream_id, self.settings.compression)
-            target = segment.path.with_suffix(SEALED_SUFFIX)
-            with self.chain.lock:  # readers open files by path under this lock
-                os.replace(written, target)
-                sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
-                self.chain.segments[self.chain.segments.index(segment)] = sealed
-            sync_folder(self.folder)
-            segment.close()
-            segment.path.unlink(missing_ok=True)
+            if free_bytes(self.folder) < self.options.min_free_bytes + segment.size_bytes:
+                raise self._full()
+            try:
+                self._seal(segment)
+            except (CorruptLog, OSError) as error:
+                if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                    raise self._full() from error
+                segment.unsealable = True
+                raise
             return True
 
+    def _seal(self, segment: ActiveSegment) -> None:
+        written = sealing.write_sealed(segment, self.stream_id, self.settings.compression)
+        target = segment.path.with_suffix(SEALED_SUFFIX)
+        with self.chain.lock:  # readers open files by path under this lock
+            os.replace(written, target)
+            sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
+            self.chain.segments[self.chain.segments.index(segment)] = sealed
+        sync_folder(self.folder)
+        segment.close()
+        segment.path.unlink(missing_ok=True)
+
     def enforce_retention(self, now_us: int) -> int:
-        """Removes sealed segments that are past their limits, oldest first; returns how many."""
+        """Removes segments that are past their limits, oldest first; returns how many."""
         with self._seal_lock, self.chain.lock:
-            sealed = self.chain.sealed_prefix()
+            sealed = self.chain.droppable_prefix()
             count = expired_count(
                 sealed,
                 unsealed_bytes=self.chain.size_bytes - sum(segment.size_bytes for segment in sealed),
@@ -324,19 +347,35 @@ class StreamLog:
 
     def checkpoint(self) -> None:
         """Makes the high watermark durable, so that a file that is cut short later is seen as damage."""
-        high_watermark = self.high_watermark
-        if high_watermark != self._checkpointed and self.failure is None:
-            write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
-            self._checkpointed = high_watermark
+        with self._checkpoint_lock:
+            high_watermark = self.high_watermark
+            if high_watermark > self._checkpointed and self.failure is None:
+                write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
+                self._checkpointed = high_watermark
 
     def close(self) -> None:
-        """Checkpoints and lets go of all files."""
+        """Checkpoints, as far as the disk allows, and lets go of all files."""
         try:
             self.checkpoint()
-        finally:
-            for segment in self.chain.segments:
-                if isinstance(segment, ActiveSegment):
-                    segment.close()
+        except OSError as error:
+            logger.error("%s: the last checkpoint could not be written (%s); recovery does without", self.folder, error)
+        for segment in self.chain.segments:
+            if isinstance(segment, ActiveSegment):
+                segment.close()
+
+
+def _is_cut(window: bytes, expected: bytes) -> bool:
+    return len(window) < len(expected) and expected.startswith(window)
+
+
+def _forget_cached(path: Path) -> None:
+    """What recovery reads comes from the disk: after a failed fsync the page cache holds what the disk does not."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
 
 
 def _encode_rows(columns: pa.RecordBatch, base_offset: int, timestamp_us: int, epoch: int) -> memoryview:

@@ -11,7 +11,7 @@ from natslog import ipc
 from natslog.errors import NatslogError
 from natslog.log.checked_file import read_checked
 from natslog.log.recovery import scan_segment
-from natslog.log.sealed import read_footer_index
+from natslog.log.sealed import read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, read_batch
 
 _CHECKED_KINDS = ("broker", "metadata", "hw-checkpoint", "leader-epochs")
@@ -81,6 +81,7 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
     _header_bytes(path)
     index = read_footer_index(path)
     problems, expected = [], int(path.stem)
+    header_bytes_of: dict[int, int] = {}
     fd = os.open(path, os.O_RDONLY)
     try:
         for at in range(len(index)):
@@ -89,11 +90,16 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
                 problems.append(f"offsets {expected} to {entry.base_offset} are missing")
             expected = entry.end_offset
             try:
-                read_batch(fd, entry, path)
+                header_bytes_of[entry.position] = 8 + int.from_bytes(read_batch(fd, entry, path)[4:8], "little")
             except NatslogError as error:
                 problems.append(error.message)
     finally:
         os.close(fd)
+    position, footer = split_footer(path)
+    if len(header_bytes_of) == len(index) and footer != sealing_bytes(index, header_bytes_of):
+        problems.append(
+            f"the footer, from byte {position}, is not what sealing wrote: other Arrow programs may misread it"
+        )
     following = sorted(
         int(other.stem) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX)
     )

@@ -12,8 +12,10 @@ import logging
 import secrets
 import shutil
 import time
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from natslog.cluster.metadata import (
     BrokerRecord,
@@ -24,6 +26,7 @@ from natslog.cluster.metadata import (
     EditStream,
     PauseStream,
     RegisterBroker,
+    Tombstone,
 )
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, NotEnoughBrokers, ShuttingDown, StorageFailed, StreamNotFound
@@ -32,13 +35,15 @@ from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata_store import MetadataStore
-from natslog.node.stream import HostedStream, rebuild_dedupe
+from natslog.node.stream import HostedStream, rebuilt_dedupe
 from natslog.node.stream_ingest import MemoryBudget, StreamIngest
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
 from natslog.wire.warmup import warm_up
 
 logger = logging.getLogger("natslog.node")
+
+Result = TypeVar("Result")
 
 _WRITER_THREADS = 8
 _READER_THREADS = 8
@@ -73,6 +78,8 @@ class Broker:
         self._nats_down_since: float | None = None
         self._changing = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
+        self._stop_upkeep = asyncio.Event()
+        self._changes: set[asyncio.Task[Any]] = set()
         self.has_started = False
 
     # ---- life ----
@@ -100,19 +107,28 @@ class Broker:
         for stream in self.streams.values():
             if stream.ingest is not None:
                 stream.ingest.committed.set()  # long polls answer now
-        if self._maintenance is not None:
-            self._maintenance.cancel()
+        self._stop_upkeep.set()
         try:
             async with asyncio.timeout(_STOP_WITHIN_S):
-                hosted = list(self.streams.values())
-                await asyncio.gather(*(stream.unsubscribe(self.link) for stream in hosted))
-                await asyncio.gather(*(stream.stop(self._writers) for stream in hosted))
-                await self.link.close()
+                await self._stop_all()
         except TimeoutError:
+            # The folder stays locked until this process is gone: a thread may still be writing to it.
             logger.error("not everything was committed within %.0f s; what was not, was not acked", _STOP_WITHIN_S)
+        else:
+            self._data_dir.release()
         self._writers.shutdown(wait=False)
         self.readers.shutdown(wait=False)
-        self._data_dir.release()
+
+    async def _stop_all(self) -> None:
+        hosted = list(self.streams.values())
+        problems = await asyncio.gather(*(stream.unsubscribe(self.link) for stream in hosted), return_exceptions=True)
+        problems += await asyncio.gather(*(stream.stop(self._writers) for stream in hosted), return_exceptions=True)
+        if self._maintenance is not None:
+            await asyncio.wait([self._maintenance])
+        await self.link.close()
+        for problem in problems:
+            if isinstance(problem, BaseException):
+                logger.error("while stopping: %s", problem, exc_info=problem)
 
     def _stop_on_bug(self, task: asyncio.Task[None]) -> None:
         """A task that must not end has ended with an exception: halt rather than go on half alive."""
@@ -126,13 +142,13 @@ class Broker:
             self._nats_down_since = time.monotonic()
             logger.warning(
                 "lost NATS at %s; reconnecting. What is published without acks until then is not recorded",
-                self.link.url,
+                self.link.shown_url,
             )
         elif self._nats_down_since is not None:
             seconds = time.monotonic() - self._nats_down_since
             logger.warning("NATS is back after %.1f s; %d streams subscribed again", seconds, len(self.streams))
         else:
-            logger.info("connected to NATS at %s", self.link.url)
+            logger.info("connected to NATS at %s", self.link.shown_url)
 
     @property
     def data_path(self) -> Path:
@@ -145,7 +161,7 @@ class Broker:
         if not self.has_started:
             return "recovering logs"
         if not self.link.is_up:
-            return f"no connection to NATS at {self.link.url}"
+            return f"no connection to NATS at {self.link.shown_url}"
         return None
 
     # ---- streams ----
@@ -156,12 +172,22 @@ class Broker:
             raise StreamNotFound(f"there is no stream {name!r}", stream=name)
         return self.streams[name]
 
+    async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """Carries a change out even where the client that asked for it hangs up in the middle."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
     async def create_stream(self, name: str, settings: StreamSettings) -> tuple[HostedStream, bool]:
         """The stream, and whether it is new (False: it was there with the same settings).
 
         Raises:
             InvalidRequest, StreamConflict, NotEnoughBrokers.
         """
+        return await self._to_the_end(self._create_stream(name, settings))
+
+    async def _create_stream(self, name: str, settings: StreamSettings) -> tuple[HostedStream, bool]:
         check_name(name)
         async with self._changing:
             brokers = sorted(self.metadata.state.brokers)
@@ -182,6 +208,9 @@ class Broker:
 
     async def edit_stream(self, name: str, settings: StreamSettings) -> HostedStream:
         """Raises StreamNotFound, InvalidRequest."""
+        return await self._to_the_end(self._edit_stream(name, settings))
+
+    async def _edit_stream(self, name: str, settings: StreamSettings) -> HostedStream:
         async with self._changing:
             before = self.hosted(name)
             await self._propose(EditStream(name=name, settings=settings))
@@ -190,15 +219,19 @@ class Broker:
             before.record = record
             if before.log is not None:
                 before.log.settings = settings
-            if before.ingest is not None:
-                before.ingest.dedupe.window_us = int(settings.dedupe_window_s * 1_000_000)
-            if resubscribe:
-                await before.unsubscribe(self.link)
-                await before.subscribe(self.link)
+            if before.ingest is not None and before.log is not None:
+                before.ingest.dedupe = await asyncio.get_running_loop().run_in_executor(
+                    self._writers, rebuilt_dedupe, settings.dedupe_window_s, before.log
+                )
+            if resubscribe and before.subscription is not None:
+                await self.link.move(before.subscription, settings.subject, queue=settings.group or "")
         return before
 
     async def pause_stream(self, name: str, paused: bool) -> HostedStream:
         """Raises StreamNotFound."""
+        return await self._to_the_end(self._pause_stream(name, paused))
+
+    async def _pause_stream(self, name: str, paused: bool) -> HostedStream:
         async with self._changing:
             await self._propose(PauseStream(name=name, paused=paused))
             stream = self.hosted(name)
@@ -213,6 +246,9 @@ class Broker:
         Raises:
             StreamNotFound.
         """
+        await self._to_the_end(self._delete_stream(name))
+
+    async def _delete_stream(self, name: str) -> None:
         async with self._changing:
             stream = self.hosted(name)
             await self._propose(DeleteStream(name=name, deleted_us=now_us()))
@@ -253,7 +289,8 @@ class Broker:
             budget=self.budget,
             paused=record.paused,
         )
-        await loop.run_in_executor(self._writers, rebuild_dedupe, ingest.dedupe, stream.log)
+        window_s = record.settings.dedupe_window_s
+        ingest.dedupe = await loop.run_in_executor(self._writers, rebuilt_dedupe, window_s, stream.log)
         stream.ingest = ingest
         ingest.start(self._stop_on_bug)
         await stream.subscribe(self.link)
@@ -267,24 +304,41 @@ class Broker:
 
     async def _maintain(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self.config.retention_interval_s)
+        while not await self._is_stopping_within(self.config.retention_interval_s):
             for stream in list(self.streams.values()):
+                if isinstance(stream.problem, StorageFailed):
+                    await self._host(stream.record)  # it may open now: there is room again, say
                 if stream.ingest is not None:
                     stream.ingest.roll_if_due()
-                await loop.run_in_executor(self.readers, stream.maintain)
+                await loop.run_in_executor(self.readers, stream.maintain, self._stop_upkeep.is_set)
             await self._bury_tombstones()
 
+    async def _is_stopping_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stop_upkeep.wait()
+        except TimeoutError:
+            return False
+
     async def _bury_tombstones(self) -> None:
-        """Removes the files of streams deleted longer ago than the grace period."""
+        """Removes the files of streams deleted longer ago than the grace period; what fails is tried again."""
         grace_us = int(self.config.tombstone_grace_s * 1_000_000)
         for tombstone in list(self.metadata.state.tombstones.values()):
-            if now_us() - tombstone.deleted_us >= grace_us:
-                folder = self._data_dir.stream_folder(tombstone.id)
-                if folder.exists():
-                    await asyncio.get_running_loop().run_in_executor(self.readers, shutil.rmtree, folder)
-                logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
-                await self._propose(BuryStream(id=tombstone.id))
+            if now_us() - tombstone.deleted_us < grace_us or self._stop_upkeep.is_set():
+                continue
+            try:
+                await self._bury(tombstone)
+            except (NatslogError, OSError) as error:
+                logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
+
+    async def _bury(self, tombstone: Tombstone) -> None:
+        hosted = {stream.record.id for stream in self.streams.values()}
+        assert tombstone.id not in hosted, "a stream that is being served is not deleted"
+        folder = self._data_dir.stream_folder(tombstone.id)
+        if folder.exists():
+            await asyncio.get_running_loop().run_in_executor(self.readers, shutil.rmtree, folder)
+        logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
+        await self._propose(BuryStream(id=tombstone.id))
 
     def _warn_of_strays(self) -> None:
         state = self.metadata.state

@@ -5,6 +5,7 @@ answered.
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ class MetadataStore:
 
     def __init__(self, path: Path, cluster_id: str) -> None:
         self._path = path
+        self._lock = threading.Lock()
         snapshot = read_checked(path, "metadata", 1)
         try:
             self.state = (
@@ -48,10 +50,11 @@ class MetadataStore:
             NatslogError: refused by the state machine.
             OSError: it could not be stored; the state is as before.
         """
-        changed_state = msgspec.convert(msgspec.to_builtins(self.state), Metadata, strict=False)
-        changed = changed_state.apply(command)
-        if changed:
-            write_checked(self._path, "metadata", 1, changed_state)
-            self.state = changed_state
-            logger.info("metadata version %d: %s", changed_state.version, command)
-        return changed
+        with self._lock:  # commands come from several threads; each builds on the one before
+            changed_state = msgspec.convert(msgspec.to_builtins(self.state), Metadata, strict=False)
+            changed = changed_state.apply(command)
+            if changed:
+                write_checked(self._path, "metadata", 1, changed_state)
+                self.state = changed_state
+                logger.info("metadata version %d: %s", changed_state.version, command)
+            return changed

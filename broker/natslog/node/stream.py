@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
-from natslog.node.clock import now_us
+from natslog.node.clock import monotonic_us, now_us
 from natslog.node.stream_ingest import StreamIngest
 from natslog.wire.link import NatsLink
 
@@ -54,28 +55,32 @@ class HostedStream:
         if self.log is not None:
             await asyncio.get_running_loop().run_in_executor(executor, self.log.close)
 
-    def maintain(self) -> None:
-        """In a thread, beside commits: seals, drops what is past retention, checkpoints."""
+    def maintain(self, is_stopping: Callable[[], bool]) -> None:
+        """In a thread, beside commits: checkpoints, drops what is past retention, seals. One failing stops no other."""
         if self.log is None:
             return
-        try:
-            while self.log.seal_next():
-                pass
-            dropped = self.log.enforce_retention(now_us())
-            self.log.checkpoint()
-        except (NatslogError, OSError) as error:
-            logger.error("stream %s: maintenance failed, to be tried again: %s", self.record.name, error)
-        else:
-            if dropped:
-                logger.info("stream %s: retention dropped %d segments", self.record.name, dropped)
+        for work in (self.log.checkpoint, self._drop_expired, lambda: self._seal_all(is_stopping)):
+            try:
+                work()
+            except (NatslogError, OSError) as error:
+                logger.error("stream %s: upkeep failed, to be tried again: %s", self.record.name, error)
+
+    def _drop_expired(self) -> None:
+        assert self.log is not None, "maintain has looked"
+        if dropped := self.log.enforce_retention(now_us()):
+            logger.info("stream %s: retention dropped %d segments", self.record.name, dropped)
+
+    def _seal_all(self, is_stopping: Callable[[], bool]) -> None:
+        assert self.log is not None, "maintain has looked"
+        while not is_stopping() and self.log.seal_next():
+            pass
 
 
-def rebuild_dedupe(window: DedupeWindow, log: StreamLog) -> None:
-    """Fills a window with the ids of the messages stored within it, read from the log (at most the newest
-    `MAX_IDS`).
-    """
+def rebuilt_dedupe(window_s: float, log: StreamLog) -> DedupeWindow:
+    """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`)."""
+    window = DedupeWindow(window_s)
     if not window.window_us:
-        return
+        return window
     try:
         start, _ = log.reader.offset_at(now_us() - window.window_us)
         start = max(start, log.high_watermark - MAX_IDS, log.log_start_offset)
@@ -85,7 +90,8 @@ def rebuild_dedupe(window: DedupeWindow, log: StreamLog) -> None:
                     batch = ipc.decode_batch(message)
                     ids = ids_of_headers(batch.column("headers"))
                     if ids is not None:
-                        window.remember(ids, batch.column("offset").to_numpy(), now_us())
+                        window.remember(ids, batch.column("offset").to_numpy(), monotonic_us())
                 start = plan.next_offset
     except CorruptLog as error:
         logger.error("deduplication starts with what could be read: %s", error.message)
+    return window

@@ -26,10 +26,10 @@ import pyarrow as pa
 
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
 from natslog.ingest import acks
-from natslog.ingest.batches import Batch, BatchBuilder, split_by_text
-from natslog.ingest.dedupe import DedupeWindow
+from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text
+from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import StreamLog
-from natslog.node.clock import now_us
+from natslog.node.clock import monotonic_us, now_us
 from natslog.wire.frames import Frames
 from natslog.wire.layout import END, REPLY_LEN, START
 
@@ -126,6 +126,9 @@ class StreamIngest:
         frames, garbled = split_by_text(frames)
         if len(garbled.rows):
             self._refuse(garbled, InvalidRequest("subject and headers must be UTF-8: correct the message"), "not_utf8")
+        frames, expecting = split_by_expectation(frames)
+        if len(expecting.rows):
+            self._refuse(expecting, InvalidRequest("this version of natslog does not check Nats-Expected-… headers"))
         if len(frames.rows):
             self._gather(frames)
 
@@ -233,18 +236,18 @@ class StreamIngest:
 
     def _append(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
         """In a thread: drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
-        time_us = now_us()
         if batch.ids is None:
-            base_offset, _ = self.log.append(batch.columns, time_us)
+            base_offset, _ = self.log.append(batch.columns, now_us())
             return np.arange(base_offset, base_offset + batch.columns.num_rows, dtype=np.int64), None
-        offsets = self.dedupe.find(batch.ids, time_us)
-        fresh = offsets == -1
+        window, time_us = self.dedupe, monotonic_us()  # an edit may put another window in its place meanwhile
+        offsets = window.find(batch.ids, time_us)
+        fresh = offsets == NEW
         if fresh.any():
             columns = batch.columns if fresh.all() else batch.columns.filter(pa.array(fresh))
-            base_offset, _ = self.log.append(columns, time_us)
+            base_offset, _ = self.log.append(columns, now_us())
             offsets[fresh] = np.arange(base_offset, base_offset + columns.num_rows, dtype=np.int64)
-            self.dedupe.remember(batch.ids[fresh], offsets[fresh], time_us)
-        repeated = offsets == -2
+            window.remember(batch.ids[fresh], offsets[fresh], time_us)
+        repeated = offsets == REPEATED
         if repeated.any():
-            offsets[repeated] = self.dedupe.find(batch.ids[repeated], time_us)
+            offsets[repeated] = window.find(batch.ids[repeated], time_us)
         return offsets, ~fresh if not fresh.all() else None

@@ -217,7 +217,7 @@ def split_headers(
                 if keys[index, 1] < 0 and _equals(buffer, at, colon, key_word):
                     keys[index, 0] = low
                     keys[index, 1] = high - low
-                if ids[index, 1] < 0 and _equals(buffer, at, colon, id_word):
+                if ids[index, 1] < 0 and high > low and _equals(buffer, at, colon, id_word):
                     ids[index, 0] = low
                     ids[index, 1] = high - low
                 count += 1
@@ -299,3 +299,13 @@ def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
             offsets[slot] = at_offsets[index]
             added += 1
     return added
+
+
+@compiled
+def mark_header_prefix(buffer: Any, frames: Any, prefix: Any, marks: Any) -> None:
+    """Marks the frames that have a header whose name begins with `prefix`."""
+    for index in range(frames.shape[0]):
+        end = frames[index, 8]
+        for at in range(end - frames[index, 7], end - prefix.shape[0]):
+            if buffer[at] == _LF and _equals(buffer, at + 1, at + 1 + prefix.shape[0], prefix):
+                marks[index] = True

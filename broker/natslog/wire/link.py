@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,8 @@ class NatsLink:
 
     Attributes:
         connections: how often one was made; if it has not changed, nothing that was sent was lost on the way.
+        forbidden: how often the server refused for lack of permission; `last_refusal` in its words.
+        shown_url: the URLs without user and password.
     """
 
     def __init__(
@@ -147,6 +150,9 @@ class NatsLink:
         self._up = asyncio.Event()
         self._last_error = ""
         self.connections = 0
+        self.forbidden = 0
+        self.last_refusal = ""
+        self.shown_url = without_secrets(url)
 
     @property
     def is_up(self) -> bool:
@@ -158,7 +164,12 @@ class NatsLink:
         return self._client.max_payload if self._client is not None else 1024 * 1024
 
     async def open(self) -> None:
-        """Starts connecting; returns at once, whether or not a server is there."""
+        """Starts connecting; returns at once, whether or not a server is there.
+
+        Raises:
+            ConfigError: the credentials cannot be read.
+        """
+        self._credentials.options()
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     async def wait_until_up(self, timeout_s: float) -> None:
@@ -168,8 +179,9 @@ class NatsLink:
                 await self._up.wait()
         except TimeoutError:
             raise NatsUnavailable(
-                f"no NATS server answers at {self.url} ({self._last_error or 'no answer'}): start one, or correct it",
-                url=self.url,
+                f"no NATS server answers at {self.shown_url} ({self._last_error or 'no answer'}): start one, or correct "
+                "the URL",
+                url=self.shown_url,
             ) from None
 
     async def _supervise(self) -> None:
@@ -178,18 +190,24 @@ class NatsLink:
             self._lost.clear()
             try:
                 await self._connect()
-            except (TimeoutError, OSError, NatsError, ConfigError, ValueError) as error:
+            except (TimeoutError, OSError, NatsError, NatsUnavailable, ConfigError, ValueError) as error:
                 self._note_error(error)
+                await self._drop_client()  # half a connection would be subscribed beside the next one
                 await asyncio.sleep(_RETRY_S)
                 continue
             await self._lost.wait()
             self._report(False)
             await asyncio.sleep(_RETRY_S)
 
+    async def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and not client.is_closed:
+            await client.close()
+
     def _note_error(self, error: BaseException) -> None:
         text = str(error) or type(error).__name__
         if text != self._last_error:
-            logger.warning("no connection to NATS at %s: %s; trying again", self.url, text)
+            logger.warning("no connection to NATS at %s: %s; trying again", self.shown_url, text)
         self._last_error = text
 
     async def _connect(self) -> None:
@@ -219,6 +237,9 @@ class NatsLink:
         await self._on_connected()
 
     async def _on_error(self, error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            self.forbidden += 1
+            self.last_refusal = str(error)
         if not self.is_up:
             self._note_error(error)
         else:
@@ -250,6 +271,20 @@ class NatsLink:
             with contextlib.suppress(NatsUnavailable):  # a lost server is asked again when it is back
                 await self.flush()
         return attachment
+
+    async def move(self, handle: object, subject: str, *, queue: str = "") -> None:
+        """The attachment's receiver gets another subject. Old and new subscription change places in one write."""
+        assert isinstance(handle, _Attachment)
+        client, demux, old_sid = self._client, self._demux, handle.sid
+        handle.subject, handle.queue = subject, queue
+        if client is None or demux is None or client.is_closed:
+            return
+        with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server is asked again when it is back
+            await client._send_unsubscribe(old_sid)
+            await self._subscribe(handle)
+            await self.flush()
+        client._remove_sub(old_sid)
+        demux.receivers.pop(old_sid, None)
 
     async def _subscribe(self, attachment: _Attachment) -> None:
         assert self._client is not None
@@ -296,7 +331,9 @@ class NatsLink:
                 await client._flush_pending(force_flush=True)
                 await client.flush(timeout=max(1, int(timeout_s)))
         except (TimeoutError, NatsError, OSError) as error:
-            raise NatsUnavailable(f"NATS at {self.url} did not confirm in time: {error}", url=self.url) from error
+            raise NatsUnavailable(
+                f"NATS at {self.shown_url} did not confirm in time: {error}", url=self.shown_url
+            ) from error
 
     async def close(self) -> None:
         """Lets the connection go; what was sent is flushed first where a server is there."""
@@ -308,3 +345,8 @@ class NatsLink:
                 with contextlib.suppress(NatsUnavailable):  # leaving: nobody is left to be told
                     await self.flush()
             await self._client.close()
+
+
+def without_secrets(url: str) -> str:
+    """The URLs without user and password, to be shown and logged."""
+    return re.sub(r"//[^/@,]*@", "//…@", url)

@@ -20,6 +20,7 @@ def warm_up() -> None:
         kernels.gather(buffer, rows[:, 3], rows[:, 4], np.zeros(64, np.uint8), np.zeros(64, np.int32), 0)
         marks = np.zeros(len(rows), np.bool_)
         kernels.mark_high_bytes(buffer, rows, marks)
+        kernels.mark_header_prefix(buffer, rows, word, marks)
         pairs = np.zeros((kernels.count_headers(buffer, rows), 4), np.int64)
         first, keys, ids = (np.zeros(shape, np.int64) for shape in (len(rows) + 1, (len(rows), 2), (len(rows), 2)))
         kernels.split_headers(buffer, rows, word, word, pairs, first, keys, ids)
