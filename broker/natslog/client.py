@@ -24,7 +24,15 @@ import urllib3
 
 from natslog import ipc
 from natslog.config import DEFAULT_SERVER_URL
-from natslog.errors import BrokerUnavailable, ConfigError, CorruptLog, NatslogError, StreamRecreated, from_json
+from natslog.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    CorruptLog,
+    NatslogError,
+    OffsetOutOfRange,
+    StreamRecreated,
+    from_json,
+)
 from natslog.model import Split
 
 FETCH_BYTES = 8 * 1024 * 1024
@@ -326,8 +334,11 @@ class NatslogClient:
             )
             yield from fetched.batches
             if fetched.next_offset <= start:
-                raise NatslogError(
-                    f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was"
+                raise OffsetOutOfRange(
+                    f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was",
+                    offset=start,
+                    log_start_offset=fetched.log_start_offset,
+                    high_watermark=fetched.high_watermark,
                 )
             start = fetched.next_offset
 

@@ -12,8 +12,8 @@ _SIZE_BYTES = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", 1)
     for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
 }
-_PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|d|w)")
-_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d|w)")
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?b?)", re.IGNORECASE)
 
 
 def parse_duration_s(text: str | int | float, name: str = "duration") -> float:
@@ -29,7 +29,7 @@ def parse_duration_s(text: str | int | float, name: str = "duration") -> float:
         parts = list(_PART.finditer(compact))
         if "".join(part.group(0) for part in parts) == compact and parts:
             seconds = sum(float(part.group(1)) * _DURATION_S[part.group(2)] for part in parts)
-        elif re.fullmatch(r"\d{1,12}(\.\d{1,9})?", compact):
+        elif re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", compact):
             seconds = float(compact)
         else:
             raise InvalidRequest(f"{name} {text!r} is not a duration: write 90s, 15m, 12h or 7d")

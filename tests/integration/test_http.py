@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ import urllib3
 
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
-from tests.harness import BrokerProcess, all_values, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 http = urllib3.PoolManager()
 
@@ -299,3 +301,68 @@ def test_slow_client_holds_nobody_up(broker: BrokerProcess, client: NatslogClien
         slow.recv(100)  # and reads no further
         assert len(all_values(client, name)) == 24
         assert publish_acked(nats_url, name, [b"y"])[0]["offset"] == 24
+
+
+# ---- clients that leave, and hostile numbers ----
+
+
+def hang_up_after(broker: BrokerProcess, method: str, path: str, body: bytes = b"") -> None:
+    """Sends a whole request and is gone before the answer."""
+    with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+
+
+def test_change_is_carried_out_whole_when_the_client_hangs_up(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    for at in range(20):
+        stream = f"{name}-{at}"
+        hang_up_after(broker, "POST", "/v1/streams", json.dumps({"name": stream, "subject": stream}).encode())
+        client.create_stream(stream, stream)  # there already, or made now; in either case it records
+        assert publish_acked(nats_url, stream, [b"x"])[0]["offset"] == 0
+        hang_up_after(broker, "DELETE", f"/v1/streams/{stream}")
+        eventually(lambda stream=stream: ask(broker, "GET", f"/v1/streams/{stream}").status == 404)
+    broker.kill()
+    broker.start()
+    assert not [body for body in client.streams() if body["name"].startswith(f"{name}-")]
+
+
+def test_readers_that_leave_early_leave_no_open_files(broker: BrokerProcess, filled: str) -> None:
+    before = len(os.listdir(f"/proc/{broker.pid}/fd"))
+    for _ in range(30):
+        hang_up_after(broker, "GET", f"/v1/streams/{filled}/messages?start=0")
+    eventually(lambda: len(os.listdir(f"/proc/{broker.pid}/fd")) <= before + 3)
+
+
+@pytest.mark.parametrize("number", ["--5", "9" * 5000, "1e3", "٣", "0x10"])
+def test_hostile_numbers_are_400(broker: BrokerProcess, filled: str, number: str) -> None:
+    assert ask(broker, "GET", f"/v1/streams/{filled}/messages?start={number}").status == 400
+    assert ask(broker, "POST", "/v1/streams", {"name": "n", "subject": "n", "max_bytes": number}).status == 400
+    assert ask(broker, "POST", "/v1/streams", {"name": "n", "subject": "n", "max_age": number}).status == 400
+
+
+def test_head_of_messages_is_refused(broker: BrokerProcess, filled: str) -> None:
+    assert ask(broker, "HEAD", f"/v1/streams/{filled}/messages").status == 405
+
+
+def test_compressed_stream_is_decoded_in_bounded_parts(own: Path) -> None:
+    with running(own, segment_bytes="1MiB", retention_interval="200ms") as (server, broker):
+        client = broker.client()
+        client.create_stream("orders", "orders", compression="zstd")
+        for _ in range(60):
+            publish_acked(server.url, "orders", [b"x" * 900_000])
+        eventually(lambda: client.stream("orders")["bytes"] < 10_000_000, what="sealed and compressed")
+        answer = ask(broker, "GET", "/v1/streams/orders/messages?columns=value")
+        assert len(answer.data) < 20_000_000
+        sizes = [
+            len(value) for batch in client.read("orders", columns=["value"]) for value in batch.column(0).to_pylist()
+        ]
+        assert sizes == [900_000] * 60
+
+
+def test_expectation_that_is_not_checked_is_not_acked(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    refused = publish_acked(nats_url, name, [b"x"], {"Nats-Expected-Last-Sequence": "7"})[0]
+    assert refused["error"]["code"] == 400
+    assert all_values(client, name) == []

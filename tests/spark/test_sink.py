@@ -123,7 +123,7 @@ def test_batch_repeated_after_a_crash_is_stored_once(
 
 
 def retried_write(client: NatslogClient, broker: BrokerProcess, nats_url: str, stream: str, mark: Path) -> None:
-    """A write whose first task attempt fails after rows of it are stored: needs a Spark of its own, one that retries."""
+    """A write whose first task attempt fails after rows of it are stored; needs a Spark of its own, that retries."""
     command = [sys.executable, "-c", RETRYING_DRIVER, nats_url, broker.url, stream, str(mark)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -179,8 +179,8 @@ class NatsLink:
                 await self._up.wait()
         except TimeoutError:
             raise NatsUnavailable(
-                f"no NATS server answers at {self.shown_url} ({self._last_error or 'no answer'}): start one, or correct "
-                "the URL",
+                f"no NATS server answers at {self.shown_url} ({self._last_error or 'no answer'}): start one, or "
+                "correct the URL",
                 url=self.shown_url,
             ) from None
 

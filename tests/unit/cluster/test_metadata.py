@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -100,3 +101,19 @@ def test_store_with_any_byte_damaged_or_cut_stops_rather_than_forgets(tmp_path: 
         path.write_bytes(original[:position])
         with pytest.raises(CorruptLog):
             MetadataStore(path, "c")
+
+
+def test_store_commands_of_several_threads_all_count(tmp_path: Path) -> None:
+    store = MetadataStore(tmp_path / "metadata", "c")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda at: store.propose(create(f"s{at}", f"{at:02x}")), range(40)))
+    assert len(MetadataStore(tmp_path / "metadata", "c").state.streams) == 40
+
+
+def test_replicas_are_not_declared_by_an_edit() -> None:
+    state = Metadata(cluster_id="c")
+    state.apply(create())
+    for name in ("replicas", "min_isr"):
+        settings = msgspec.structs.replace(state.stream("orders").settings, **{name: 3})
+        with pytest.raises(InvalidRequest, match=name):
+            state.apply(EditStream(name="orders", settings=settings))

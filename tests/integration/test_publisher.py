@@ -1,0 +1,118 @@
+"""The publisher behind `natslog pub` and the Spark sink: what counts as stored, what is refused before it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from natslog.client import NatslogClient
+from natslog.errors import NatsUnavailable, PublishFailed
+from natslog.nats_server import NatsServer
+from natslog.publisher import Publisher, Rows
+from tests.harness import all_values, with_nats
+
+
+def rows(subject: str, count: int, **columns: Any) -> Rows:
+    values = pa.array([b"%d" % at for at in range(count)])
+    return Rows(pa.array([subject] * count), values, **columns)
+
+
+def ids(*texts: str | None) -> Any:
+    return pa.array(texts, pa.string())
+
+
+@pytest.fixture
+def jetstream(tmp_path: Path) -> Iterator[NatsServer]:
+    arguments = ("--jetstream", "--store_dir", str(tmp_path / "js"))
+    server = NatsServer(0, tmp_path / "js.log", arguments=arguments).start()
+    yield server
+    server.stop()
+
+
+def test_refusal_of_a_jetstream_stream_is_no_ack(jetstream: NatsServer) -> None:
+    async def create(connection: Any) -> None:
+        await connection.jetstream().add_stream(name="S", subjects=["s"], max_msgs=2, discard="new")
+
+    with_nats(jetstream.url, create)
+    with Publisher(jetstream.url, ack_timeout_s=1) as publisher:
+        with pytest.raises(PublishFailed, match="8 rows were not acked.*maximum messages exceeded"):
+            publisher.publish(rows("s", 10), "stored")
+        assert publisher.acked == 2
+
+
+@pytest.mark.parametrize("ack", ["flush", "stored"])
+def test_messages_the_server_forbids_are_an_error(tmp_path: Path, ack: str) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text('authorization { users = [{user: u, password: p, permissions: {publish: "allowed.>"}}] }')
+    server = NatsServer(0, tmp_path / "nats.log", arguments=("--config", str(config))).start()
+    try:
+        url = f"nats://u:p@127.0.0.1:{server.port}"
+        with Publisher(url, ack_timeout_s=5) as publisher, pytest.raises(PublishFailed, match="refused messages"):
+            publisher.publish(rows("other", 3), ack)
+    finally:
+        server.stop()
+
+
+def test_passwords_in_urls_are_not_shown() -> None:
+    publisher = Publisher("nats://user:SECRET@127.0.0.1:1", connect_timeout_s=0.5)
+    with pytest.raises(NatsUnavailable) as refused, publisher:
+        pass
+    assert "SECRET" not in refused.value.message + str(refused.value.facts)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"subjects": pa.array(["x" * 5000])}, "subject is longer than 1024 bytes: row 7"),
+        ({"subjects": pa.array(["a.>"])}, "not one plain NATS subject: row 7"),
+        ({"subjects": pa.array([None], pa.string())}, "subject is null"),
+        ({"keys": pa.array([b" a"])}, "key is not one line of UTF-8 text without blanks around it"),
+        ({"keys": pa.array([b"a\nb"])}, "key is not one line"),
+        ({"keys": pa.array([b"\xff"])}, "key is not one line"),
+        ({"ids": pa.array(["z "])}, "message id is not one line"),
+        ({"headers": pa.array([[{"key": "a:b", "value": "c"}]])}, "header name or value"),
+        ({"headers": pa.array([[{"key": "a", "value": "c\r\nX: y"}]])}, "header name or value"),
+    ],
+)
+def test_rows_that_would_arrive_otherwise_are_refused_before_any_is_sent(
+    nats_url: str, columns: dict[str, Any], words: str
+) -> None:
+    given = {"subjects": pa.array(["fine"]), "values": pa.array([b"x"])} | columns
+    with Publisher(nats_url) as publisher, pytest.raises(PublishFailed, match=words):
+        publisher.publish(Rows(**given), "none", first_row=7)
+
+
+def test_few_in_flight_are_few(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    with Publisher(nats_url, max_in_flight=10) as publisher:
+        sizes = []
+        send = publisher._send_slice
+
+        async def counted(*arguments: Any) -> None:
+            await send(*arguments)
+            sizes.append(publisher._in_flight())
+
+        publisher._send_slice = counted  # type: ignore[method-assign]
+        publisher.publish(rows(name, 200, ids=ids(*(f"i{at}" for at in range(200)))), "stored")
+    assert max(sizes) <= 10
+    assert len(all_values(client, name)) == 200
+
+
+def test_rows_without_an_id_are_never_sent_twice(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    client.edit_stream(name, paused=True)
+    with Publisher(nats_url, ack_timeout_s=3) as publisher:
+        with pytest.raises(PublishFailed, match="paused"):
+            publisher.publish(rows(name, 2, ids=ids("a", None)), "stored")
+        assert publisher.resent == 1
+
+
+def test_empty_message_ids_are_none(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    with Publisher(nats_url) as publisher:
+        publisher.publish(rows(name, 5, ids=ids("", "", "", "", "")), "stored")
+    assert len(all_values(client, name)) == 5
