@@ -166,7 +166,7 @@ def fail_once(batches):
                 raise RuntimeError("injected: the task fails after rows of it are stored")
             yield batch
 
-rows = spark.range(0, 3000, 1, 1).selectExpr("cast(id as string) as value").mapInArrow(fail_once, "value string")
+rows = spark.range(0, 3000, 1, 1).selectExpr("lpad(id, 400, '0') as value").mapInArrow(fail_once, "value string")
 rows.write.format("natslog").options(natsServers=nats_url, subject=subject, ack="stored").mode("append").save()
 spark.stop()
 """
