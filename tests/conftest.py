@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from natslog import ipc
+from natslog.client import NatslogClient
 from natslog.ingest.batches import PAYLOAD_SCHEMA
 from natslog.log import LogOptions, StreamLog
 from natslog.model import StreamSettings
+from natslog.nats_server import NatsServer
 from natslog.schema import HEADERS_TYPE
+from tests.harness import BrokerProcess
 
 STREAM_ID = "ab" * 16
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,9 +56,32 @@ def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:
 
 
 def decoded(message: bytes) -> pa.RecordBatch:
-    from natslog import ipc
-
     return ipc.decode_batch(message)
+
+
+_numbers = count()
+
+
+@pytest.fixture
+def name() -> str:
+    """A stream name of this test's own; its subject space is the same word."""
+    return f"test{next(_numbers)}"
+
+
+@pytest.fixture
+def nats_url(shared: tuple[NatsServer, BrokerProcess]) -> str:
+    """Of the server that the folder's `shared` fixture runs."""
+    return shared[0].url
+
+
+@pytest.fixture
+def broker(shared: tuple[NatsServer, BrokerProcess]) -> BrokerProcess:
+    return shared[1]
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> NatslogClient:
+    return broker.client()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.errors import NatsUnavailable, PublishFailed
-from natslog.ingest.batches import BatchBuilder
+from natslog.ingest.batches import BatchBuilder, is_utf8
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire.frames import Frames
 from natslog.wire.link import NatsCredentials, NatsLink
@@ -137,17 +137,9 @@ def _not_one_line(values: Any) -> Any:
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
-        garbled = [value is not None and not _is_utf8(value) for value in values.cast(pa.binary()).to_pylist()]
+        garbled = [value is not None and not is_utf8(value) for value in values.cast(pa.binary()).to_pylist()]
         return pc.or_(pc.fill_null(breaks, False), pa.array(garbled))
     return breaks
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _bad_headers(headers: Any) -> Any:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, running
-
-_numbers = count()
 
 
 @pytest.fixture(scope="session")
@@ -39,26 +35,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     with running(tmp_path_factory.mktemp("shared"), segment_bytes="64KiB", retention_interval="500ms") as both:
         yield both
-
-
-@pytest.fixture
-def nats_url(shared: tuple[NatsServer, BrokerProcess]) -> str:
-    return shared[0].url
-
-
-@pytest.fixture
-def broker(shared: tuple[NatsServer, BrokerProcess]) -> BrokerProcess:
-    return shared[1]
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> NatslogClient:
-    return broker.client()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"spark{next(_numbers)}"
 
 
 @pytest.fixture

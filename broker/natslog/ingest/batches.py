@@ -190,7 +190,7 @@ def split_by_text(frames: Frames) -> tuple[Frames, Frames]:
         row = rows[at]
         subject = buffer[row[SUBJECT] : row[SUBJECT] + row[SUBJECT_LEN]].tobytes()
         headers = buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes()
-        bad[at] = not (_is_utf8(subject) and _is_utf8(headers))
+        bad[at] = not (is_utf8(subject) and is_utf8(headers))
     return (frames, frames.select(bad)) if not bad.any() else (frames.select(~bad), frames.select(bad))
 
 
@@ -208,7 +208,8 @@ def _has_high_bytes(buffer: Array, rows: Array) -> Array:
     return marks
 
 
-def _is_utf8(text: bytes) -> bool:
+def is_utf8(text: bytes) -> bool:
+    """Whether Arrow's string type can hold it."""
     try:
         text.decode()
     except UnicodeDecodeError:
