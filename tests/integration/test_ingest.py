@@ -142,6 +142,16 @@ def test_edited_subject_is_recorded_from_then_on(client: NatslogClient, nats_url
     assert all_values(client, name) == [b"1", b"2"]
 
 
+def test_window_switched_on_later_knows_what_is_stored(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name, dedupe_window=None)
+    header = {"Nats-Msg-Id": "one"}
+    assert [answer["offset"] for answer in publish_acked(nats_url, name, [b"x", b"x"], header)] == [0, 1]
+    client.edit_stream(name, dedupe_window="1m")
+    assert publish_acked(nats_url, name, [b"x"], header)[0]["duplicate"]
+    client.edit_stream(name, dedupe_window="0")
+    assert publish_acked(nats_url, name, [b"x"], header)[0]["offset"] == 2
+
+
 def test_deduplication_survives_a_killed_broker(own: Path) -> None:
     with running(own) as (server, broker):
         broker.client().create_stream("orders", "orders")

@@ -16,7 +16,11 @@ Segment: TypeAlias = ActiveSegment | SealedSegment
 
 @dataclass(slots=True)
 class SegmentChain:
-    """Guarded by `lock` where the list changes or is walked; a segment's own content needs none."""
+    """Guarded by `lock` where the list changes or files are opened by what it says.
+
+    Where the log stands is read without the lock, by the event loop too, so that nobody waits for a disk to learn it:
+    the list is changed by single steps (append, replace one, drop the first ones), and is never empty again.
+    """
 
     segments: list[Segment] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
@@ -28,13 +32,11 @@ class SegmentChain:
 
     @property
     def log_start_offset(self) -> int:
-        with self.lock:
-            return self.segments[0].base_offset if self.segments else 0
+        return self.segments[0].base_offset if self.segments else 0
 
     @property
     def log_end_offset(self) -> int:
-        with self.lock:
-            return self.segments[-1].end_offset if self.segments else 0
+        return self.segments[-1].end_offset if self.segments else 0
 
     @property
     def high_watermark(self) -> int:
@@ -43,8 +45,7 @@ class SegmentChain:
 
     @property
     def size_bytes(self) -> int:
-        with self.lock:
-            return sum(segment.size_bytes for segment in self.segments)
+        return sum(segment.size_bytes for segment in list(self.segments))
 
     def oldest_unsealed(self) -> ActiveSegment | None:
         """The full segment to be sealed next; the last segment takes commits and is none."""

@@ -273,9 +273,10 @@ class StreamLog:
         with self.chain.lock:
             if isinstance(last, ActiveSegment):
                 last.close()
-                if last.base_offset == base_offset:
-                    self.chain.segments.pop()
-            self.chain.segments.append(fresh)
+            if last is not None and last.base_offset == base_offset:
+                self.chain.segments[-1] = fresh
+            else:
+                self.chain.segments.append(fresh)
         return fresh
 
     def roll_if_due(self, now_us: int) -> bool:

@@ -34,8 +34,9 @@ from natslog.log import LogOptions, StreamLog
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us
 from natslog.node.data_dir import DataDir
+from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.metadata_store import MetadataStore
-from natslog.node.stream import HostedStream, rebuilt_dedupe
+from natslog.node.stream import HostedStream
 from natslog.node.stream_ingest import MemoryBudget, StreamIngest
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
@@ -215,14 +216,13 @@ class Broker:
             before = self.hosted(name)
             await self._propose(EditStream(name=name, settings=settings))
             record = self.metadata.state.stream(name)
-            resubscribe = record.settings.subject != before.record.settings.subject
+            was = before.record.settings
+            resubscribe = settings.subject != was.subject
             before.record = record
             if before.log is not None:
                 before.log.settings = settings
-            if before.ingest is not None and before.log is not None:
-                before.ingest.dedupe = await asyncio.get_running_loop().run_in_executor(
-                    self._writers, rebuilt_dedupe, settings.dedupe_window_s, before.log
-                )
+            if before.ingest is not None and settings.dedupe_window_s != was.dedupe_window_s:
+                before.ingest.change_window(settings.dedupe_window_s)
             if resubscribe and before.subscription is not None:
                 await self.link.move(before.subscription, settings.subject, queue=settings.group or "")
         return before

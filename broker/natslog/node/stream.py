@@ -8,18 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from natslog import ipc
 from natslog.errors import CorruptLog, NatslogError
-from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
-from natslog.node.clock import monotonic_us, now_us
+from natslog.node.clock import now_us
 from natslog.node.stream_ingest import StreamIngest
 from natslog.wire.link import NatsLink
 
 logger = logging.getLogger("natslog.node")
-
-_REBUILD_READ_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -74,24 +70,3 @@ class HostedStream:
         assert self.log is not None, "maintain has looked"
         while not is_stopping() and self.log.seal_next():
             pass
-
-
-def rebuilt_dedupe(window_s: float, log: StreamLog) -> DedupeWindow:
-    """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`)."""
-    window = DedupeWindow(window_s)
-    if not window.window_us:
-        return window
-    try:
-        start, _ = log.reader.offset_at(now_us() - window.window_us)
-        start = max(start, log.high_watermark - MAX_IDS, log.log_start_offset)
-        while start < log.high_watermark:
-            with log.reader.plan_read(start, max_bytes=_REBUILD_READ_BYTES) as plan:
-                for message in plan.messages():
-                    batch = ipc.decode_batch(message)
-                    ids = ids_of_headers(batch.column("headers"))
-                    if ids is not None:
-                        window.remember(ids, batch.column("offset").to_numpy(), monotonic_us())
-                start = plan.next_offset
-    except CorruptLog as error:
-        logger.error("deduplication starts with what could be read: %s", error.message)
-    return window

@@ -30,6 +30,7 @@ from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, sp
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import StreamLog
 from natslog.node.clock import monotonic_us, now_us
+from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.wire.frames import Frames
 from natslog.wire.layout import END, REPLY_LEN, START
 
@@ -95,6 +96,7 @@ class StreamIngest:
         self._wake = asyncio.Event()
         self._closing = False
         self._roll_due = False
+        self._new_window_s: float | None = None
         self._committer: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._last_complaint = -_LOG_EVERY_S
@@ -180,6 +182,11 @@ class StreamIngest:
 
     # ---- committing ----
 
+    def change_window(self, window_s: float) -> None:
+        """Another deduplication window; the committer rebuilds it between two commits."""
+        self._new_window_s = window_s
+        self._wake.set()
+
     def roll_if_due(self) -> None:
         """Lets an idle stream's active segment age; the committer does it, as the log's only writer."""
         self._roll_due = True
@@ -190,6 +197,9 @@ class StreamIngest:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._new_window_s is not None:
+                window_s, self._new_window_s = self._new_window_s, None
+                self.dedupe = await loop.run_in_executor(self._executor, rebuilt_dedupe, window_s, self.log)
             while self._builders:
                 builder, taken_bytes = self._builders.popleft()
                 batch = builder.taken()
@@ -239,7 +249,7 @@ class StreamIngest:
         if batch.ids is None:
             base_offset, _ = self.log.append(batch.columns, now_us())
             return np.arange(base_offset, base_offset + batch.columns.num_rows, dtype=np.int64), None
-        window, time_us = self.dedupe, monotonic_us()  # an edit may put another window in its place meanwhile
+        window, time_us = self.dedupe, monotonic_us()
         offsets = window.find(batch.ids, time_us)
         fresh = offsets == NEW
         if fresh.any():

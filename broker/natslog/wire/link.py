@@ -72,6 +72,7 @@ class _Attachment:
     queue: str
     receiver: Receiver
     sid: int = 0
+    subscribed_by: Client | None = None
 
 
 class _FrameDemux:
@@ -281,6 +282,7 @@ class NatsLink:
             return
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server is asked again when it is back
             await client._send_unsubscribe(old_sid)
+            handle.subscribed_by = None
             await self._subscribe(handle)
             await self.flush()
         client._remove_sub(old_sid)
@@ -289,6 +291,9 @@ class NatsLink:
     async def _subscribe(self, attachment: _Attachment) -> None:
         assert self._client is not None
         assert self._demux is not None
+        if attachment.subscribed_by is self._client:
+            return  # twice on one connection would store every message twice
+        attachment.subscribed_by = self._client
         subscription = await self._client.subscribe(attachment.subject, queue=attachment.queue)
         attachment.sid = subscription._id
         self._demux.receivers[attachment.sid] = attachment.receiver

@@ -1,0 +1,36 @@
+"""The deduplication window after a start or a change of its length: filled from what the log itself holds."""
+
+from __future__ import annotations
+
+import logging
+
+from natslog import ipc
+from natslog.errors import CorruptLog
+from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
+from natslog.log import StreamLog
+from natslog.node.clock import monotonic_us, now_us
+
+logger = logging.getLogger("natslog.node")
+
+_READ_BYTES = 8 * 1024 * 1024
+
+
+def rebuilt_dedupe(window_s: float, log: StreamLog) -> DedupeWindow:
+    """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`)."""
+    window = DedupeWindow(window_s)
+    if not window.window_us:
+        return window
+    try:
+        start, _ = log.reader.offset_at(now_us() - window.window_us)
+        start = max(start, log.high_watermark - MAX_IDS, log.log_start_offset)
+        while start < log.high_watermark:
+            with log.reader.plan_read(start, max_bytes=_READ_BYTES) as plan:
+                for message in plan.messages():
+                    batch = ipc.decode_batch(message)
+                    ids = ids_of_headers(batch.column("headers"))
+                    if ids is not None:
+                        window.remember(ids, batch.column("offset").to_numpy(), monotonic_us())
+                start = plan.next_offset
+    except CorruptLog as error:
+        logger.error("deduplication starts with what could be read: %s", error.message)
+    return window
