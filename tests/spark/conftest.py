@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from pyspark.sql import SparkSession
 
 from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, running
+
+# Spark's workers take `python3` from PATH, which in a fresh clone is not the environment that has natslog.
+os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 @pytest.fixture(scope="session")
