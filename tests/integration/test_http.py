@@ -332,6 +332,7 @@ def test_readers_that_leave_early_leave_no_open_files(broker: BrokerProcess, fil
     before = len(os.listdir(f"/proc/{broker.pid}/fd"))
     for _ in range(30):
         hang_up_after(broker, "GET", f"/v1/streams/{filled}/messages?start=0")
+        assert ask(broker, "GET", f"/v1/streams/{filled}/messages?start=0").status == 200
     eventually(lambda: len(os.listdir(f"/proc/{broker.pid}/fd")) <= before + 3)
 
 

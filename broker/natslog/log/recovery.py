@@ -123,11 +123,6 @@ class _Scanner:
     def _is_end_of_stream(self, position: int) -> bool:
         return read_at(self.fd, position, 8) == ipc.END_OF_STREAM
 
-    def _is_unfinished(self, position: int, offset: int) -> bool:
-        """A proven header that promises more than there is; what lies behind it is payload, not batches."""
-        header = ipc.proven_header(read_at(self.fd, position, ipc.MAX_HEADER_BYTES))
-        return header is not None and header.base_offset == offset and position + header.total_bytes > self.size_bytes
-
     def _end_at_bad_batch(self, position: int, offset: int) -> None:
         """The file's last batch is not whole: a torn tail is cut, damage stops the stream."""
         self.scan.end_position = position
@@ -178,15 +173,13 @@ class _Scanner:
         """The nearest whole batch after a bad one; None if there is none. Payloads may hold batches of other logs, so
         what the bad batch says of its own length is believed first, and offsets must be possible at their place.
         """
-        if self._is_unfinished(position, offset):
-            return None
         window = read_at(self.fd, position, ipc.MAX_HEADER_BYTES)
         if (line := ipc.proven_header(window) or ipc.find_batch_line(window)) is not None:
             after = position + line.total_bytes
             if (found := self._batch_after(after, position, offset)) is not None:
                 return after, found
             if ipc.proven_header(window) is not None:
-                return None
+                return None  # its lengths hold, so what lies between is payload
         window_start = position + 8
         while window_start < self.size_bytes:
             window = read_at(self.fd, window_start, _WINDOW_BYTES + ipc.MAX_HEADER_BYTES)

@@ -160,16 +160,15 @@ def test_unfinished_commit_whose_payload_holds_batches_is_torn_not_damage(log_fo
     with forged.reader.plan_read(0, max_bytes=1 << 20) as plan:
         (message,) = plan.messages()
     far = ipc.encode_batch(ipc.decode_batch(message), base_offset=10**9, epoch=1, max_timestamp_us=1)
-    near = ipc.encode_batch(ipc.decode_batch(message), base_offset=2, epoch=1, max_timestamp_us=1)
-    for lead in range(8):
-        log.append(rows([b"p" * lead + bytes(far) + bytes(near)]), 2)
-    log.append(rows([bytes(far)]), 3)
-    path = log.chain.segments[0].path
+    log.append(rows([b"p" * lead + bytes(far) for lead in range(8)]), 2)
     end = log.log_end_offset
+    near = ipc.encode_batch(ipc.decode_batch(message), base_offset=end + 1, epoch=1, max_timestamp_us=1)
+    log.append(rows([b"p" * lead + bytes(near) for lead in range(8)]), 3)
+    path = log.chain.segments[0].path
     os.truncate(path, path.stat().st_size - 8)
     log = open_log(log_folder)
     assert log.failure is None
-    assert log.log_end_offset == end - 1
+    assert log.log_end_offset == end
     assert b"forged" not in stored_values(log)
 
 
