@@ -95,9 +95,7 @@ class _Scanner:
                 self._keep(position, header)
             elif self._is_end_of_stream(position):
                 break  # sealing in place was cut short: what follows is a part of the footer
-            elif (
-                self._is_unfinished(position, offset) or (following := self._next_whole_batch(position, offset)) is None
-            ):
+            elif (following := self._next_whole_batch(position, offset)) is None:
                 self._end_at_bad_batch(position, offset)
                 return self.scan
             else:
