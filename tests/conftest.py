@@ -11,10 +11,10 @@ import pytest
 
 from natslog import ipc
 from natslog.client import NatslogClient
-from natslog.ingest.batches import PAYLOAD_SCHEMA
 from natslog.log import LogOptions, StreamLog
 from natslog.model import StreamSettings
 from natslog.nats_server import NatsServer
+from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.schema import HEADERS_TYPE
 from tests.harness import BrokerProcess
 
@@ -22,10 +22,10 @@ STREAM_ID = "ab" * 16
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def rows(values: Sequence[bytes], subject: str = "orders.new") -> pa.RecordBatch:
-    """Columns as ingest hands them to the log."""
+def rows(values: Sequence[bytes], subject: str = "orders.new") -> RowBuffers:
+    """Rows as ingest hands them to the log."""
     count = len(values)
-    return pa.RecordBatch.from_arrays(
+    batch = pa.RecordBatch.from_arrays(
         [
             pa.array([subject] * count),
             pa.nulls(count, pa.binary()),
@@ -34,6 +34,7 @@ def rows(values: Sequence[bytes], subject: str = "orders.new") -> pa.RecordBatch
         ],
         schema=PAYLOAD_SCHEMA,
     )
+    return RowBuffers.of(batch)
 
 
 def open_log(folder: Path, options: LogOptions | None = None, **settings: object) -> StreamLog:

@@ -35,6 +35,10 @@ MAX_HEADER_BYTES = 8192
 _BATCH_KEY = b"natslog.batch"
 _STATS_KEY = b"natslog.stats"
 _BLANK_CRC = b"00000000"
+_LINE_FORM = (
+    b"v1 base_offset=%019d rows=%010d epoch=%019d max_timestamp_us=%019d"
+    b" header_bytes=%010d body_bytes=%012d header_crc32c=00000000 crc32c=00000000"
+)
 _LINE = re.compile(
     rb"v1 base_offset=(\d{1,19}) rows=(\d{1,10}) epoch=(\d{1,19}) max_timestamp_us=(\d{1,19})"
     rb" header_bytes=(\d{10}) body_bytes=(\d{12}) header_crc32c=([0-9a-f]{8}) crc32c=([0-9a-f]{8})\0"
@@ -84,11 +88,8 @@ def encode_batch(
         compression: `zstd`, `lz4` or None, for the body's buffers.
         stats: JSON stored beside the batch line, for tools.
     """
-    line = (
-        f"v1 base_offset={base_offset} rows={batch.num_rows} epoch={epoch} max_timestamp_us={max_timestamp_us}"
-        f" header_bytes={0:010d} body_bytes={0:012d} header_crc32c=00000000 crc32c=00000000"
-    )
-    metadata = {_BATCH_KEY: line.encode()} | ({_STATS_KEY: stats} if stats else {})
+    line = _LINE_FORM % (base_offset, batch.num_rows, epoch, max_timestamp_us, 0, 0)
+    metadata = {_BATCH_KEY: line} | ({_STATS_KEY: stats} if stats else {})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch, custom_metadata=metadata)
@@ -101,16 +102,44 @@ def encode_batch(
 
 def _seal_header(message: memoryview, header_bytes: int) -> memoryview:
     """Fills lengths and CRCs into the fixed-width line."""
-    found = _LINE.search(message[:header_bytes])
-    assert found is not None, "the batch line must be in the header that was just written"
     assert header_bytes <= MAX_HEADER_BYTES, "readers look no further for the body"
-    message[found.start(5) : found.end(5)] = b"%010d" % header_bytes
-    message[found.start(6) : found.end(6)] = b"%012d" % (len(message) - header_bytes)
+    places = line_places(message[:header_bytes])
+    places.fill_sizes(message, header_bytes, len(message) - header_bytes)
     header_crc = crc32c(message[:header_bytes])
-    crc = crc32c(message[header_bytes:], header_crc)
-    message[found.start(7) : found.end(7)] = b"%08x" % header_crc
-    message[found.start(8) : found.end(8)] = b"%08x" % crc
+    places.fill_crcs(message, header_crc, crc32c(message[header_bytes:], header_crc))
     return message
+
+
+@dataclass(frozen=True, slots=True)
+class LinePlaces:
+    """Where the numbers of a batch line of full width stand in a header, in bytes from its start."""
+
+    starts: tuple[int, ...]
+
+    def fill(
+        self, header: bytearray, base_offset: int, rows: int, epoch: int, max_timestamp_us: int, body_bytes: int
+    ) -> None:
+        """Everything but the CRCs, which are left as they are."""
+        for start, text in zip(
+            self.starts, (b"%019d" % base_offset, b"%010d" % rows, b"%019d" % epoch, b"%019d" % max_timestamp_us), strict=False
+        ):
+            header[start : start + len(text)] = text
+        self.fill_sizes(header, len(header), body_bytes)
+
+    def fill_sizes(self, header: bytearray | memoryview, header_bytes: int, body_bytes: int) -> None:
+        header[self.starts[4] : self.starts[4] + 10] = b"%010d" % header_bytes
+        header[self.starts[5] : self.starts[5] + 12] = b"%012d" % body_bytes
+
+    def fill_crcs(self, header: bytearray | memoryview, header_crc: int, crc: int) -> None:
+        header[self.starts[6] : self.starts[6] + 8] = b"%08x" % header_crc
+        header[self.starts[7] : self.starts[7] + 8] = b"%08x" % crc
+
+
+def line_places(header: Bytes) -> LinePlaces:
+    """Of a header that has a batch line of full width."""
+    found = _LINE.search(header)
+    assert found is not None, "the batch line must be in the header that was just written"
+    return LinePlaces(tuple(found.start(group) for group in range(1, 9)))
 
 
 def find_batch_line(window: Bytes) -> BatchHeader | None:

@@ -346,7 +346,7 @@ class Publisher:
         """Runs in the loop for every received chunk of acks."""
         builder = BatchBuilder()
         builder.add(frames)
-        columns = builder.taken().columns
+        columns = builder.taken().rows.to_arrow()
         sequence = pc.utf8_slice_codeunits(columns.column("subject"), len(self._inbox) + 1).cast(pa.int64())
         answers = columns.column("value")
         has_sequence, has_error = pc.match_substring(answers, b'"seq"'), pc.match_substring(answers, b'"error":')

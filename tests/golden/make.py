@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from natslog.cluster.metadata import BrokerRecord, CreateStream, DeleteStream, RegisterBroker
-from natslog.ingest.batches import PAYLOAD_SCHEMA
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import write_checked
 from natslog.model import StreamSettings
 from natslog.node.metadata_store import MetadataStore
+from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.schema import HEADERS_TYPE
 
 STREAM_ID = "0123456789abcdef" * 2
@@ -33,7 +33,7 @@ COMMITS = [
 FIRST_US = 1_800_000_000_000_000
 
 
-def columns(commit: list) -> pa.RecordBatch:
+def columns(commit: list) -> RowBuffers:
     subjects, keys, headers, values = zip(*commit, strict=True)
     arrays = [
         pa.array(subjects),
@@ -41,7 +41,7 @@ def columns(commit: list) -> pa.RecordBatch:
         pa.array(headers, HEADERS_TYPE),
         pa.array(values, pa.binary()),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
+    return RowBuffers.of(pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA))
 
 
 def make(folder: Path) -> None:

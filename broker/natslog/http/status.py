@@ -73,7 +73,7 @@ class _BrokerCollector:
         broker = self._broker
         yield GaugeMetricFamily("natslog_nats_connected", "1 while connected to NATS", value=float(broker.link.is_up))
         yield GaugeMetricFamily(
-            "natslog_uncommitted_bytes", "Bytes of messages received and not committed", value=broker.budget.used_bytes
+            "natslog_uncommitted_bytes", "Bytes of messages received and not committed", value=broker.memory.used_bytes
         )
         yield GaugeMetricFamily(
             "natslog_disk_free_bytes", "Room left on the data folder's disk", value=free_bytes(broker.data_path)

@@ -1,6 +1,6 @@
-r"""PubAcks for a whole commit, as one run of NATS protocol built by Arrow's string kernels: no Python per message.
+r"""PubAcks for a whole commit, as one run of NATS protocol built by a kernel: no Python per message.
 
-    PUB _INBOX.x 58\r\n{"stream": "orders", "seq": 42, "offset": 41, "epoch": 3}\r\n
+    PUB _INBOX.x 50\r\n{"stream":"orders","seq":42,"offset":41,"epoch":3}\r\n
 
 `seq` is `offset + 1`, as JetStream counts, so that JetStream clients' publish calls understand it.
 """
@@ -8,7 +8,6 @@ r"""PubAcks for a whole commit, as one run of NATS protocol built by Arrow's str
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,44 +15,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.errors import NatslogError
-from natslog.wire.outgoing import number_text, publish_frames
+from natslog.ingest.batches import Texts
+from natslog.wire import kernels
+from natslog.wire.outgoing import publish_frames
 
-
-def _framed(replies: Any, bodies: Any) -> bytes:
-    """Frames to those rows that have a reply subject."""
-    asked = pc.greater(pc.binary_length(replies), 0)
-    return publish_frames(replies.filter(asked), bodies.filter(asked))
+_MIDDLE = np.frombuffer(b',"offset":', np.uint8)
+_NONE = np.zeros(0, np.bool_)
+_FRAME_AND_NUMBERS_BYTES = 64
+"""An upper bound of what an ack holds besides reply subject and fixed texts: verb, length, line ends, two numbers."""
 
 
 def stored(
-    replies: pa.Array[Any],
+    replies: Texts,
     offsets: npt.NDArray[np.int64],
     *,
     stream: str,
     epoch: int,
     duplicate: npt.NDArray[np.bool_] | None = None,
-) -> bytes:
+) -> memoryview:
     """Acks of committed rows.
 
     Args:
-        replies: reply subjects, binary, empty where nobody asked.
+        replies: reply subjects, empty where nobody asked.
         offsets: where each row is stored (for a duplicate: where the first one is).
         duplicate: marks rows that were stored before; None where none was.
     """
-    rows = pa.array(offsets)
-    if duplicate is None:
-        tail: Any = f', "epoch": {epoch}}}'.encode()
-    else:
-        endings = pa.array([f', "epoch": {epoch}}}'.encode(), f', "epoch": {epoch}, "duplicate": true}}'.encode()])
-        tail = endings.take(pa.array(duplicate.astype(np.int32)))
-    head = f'{{"stream": {json.dumps(stream)}, "seq": '.encode()
-    bodies = pc.binary_join_element_wise(
-        head, number_text(pc.add(rows, 1)), b', "offset": ', number_text(rows), tail, b""
-    )
-    return _framed(replies, bodies)
+    head = np.frombuffer(f'{{"stream":{json.dumps(stream)},"seq":'.encode(), np.uint8)
+    endings = (f',"epoch":{epoch}}}', f',"epoch":{epoch},"duplicate":true}}')
+    tails = tuple(np.frombuffer(ending.encode(), np.uint8) for ending in endings)
+    fixed_bytes = len(head) + len(_MIDDLE) + len(tails[1]) + _FRAME_AND_NUMBERS_BYTES
+    out = np.empty(replies.size_bytes + len(offsets) * fixed_bytes, np.uint8)
+    marks = _NONE if duplicate is None else duplicate
+    filled = kernels.stored_acks(replies.data, replies.offsets, offsets, marks, head, _MIDDLE, tails, out)
+    return memoryview(out)[:filled]
 
 
-def refused(replies: pa.Array[Any], error: NatslogError, *, stream: str) -> bytes:
+def refused(replies: Texts, error: NatslogError, *, stream: str) -> bytes:
     """The same answer to every row that has a reply subject.
 
     `code` is the HTTP status, as in JetStream; `err_code` a JetStream number where one means the same, else 10500 up.
@@ -62,7 +59,9 @@ def refused(replies: pa.Array[Any], error: NatslogError, *, stream: str) -> byte
         "error": {"code": error.status, "err_code": _ERR_CODES.get(error.code, 10500), "description": error.message},
         "stream": stream,
     }
-    return _framed(replies, pa.array([json.dumps(body).encode()] * len(replies), pa.binary()))
+    subjects = replies.to_arrow(pa.binary())
+    subjects = subjects.filter(pc.greater(pc.binary_length(subjects), 0))
+    return publish_frames(subjects, pa.array([json.dumps(body).encode()] * len(subjects), pa.binary()))
 
 
 _ERR_CODES = {"storage_full": 10047, "storage_failed": 10077, "overloaded": 10167, "corrupt_log": 10501}

@@ -1,9 +1,10 @@
-"""From frames to Arrow columns: payloads, subjects and headers are copied once, straight into Arrow buffers.
+"""From frames to the buffers of Arrow columns: payloads, subjects and headers are copied once, straight into place.
 
 A `BatchBuilder` grows until it is taken for a commit. It holds the columns of the message schema without offset and
-timestamp, and beside them what is not stored: reply subjects, to be acked after the commit, and message ids.
+timestamp, and beside them what is not stored: reply subjects, to be acked after the commit, and message ids. When the
+commit is done it is cleared and used again: its memory is warm, and nothing is allocated.
 
-Invariant: a row is only ever added whole; `taken()` hands on buffers that nobody writes to again.
+Invariant: a row is only ever added whole; between `taken()` and `clear()` nothing is added.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from natslog.schema import HEADERS_TYPE, MESSAGE_SCHEMA
+from natslog.row_buffers import RowBuffers
 from natslog.wire import kernels
 from natslog.wire.frames import Frames
-from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
+from natslog.wire.layout import (
+    HEADER_LEN,
+    PAYLOAD,
+    PAYLOAD_LEN,
+    REPLY,
+    REPLY_LEN,
+    SUBJECT,
+    SUBJECT_LEN,
+    SURVEY_TOTALS,
+)
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_ROWS = 64 * 1024
@@ -26,159 +36,275 @@ _SMALLEST = 64
 _KEY_HEADER = np.frombuffer(b"Natslog-Key", np.uint8)
 _ID_HEADER = np.frombuffer(b"Nats-Msg-Id", np.uint8)
 _EXPECTATION = np.frombuffer(b"Nats-Expected-", np.uint8)
+_OFFSETS_OF_NO_ROWS = bytes(4)
 
 Array = npt.NDArray[Any]
 
 
-class _VariableColumn:
-    """An Arrow variable-length column under construction: int32 offsets, bytes."""
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a chunk of frames holds, in all: bytes, and rows that need a closer look."""
 
-    __slots__ = ("data", "offsets", "rows")
+    subject_bytes: int
+    value_bytes: int
+    reply_bytes: int
+    frame_bytes: int
+    headed_rows: int
+    not_ascii_rows: int
 
-    def __init__(self) -> None:
-        self.offsets = np.zeros(_SMALLEST, np.int32)
-        self.data = np.empty(_SMALLEST, np.uint8)
-        self.rows = 0
+    @classmethod
+    def of(cls, frames: Frames) -> Survey:
+        totals = np.zeros(SURVEY_TOTALS, np.int64)
+        kernels.survey(frames.buffer, frames.rows, totals)
+        return cls(*totals.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """An Arrow variable-length column without nulls: `rows + 1` int32 offsets into bytes."""
+
+    offsets: npt.NDArray[np.int32]
+    data: npt.NDArray[np.uint8]
 
     @property
     def size_bytes(self) -> int:
-        return int(self.offsets[self.rows])
+        return int(self.offsets[-1])
 
-    def extend(self, buffer: Array, starts: Array, lengths: Array) -> None:
+    @classmethod
+    def of(cls, values: list[bytes]) -> Texts:
+        offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+        return cls(offsets, np.frombuffer(b"".join(values), np.uint8))
+
+    def to_arrow(self, kind: pa.DataType) -> pa.Array[Any]:
+        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(kind, len(self.offsets) - 1, buffers)
+
+
+class _Growing:
+    """A numpy array that grows by doubling and is used again."""
+
+    __slots__ = ("_array", "count")
+
+    def __init__(self, kind: Any, width: int | None = None) -> None:
+        shape = (_SMALLEST,) if width is None else (_SMALLEST, width)
+        self._array = np.zeros(shape, kind)
+        self.count = 0
+
+    @property
+    def values(self) -> Array:
+        return self._array[: self.count]
+
+    @property
+    def capacity(self) -> int:
+        return len(self._array)
+
+    def room_for(self, count: int) -> Array:
+        """The whole array, with room for so many more; `count` is the caller's to raise."""
+        if self.count + count > len(self._array):
+            larger = np.empty((max(self.count + count, 2 * len(self._array)), *self._array.shape[1:]), self._array.dtype)
+            larger[: self.count] = self.values
+            self._array = larger
+        return self._array
+
+    def extend(self, values: Array) -> None:
+        self.room_for(len(values))[self.count : self.count + len(values)] = values
+        self.count += len(values)
+
+    def extend_with_zeros(self, count: int) -> None:
+        self.room_for(count)[self.count : self.count + count] = 0
+        self.count += count
+
+
+class _Column:
+    """A variable-length column under construction."""
+
+    __slots__ = ("_data", "_offsets")
+
+    def __init__(self) -> None:
+        self._offsets = _Growing(np.int32)
+        self._data = _Growing(np.uint8)
+        self._offsets.count = 1  # the first offset is 0
+
+    @property
+    def rows(self) -> int:
+        return self._offsets.count - 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self._data.count
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._data.capacity
+
+    def extend(self, buffer: Array, starts: Array, lengths: Array, size_bytes: int) -> None:
+        """Adds `buffer[start : start + length]` of each row, `size_bytes` in all."""
         count = len(starts)
-        size = self.size_bytes + int(lengths.sum())
-        self.offsets = _grown(self.offsets, self.rows + count + 1)
-        self.data = _grown(self.data, size)
-        kernels.gather(buffer, starts, lengths, self.data, self.offsets, self.rows)
-        self.rows += count
+        data, offsets = self._data.room_for(size_bytes), self._offsets.room_for(count)
+        kernels.gather(buffer, starts, lengths, data, offsets, self.rows)
+        self._data.count += size_bytes
+        self._offsets.count += count
 
-    def buffers(self) -> list[pa.Buffer]:
-        return [pa.py_buffer(self.offsets[: self.rows + 1]), pa.py_buffer(self.data[: self.size_bytes])]
+    def extend_with_empty(self, count: int) -> None:
+        self._offsets.room_for(count)[self._offsets.count : self._offsets.count + count] = self.size_bytes
+        self._offsets.count += count
 
-    def array(self, kind: pa.DataType, valid: Array | None = None) -> pa.Array[Any]:
-        return pa.Array.from_buffers(kind, self.rows, [_bitmap(valid), *self.buffers()])
+    @property
+    def texts(self) -> Texts:
+        return Texts(self._offsets.values, self._data.values)
 
+    def buffers(self, validity: Array | None = None) -> list[Any]:
+        return [validity, self._offsets.values, self._data.values]
 
-def _grown(array: Array, size: int) -> Array:
-    """The same array, or a copy with at least double the room."""
-    if size <= len(array):
-        return array
-    larger = np.empty(max(size, 2 * len(array)), array.dtype)
-    larger[: len(array)] = array
-    return larger
+    def clear(self) -> None:
+        self._offsets.count, self._data.count = 1, 0
 
 
-def _bitmap(valid: Array | None) -> pa.Buffer | None:
-    if valid is None or valid.all():
-        return None
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+class _HeaderColumns:
+    """What only messages with headers need: keys, the header lists, ids. Not filled until the first of them comes."""
+
+    def __init__(self) -> None:
+        self.key = _Column()
+        self.pair_key = _Column()
+        self.pair_value = _Column()
+        self.pair_ends = _Growing(np.int32)
+        self.has_headers = _Growing(np.bool_)
+        self.has_key = _Growing(np.bool_)
+        self.ids = _Growing(np.uint64, 2)
+
+    def clear(self) -> None:
+        for column in (self.key, self.pair_key, self.pair_value):
+            column.clear()
+        for growing in (self.pair_ends, self.has_headers, self.has_key, self.ids):
+            growing.count = 0
+
+    def add_plain(self, count: int) -> None:
+        """So many rows without headers."""
+        self.key.extend_with_empty(count)
+        self.pair_ends.extend(np.full(count, self.pair_key.rows, np.int32))
+        for column in (self.has_headers, self.has_key, self.ids):
+            column.extend_with_zeros(count)
+
+    def add(self, buffer: Array, rows: Array) -> None:
+        count = len(rows)
+        pairs = np.zeros((kernels.count_headers(buffer, rows), 4), np.int64)
+        first_pair = np.zeros(count + 1, np.int64)
+        keys, ids = np.zeros((count, 2), np.int64), np.zeros((count, 2), np.int64)
+        pairs = pairs[: kernels.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)]
+        self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
+        self.pair_key.extend(buffer, pairs[:, 0], pairs[:, 1], int(pairs[:, 1].sum()))
+        self.pair_value.extend(buffer, pairs[:, 2], pairs[:, 3], int(pairs[:, 3].sum()))
+        lengths = np.maximum(keys[:, 1], 0)
+        self.key.extend(buffer, keys[:, 0], lengths, int(lengths.sum()))
+        hashes = np.zeros((count, 2), np.uint64)
+        kernels.hash_ids(buffer, ids[:, 0], ids[:, 1], hashes)
+        self.ids.extend(hashes)
+        self.has_headers.extend(rows[:, HEADER_LEN] > 0)
+        self.has_key.extend(keys[:, 1] >= 0)
+
+    def nodes_and_buffers(self) -> tuple[list[tuple[int, int]], list[Any]]:
+        """Of key, headers, pairs, pair keys, pair values."""
+        has_key, has_headers = self.has_key.values, self.has_headers.values
+        rows, pairs = len(has_key), self.pair_key.rows
+        list_offsets = np.zeros(rows + 1, np.int32)
+        list_offsets[1:] = self.pair_ends.values
+        nodes = [(rows, rows - int(has_key.sum())), (rows, rows - int(has_headers.sum())), *[(pairs, 0)] * 3]
+        buffers = [*self.key.buffers(_bitmap(has_key)), _bitmap(has_headers), list_offsets, None]
+        return nodes, [*buffers, *self.pair_key.buffers(), *self.pair_value.buffers()]
+
+
+def _bitmap(valid: Array) -> Array | None:
+    return None if valid.all() else np.packbits(valid, bitorder="little")
+
+
+def _no_headers(rows: int) -> tuple[list[tuple[int, int]], list[Any]]:
+    """As `_HeaderColumns.nodes_and_buffers`, all null."""
+    invalid, offsets = _zeros((rows + 7) // 8), _zeros(4 * (rows + 1))
+    empty = [None, _OFFSETS_OF_NO_ROWS, b""]
+    return [(rows, rows), (rows, rows), *[(0, 0)] * 3], [invalid, offsets, b"", invalid, offsets, None, *empty, *empty]
+
+
+_shared_zeros = memoryview(bytes(8 * COMMIT_ROWS))
+
+
+def _zeros(size: int) -> memoryview:
+    return _shared_zeros[:size] if size <= len(_shared_zeros) else memoryview(bytes(size))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one commit takes.
+    """What one commit takes; views of the builder's buffers.
 
     Attributes:
-        columns: `subject`, `key`, `headers`, `value`.
-        replies: reply subjects (binary, empty where none was given), a row each; None if nobody waits for an ack.
+        rows: what is stored.
+        replies: reply subjects, empty where none was given; None if nobody waits for an ack.
         ids: uint64 of shape (rows, 2): hashes of message ids, zeros where there is none; None if no row has one.
     """
 
-    columns: pa.RecordBatch
-    replies: pa.Array[Any] | None
+    rows: RowBuffers
+    replies: Texts | None
     ids: npt.NDArray[np.uint64] | None
 
 
 class BatchBuilder:
-    """Collects rows of one stream. `add` until `is_full`, then `taken`."""
+    """Collects rows of one stream. `add` until `is_full`, then `taken`, then `clear`."""
 
     def __init__(self) -> None:
-        self._subject = _VariableColumn()
-        self._value = _VariableColumn()
-        self._reply = _VariableColumn()
-        self._key = _VariableColumn()
-        self._header_key = _VariableColumn()
-        self._header_value = _VariableColumn()
-        self._header_counts: list[Array] = []
-        self._has_headers: list[Array] = []
-        self._has_key: list[Array] = []
-        self._ids: list[Array] = []
-        self._has_ids = False
+        self._subject = _Column()
+        self._value = _Column()
+        self._reply = _Column()
+        self._headers = _HeaderColumns()
+        self._is_headed = False
 
     @property
     def rows(self) -> int:
         return self._value.rows
 
     @property
-    def size_bytes(self) -> int:
-        columns = (self._subject, self._value, self._reply, self._header_key, self._header_value)
-        return sum(column.size_bytes for column in columns) + 24 * self.rows
+    def is_full(self) -> bool:
+        headers = self._headers
+        columns = (self._subject, self._value, self._reply, headers.pair_key, headers.pair_value)
+        return self.rows >= COMMIT_ROWS or sum(column.size_bytes for column in columns) + 24 * self.rows >= COMMIT_BYTES
 
     @property
-    def is_full(self) -> bool:
-        return self.rows >= COMMIT_ROWS or self.size_bytes >= COMMIT_BYTES
+    def is_bloated(self) -> bool:
+        """Whether one large message has left it with far more memory than a commit needs."""
+        return self._value.capacity_bytes > 4 * COMMIT_BYTES
 
-    def add(self, frames: Frames) -> None:
-        """Copies the frames' bytes; the receive buffer is free afterwards."""
+    def add(self, frames: Frames, survey: Survey | None = None) -> None:
+        """Copies the frames' bytes; the receive buffer is free afterwards. `survey` is of these frames."""
         buffer, rows = frames.buffer, frames.rows
-        self._subject.extend(buffer, rows[:, SUBJECT], rows[:, SUBJECT_LEN])
-        self._value.extend(buffer, rows[:, PAYLOAD], rows[:, PAYLOAD_LEN])
-        self._reply.extend(buffer, rows[:, REPLY], rows[:, REPLY_LEN])
-        if rows[:, HEADER_LEN].any():
-            self._add_headers(buffer, rows)
-        else:
-            nothing = np.zeros(len(rows), np.int64)
-            self._key.extend(buffer, nothing, nothing)
-            self._header_counts.append(nothing)
-            self._has_headers.append(np.zeros(len(rows), np.bool_))
-            self._has_key.append(np.zeros(len(rows), np.bool_))
-            self._ids.append(np.zeros((len(rows), 2), np.uint64))
-
-    def _add_headers(self, buffer: Array, rows: Array) -> None:
-        pairs = np.zeros((kernels.count_headers(buffer, rows), 4), np.int64)
-        first_pair = np.zeros(len(rows) + 1, np.int64)
-        keys, ids = np.zeros((len(rows), 2), np.int64), np.zeros((len(rows), 2), np.int64)
-        pairs = pairs[: kernels.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)]
-        self._header_key.extend(buffer, pairs[:, 0], pairs[:, 1])
-        self._header_value.extend(buffer, pairs[:, 2], pairs[:, 3])
-        self._key.extend(buffer, keys[:, 0], np.maximum(keys[:, 1], 0))
-        hashes = np.zeros((len(rows), 2), np.uint64)
-        kernels.hash_ids(buffer, ids[:, 0], ids[:, 1], hashes)
-        self._has_ids |= bool((ids[:, 1] >= 0).any())
-        self._header_counts.append(np.diff(first_pair))
-        self._has_headers.append(rows[:, HEADER_LEN] > 0)
-        self._has_key.append(keys[:, 1] >= 0)
-        self._ids.append(hashes)
+        survey = survey or Survey.of(frames)
+        before = self.rows
+        self._subject.extend(buffer, rows[:, SUBJECT], rows[:, SUBJECT_LEN], survey.subject_bytes)
+        self._value.extend(buffer, rows[:, PAYLOAD], rows[:, PAYLOAD_LEN], survey.value_bytes)
+        self._reply.extend(buffer, rows[:, REPLY], rows[:, REPLY_LEN], survey.reply_bytes)
+        if survey.headed_rows:
+            if not self._is_headed:
+                self._is_headed = True
+                self._headers.add_plain(before)
+            self._headers.add(buffer, rows)
+        elif self._is_headed:
+            self._headers.add_plain(len(rows))
 
     def taken(self) -> Batch:
-        """The rows as Arrow columns over the builder's own buffers; the builder is not used again."""
-        columns = pa.RecordBatch.from_arrays(
-            [
-                self._subject.array(pa.string()),
-                self._key.array(pa.binary(), np.concatenate(self._has_key)),
-                self._headers(),
-                self._value.array(pa.binary()),
-            ],
-            schema=PAYLOAD_SCHEMA,
+        """The rows, over the builder's own buffers."""
+        count, headers = self.rows, self._headers
+        nodes, buffers = headers.nodes_and_buffers() if self._is_headed else _no_headers(count)
+        rows = RowBuffers(
+            count,
+            [(count, 0), *nodes, (count, 0)],
+            [*self._subject.buffers(), *buffers, *self._value.buffers()],
         )
-        replies = self._reply.array(pa.binary()) if self._reply.size_bytes else None
-        return Batch(columns, replies, np.concatenate(self._ids) if self._has_ids else None)
+        ids = headers.ids.values if headers.ids.values.any() else None
+        return Batch(rows, self._reply.texts if self._reply.size_bytes else None, ids)
 
-    def _headers(self) -> pa.Array[Any]:
-        if not self._header_key.rows and not any(valid.any() for valid in self._has_headers):
-            return pa.nulls(self.rows, HEADERS_TYPE)
-        pairs = pa.StructArray.from_arrays(
-            [self._header_key.array(pa.string()), self._header_value.array(pa.string())],
-            fields=list(HEADERS_TYPE.value_type),
-        )
-        offsets = np.zeros(self.rows + 1, np.int32)
-        np.cumsum(np.concatenate(self._header_counts), out=offsets[1:])
-        valid = _bitmap(np.concatenate(self._has_headers))
-        return pa.Array.from_buffers(HEADERS_TYPE, self.rows, [valid, pa.py_buffer(offsets)], children=[pairs])
-
-
-PAYLOAD_SCHEMA = pa.schema(list(MESSAGE_SCHEMA)[2:])
-"""The message schema without what the leader adds: offset and timestamp."""
+    def clear(self) -> None:
+        """Empty again, with the room it has grown."""
+        for column in (self._subject, self._value, self._reply):
+            column.clear()
+        self._headers.clear()
+        self._is_headed = False
 
 
 def split_by_text(frames: Frames) -> tuple[Frames, Frames]:

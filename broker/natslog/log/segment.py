@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from natslog import ipc
 from natslog.errors import CorruptLog, DataDirError
+from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import sync_folder, write_all
 from natslog.schema import MESSAGE_SCHEMA
@@ -131,25 +132,28 @@ class ActiveSegment:
         count = len(self.index)
         return self.index.max_timestamps_us[count - 1] if count else 0
 
-    def append(self, header: ipc.BatchHeader, message: memoryview) -> None:
-        """Writes one commit, one encoded batch, at the end and returns when it is on stable storage.
+    def append(self, batch: EncodedBatch) -> None:
+        """Writes one commit at the end and returns when it is on stable storage.
 
         Raises:
             OSError: the write or fsync failed. The file was cut back to what was durable and takes no more.
         """
         assert not self.failed, "nothing is appended to a file after its first failure"
+        header = batch.header
         assert header.base_offset == self.end_offset, "offsets are dense"
         try:
-            write_all(self._writable(), [message])
+            write_all(self._writable(), batch.pieces)
             os.fdatasync(self._fd)
         except OSError:
             self.failed = True
             self._cut_back()
             raise
         self.index.append(
-            BatchEntry(header.base_offset, header.end_offset, self.size_bytes, len(message), header.max_timestamp_us)
+            BatchEntry(
+                header.base_offset, header.end_offset, self.size_bytes, header.total_bytes, header.max_timestamp_us
+            )
         )
-        self.size_bytes += len(message)
+        self.size_bytes += header.total_bytes
 
     def _writable(self) -> int:
         if self._fd < 0:

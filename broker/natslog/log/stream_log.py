@@ -19,12 +19,10 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
 from natslog import ipc
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
+from natslog.log.batch_encoder import encode_rows
 from natslog.log.chain import SegmentChain, damage_error
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
@@ -33,7 +31,7 @@ from natslog.log.retention import expired_count
 from natslog.log.sealed import SealedSegment, read_footer_index
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, ActiveSegment, check_file_header, file_header
 from natslog.model import StreamSettings
-from natslog.schema import MESSAGE_SCHEMA
+from natslog.row_buffers import RowBuffers
 
 logger = logging.getLogger("natslog.log")
 
@@ -181,11 +179,11 @@ class StreamLog:
 
     # ---- writing ----
 
-    def append(self, columns: pa.RecordBatch, now_us: int) -> tuple[int, int]:
+    def append(self, rows: RowBuffers, now_us: int) -> tuple[int, int]:
         """Sequences rows as one commit and returns when they are on stable storage.
 
         Args:
-            columns: `subject`, `key`, `headers`, `value` of the rows, in order.
+            rows: at least one; their buffers must stay as they are until this returns.
             now_us: the caller's clock; the stored timestamp never goes back.
 
         Returns:
@@ -199,12 +197,9 @@ class StreamLog:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
-            active = self._active_for_append(columns.nbytes, now_us)
+            active = self._active_for_append(rows.nbytes, now_us)
             base_offset = active.end_offset
-            message = _encode_rows(columns, base_offset, timestamp_us, self.epoch)
-            header = ipc.find_batch_line(message)
-            assert header is not None, "an encoded batch has its line"
-            active.append(header, message)
+            active.append(encode_rows(rows, base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch))
         except OSError as error:
             raise self._failed(error) from error
         self._last_timestamp_us = timestamp_us
@@ -377,14 +372,6 @@ def _forget_cached(path: Path) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
-
-
-def _encode_rows(columns: pa.RecordBatch, base_offset: int, timestamp_us: int, epoch: int) -> memoryview:
-    rows = columns.num_rows
-    offsets = pa.array(np.arange(base_offset, base_offset + rows, dtype=np.int64))
-    times = pa.array(np.full(rows, timestamp_us, dtype=np.int64)).view(MESSAGE_SCHEMA.field("timestamp").type)
-    batch = pa.RecordBatch.from_arrays([offsets, times, *columns.columns], schema=MESSAGE_SCHEMA)
-    return ipc.encode_batch(batch, base_offset=base_offset, epoch=epoch, max_timestamp_us=timestamp_us)
 
 
 def free_bytes(folder: Path) -> int:

@@ -37,10 +37,10 @@ from natslog.node.data_dir import DataDir
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.metadata_store import MetadataStore
 from natslog.node.stream import HostedStream
-from natslog.node.stream_ingest import MemoryBudget, StreamIngest
+from natslog.node.stream_ingest import IngestMemory, StreamIngest
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
-from natslog.wire.warmup import warm_up
+from natslog.ingest.warmup import warm_up
 
 logger = logging.getLogger("natslog.node")
 
@@ -57,7 +57,7 @@ class Broker:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.streams: dict[str, HostedStream] = {}
-        self.budget = MemoryBudget(config.ingest_memory_bytes)
+        self.memory = IngestMemory(config.ingest_memory_bytes)
         self.stopping = False
         self.stopping_soon = asyncio.Event()
         self.failed: BaseException | None = None
@@ -96,7 +96,7 @@ class Broker:
             await self._host(record)
         self._warn_of_strays()
         self._maintenance = asyncio.create_task(self._maintain(), name="maintenance")
-        self._maintenance.add_done_callback(self._stop_on_bug)
+        self._maintenance.add_done_callback(self._halt_if_failed)
         self.has_started = True
         return self
 
@@ -131,12 +131,15 @@ class Broker:
             if isinstance(problem, BaseException):
                 logger.error("while stopping: %s", problem, exc_info=problem)
 
-    def _stop_on_bug(self, task: asyncio.Task[None]) -> None:
-        """A task that must not end has ended with an exception: halt rather than go on half alive."""
-        if not task.cancelled() and task.exception() is not None:
-            self.failed = task.exception()
-            logger.critical("stopping: %s failed", task.get_name(), exc_info=self.failed)
-            self.stopping_soon.set()
+    def _halt_if_failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._halt(task.get_name(), error)
+
+    def _halt(self, what: str, error: BaseException) -> None:
+        """What must not end has ended with an exception: stop rather than go on half alive."""
+        self.failed = error
+        logger.critical("stopping: %s failed", what, exc_info=error)
+        self.stopping_soon.set()
 
     def _on_nats_state(self, up: bool) -> None:
         if not up:
@@ -286,13 +289,13 @@ class Broker:
             stream.log,
             sender=self.link,
             executor=self._writers,
-            budget=self.budget,
+            memory=self.memory,
             paused=record.paused,
         )
         window_s = record.settings.dedupe_window_s
         ingest.dedupe = await loop.run_in_executor(self._writers, rebuilt_dedupe, window_s, stream.log)
         stream.ingest = ingest
-        ingest.start(self._stop_on_bug)
+        ingest.start(self._halt)
         await stream.subscribe(self.link)
 
     def _open_log(self, record: StreamRecord) -> StreamLog:

@@ -1,23 +1,29 @@
 """One stream's way from frames to acks: gather while the last commit syncs, commit, answer.
 
-Theory of operation. `receive` runs in the event loop for every received chunk: it copies the frames into the builder
-and
-wakes the committer. The committer takes the oldest builder, has a thread write and fsync it, then sends all its acks in
-one piece. What arrives meanwhile gathers in the next builder; so batches grow by themselves under load, and at one
-message a second an ack takes one fsync. There is no delay anywhere.
+Theory of operation. Two owners, and a queue of builders between them:
 
-Invariants. Nothing is acked before its fsync returned. Memory is bounded by the broker's `MemoryBudget`; what does not
-fit is refused (answered, where a reply subject was given), counted and logged, never silently dropped.
+- `receive` runs in the event loop for every received chunk. It copies the frames into the last builder, which is one
+  step under the lock, and sees to it that a writer thread will take a turn.
+- A turn (`_turn`) takes builders, oldest first: writes and fsyncs each as one commit, has a kernel build its acks, hands
+  these to the event loop to be sent in one piece, and goes on with what has gathered meanwhile, without waiting for the
+  loop. So batches grow by themselves under load, and at one message a second an ack takes one fsync. There is no delay
+  anywhere.
+
+Invariants. Nothing is acked before its fsync returned. At most one turn of a stream runs at a time: it is the log's only
+writer. Memory is bounded by the broker's `MemoryBudget`; what does not fit is refused (answered, where a reply subject
+was given), counted and logged, never silently dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -26,34 +32,40 @@ import pyarrow as pa
 
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
 from natslog.ingest import acks
-from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text
+from natslog.ingest.batches import Batch, BatchBuilder, Survey, split_by_expectation, split_by_text
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import StreamLog
 from natslog.node.clock import monotonic_us, now_us
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
+from natslog.row_buffers import RowBuffers
 from natslog.wire.frames import Frames
-from natslog.wire.layout import END, REPLY_LEN, START
+from natslog.wire.layout import REPLY_LEN
 
 logger = logging.getLogger("natslog.ingest")
 
 _LOG_EVERY_S = 5.0
+_TURN_S = 0.05
+_BUILDERS_KEPT = 4
 
 
 class Sender(Protocol):
     """How acks leave: raw NATS protocol; False while no server is connected."""
 
-    async def send(self, protocol: bytes) -> bool: ...
+    def send_now(self, protocol: bytes | memoryview) -> bool: ...
 
 
-class MemoryBudget:
-    """Bytes of messages received and not yet committed, over all streams of a broker."""
+class IngestMemory:
+    """Memory for messages received and not yet committed, over all streams of a broker; the event loop's but for
+    `builder` and `take_back`.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._spare: deque[BatchBuilder] = deque()
 
     def take(self, size_bytes: int) -> bool:
-        """One message fits into an empty budget whatever its size."""
+        """One message fits into empty memory whatever its size."""
         if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
             return False
         self.used_bytes += size_bytes
@@ -62,6 +74,19 @@ class MemoryBudget:
     def give_back(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
         assert self.used_bytes >= 0, "more was given back than taken"
+
+    def builder(self) -> BatchBuilder:
+        """An empty builder, used before where there is one. From any thread."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return BatchBuilder()
+
+    def take_back(self, builder: BatchBuilder) -> None:
+        """Of a builder whose rows nobody looks at any more. From any thread."""
+        builder.clear()
+        if len(self._spare) < _BUILDERS_KEPT and not builder.is_bloated:
+            self._spare.append(builder)
 
 
 class IngestStats:
@@ -78,61 +103,78 @@ class IngestStats:
         self.refused: Counter[str] = Counter()
 
 
+@dataclass(slots=True)
+class _Gathering:
+    """A builder, and the bytes of frames that its rows came in."""
+
+    builder: BatchBuilder
+    frame_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of one builder's rows."""
+
+    rows: int
+    duplicates: int
+    frame_bytes: int
+    seconds: float
+    answers: bytes | memoryview | None
+    refusal: NatslogError | None = None
+
+
 class StreamIngest:
     """Takes frames, returns acks. `start` and `stop` it in the event loop."""
 
     def __init__(
-        self, name: str, log: StreamLog, *, sender: Sender, executor: Executor, budget: MemoryBudget, paused: bool
+        self, name: str, log: StreamLog, *, sender: Sender, executor: Executor, memory: IngestMemory, paused: bool
     ) -> None:
         self.name = name
         self.log = log
         self.stats = IngestStats()
         self.paused = paused
         self.committed = asyncio.Event()
+        self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
         self._sender = sender
         self._executor = executor
-        self._budget = budget
-        self._builders: deque[tuple[BatchBuilder, list[int]]] = deque()
-        self._wake = asyncio.Event()
+        self._memory = memory
+        self._loop = asyncio.get_running_loop()
+        self._last_complaint = -_LOG_EVERY_S
+        self._on_bug: Callable[[str, BaseException], None]
+        self._stopped = asyncio.Event()
+        self._lock = threading.Lock()  # guards what follows
+        self._gathered: deque[_Gathering] = deque()
+        self._has_turn = False
         self._closing = False
         self._roll_due = False
         self._new_window_s: float | None = None
-        self._committer: asyncio.Task[None] | None = None
-        self._answers: set[asyncio.Task[None]] = set()
-        self._last_complaint = -_LOG_EVERY_S
-        self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
 
-    def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
-        """`on_end` is told when the committer ends, by `stop` or by a bug."""
-        self._committer = asyncio.create_task(self._commit_loop(), name=f"commit-{self.name}")
-        self._committer.add_done_callback(on_end)
+    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
+        """`on_bug` is told, in the event loop, what stopped the writer."""
+        self._on_bug = on_bug
 
     async def stop(self) -> None:
         """Commits and acks what has been received, then ends."""
-        self._closing = True
-        self._wake.set()
-        if self._committer is not None:
-            await self._committer
-        if self._answers:
-            await asyncio.gather(*self._answers)
+        with self._lock:
+            self._closing = True
+            self._see_to_turn()
+        await self._stopped.wait()
 
-    # ---- receiving ----
+    # ---- receiving: the event loop ----
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies what it keeps."""
+        survey = Survey.of(frames)
         self.stats.received += len(frames.rows)
-        self.stats.received_bytes += int((frames.rows[:, END] - frames.rows[:, START]).sum())
+        self.stats.received_bytes += survey.frame_bytes
         if (why_not := self._why_not()) is not None:
             self._refuse(frames, why_not)
             return
-        frames, garbled = split_by_text(frames)
-        if len(garbled.rows):
-            self._refuse(garbled, InvalidRequest("subject and headers must be UTF-8: correct the message"), "not_utf8")
-        frames, expecting = split_by_expectation(frames)
-        if len(expecting.rows):
-            self._refuse(expecting, InvalidRequest("this version of natslog does not check Nats-Expected-… headers"))
+        if survey.not_ascii_rows or survey.headed_rows:
+            frames = self._without_unwanted(frames)
+            survey = Survey.of(frames)
         if len(frames.rows):
-            self._gather(frames)
+            self._gather(frames, survey)
 
     def _why_not(self) -> NatslogError | None:
         """What keeps the stream from taking messages now."""
@@ -142,27 +184,37 @@ class StreamIngest:
             return StreamPaused(f"stream {self.name!r} is paused: resume it, then send again")
         return self.log.failure
 
-    def _gather(self, frames: Frames) -> None:
-        size_bytes = int((frames.rows[:, END] - frames.rows[:, START]).sum())
-        if not self._budget.take(size_bytes):
+    def _without_unwanted(self, frames: Frames) -> Frames:
+        frames, garbled = split_by_text(frames)
+        if len(garbled.rows):
+            self._refuse(garbled, InvalidRequest("subject and headers must be UTF-8: correct the message"), "not_utf8")
+        frames, expecting = split_by_expectation(frames)
+        if len(expecting.rows):
+            self._refuse(expecting, InvalidRequest("this version of natslog does not check Nats-Expected-… headers"))
+        return frames
+
+    def _gather(self, frames: Frames, survey: Survey) -> None:
+        if not self._memory.take(survey.frame_bytes):
             self._refuse(frames, Overloaded("the broker's memory for uncommitted messages is full: send slower"))
             return
-        if not self._builders or self._builders[-1][0].is_full:
-            self._builders.append((BatchBuilder(), [0]))
-        builder, taken_bytes = self._builders[-1]
-        builder.add(frames)
-        taken_bytes[0] += size_bytes
-        self._wake.set()
+        with self._lock:
+            if not self._gathered or self._gathered[-1].builder.is_full:
+                self._gathered.append(_Gathering(self._memory.builder()))
+            last = self._gathered[-1]
+            last.builder.add(frames, survey)
+            last.frame_bytes += survey.frame_bytes
+            self._see_to_turn()
 
     def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
         """Answers those who wait for an ack; the loss of the others is counted and logged."""
-        replies = BatchBuilder()
-        replies.add(frames.select(frames.rows[:, REPLY_LEN] > 0))
         self._count_refused(len(frames.rows), error, reason)
-        if replies.rows:
-            answers = replies.taken().replies
-            assert answers is not None, "rows with a reply subject were selected"
-            self._answer_soon(acks.refused(answers, error, stream=self.name))
+        asking = frames.select(frames.rows[:, REPLY_LEN] > 0)
+        if len(asking.rows):
+            builder = BatchBuilder()
+            builder.add(asking)
+            replies = builder.taken().replies
+            assert replies is not None, "rows with a reply subject were selected"
+            self._answer(acks.refused(replies, error, stream=self.name), len(asking.rows))
 
     def _count_refused(self, rows: int, error: NatslogError, reason: str | None = None) -> None:
         self.stats.refused[reason or error.code] += rows
@@ -171,91 +223,119 @@ class StreamIngest:
             total = sum(self.stats.refused.values())
             logger.error("stream %s: refused %d messages (%d so far): %s", self.name, rows, total, error.message)
 
-    def _answer_soon(self, protocol: bytes) -> None:
-        task = asyncio.create_task(self._answer(protocol))
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+    def _answer(self, protocol: bytes | memoryview, rows: int) -> None:
+        if not self._sender.send_now(protocol):
+            self.stats.acks_unsent += rows
 
-    async def _answer(self, protocol: bytes) -> None:
-        if not await self._sender.send(protocol):
-            self.stats.acks_unsent += protocol.count(b"PUB ")
-
-    # ---- committing ----
+    def _finish(self, outcome: _Outcome) -> None:
+        """Counts a commit or its refusal, and sends the answers."""
+        self._memory.give_back(outcome.frame_bytes)
+        if outcome.refusal is not None:
+            self._count_refused(outcome.rows, outcome.refusal)
+        else:
+            self.stats.committed += outcome.rows - outcome.duplicates
+            self.stats.duplicates += outcome.duplicates
+            self.stats.commits += 1
+            self.stats.commit_seconds += outcome.seconds
+            self.committed.set()  # wakes long polls; they wait on the event as it was
+            self.committed = asyncio.Event()
+        if outcome.answers is not None:
+            self._answer(outcome.answers, outcome.rows)
 
     def change_window(self, window_s: float) -> None:
-        """Another deduplication window; the committer rebuilds it between two commits."""
-        self._new_window_s = window_s
-        self._wake.set()
+        """Another deduplication window; the writer rebuilds it between two commits."""
+        with self._lock:
+            self._new_window_s = window_s
+            self._see_to_turn()
 
     def roll_if_due(self) -> None:
-        """Lets an idle stream's active segment age; the committer does it, as the log's only writer."""
-        self._roll_due = True
-        self._wake.set()
+        """Lets an idle stream's active segment age; the writer does it, as the log's only one."""
+        with self._lock:
+            self._roll_due = True
+            self._see_to_turn()
 
-    async def _commit_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._new_window_s is not None:
-                window_s, self._new_window_s = self._new_window_s, None
-                self.dedupe = await loop.run_in_executor(self._executor, rebuilt_dedupe, window_s, self.log)
-            while self._builders:
-                builder, taken_bytes = self._builders.popleft()
-                batch = builder.taken()
-                try:
-                    await self._commit(loop, batch)
-                finally:
-                    self._budget.give_back(taken_bytes[0])
-            if self._closing:
-                return
-            if self._roll_due:
-                self._roll_due = False
-                await self._roll(loop)
+    def _see_to_turn(self) -> None:
+        """Under the lock."""
+        if not self._has_turn:
+            self._has_turn = True
+            self._executor.submit(self._turn)
 
-    async def _roll(self, loop: asyncio.AbstractEventLoop) -> None:
+    # ---- committing: a writer thread ----
+
+    def _turn(self) -> None:
+        """Does what there is to do, and for a while what comes meanwhile; then other streams have theirs."""
         try:
-            await loop.run_in_executor(self._executor, self.log.roll_if_due, now_us())
+            until = time.monotonic() + _TURN_S
+            while (work := self._next_work()) is not None:
+                work()
+                if time.monotonic() > until:
+                    self._executor.submit(self._turn)
+                    return
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._on_bug, f"the writer of stream {self.name}", error)
+            raise
+
+    def _next_work(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._new_window_s is not None:
+                return self._rebuild_dedupe
+            if self._gathered:
+                return self._commit
+            if self._closing:
+                self._loop.call_soon_threadsafe(self._stopped.set)
+                return None  # the turn is kept: nobody writes any more
+            if self._roll_due:
+                return self._roll
+            self._has_turn = False
+            return None
+
+    def _rebuild_dedupe(self) -> None:
+        with self._lock:
+            window_s, self._new_window_s = self._new_window_s, None
+        assert window_s is not None, "only this turn takes it"
+        self.dedupe = rebuilt_dedupe(window_s, self.log)
+
+    def _roll(self) -> None:
+        with self._lock:
+            self._roll_due = False
+        try:
+            self.log.roll_if_due(now_us())
         except NatslogError as error:
             logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
 
-    async def _commit(self, loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-        started = time.perf_counter()
-        try:
-            offsets, duplicate = await loop.run_in_executor(self._executor, self._append, batch)
-        except NatslogError as error:
-            self._count_refused(batch.columns.num_rows, error)
-            if batch.replies is not None:
-                await self._answer(acks.refused(batch.replies, error, stream=self.name))
-            return
-        self._note_commit(offsets, duplicate, time.perf_counter() - started)
-        if batch.replies is not None:
-            epoch = self.log.epoch
-            await self._answer(acks.stored(batch.replies, offsets, stream=self.name, epoch=epoch, duplicate=duplicate))
+    def _commit(self) -> None:
+        with self._lock:
+            gathering = self._gathered.popleft()
+        outcome = self._outcome_of(gathering)
+        self._memory.take_back(gathering.builder)
+        self._loop.call_soon_threadsafe(self._finish, outcome)
 
-    def _note_commit(
-        self, offsets: npt.NDArray[np.int64], duplicate: npt.NDArray[np.bool_] | None, seconds: float
-    ) -> None:
-        duplicates = int(duplicate.sum()) if duplicate is not None else 0
-        self.stats.committed += len(offsets) - duplicates
-        self.stats.duplicates += duplicates
-        self.stats.commits += 1
-        self.stats.commit_seconds += seconds
-        self.committed.set()  # wakes long polls; they wait on the event as it was
-        self.committed = asyncio.Event()
+    def _outcome_of(self, gathering: _Gathering) -> _Outcome:
+        batch, started = gathering.builder.taken(), time.perf_counter()
+        rows, frame_bytes, answers = batch.rows.rows, gathering.frame_bytes, None
+        try:
+            offsets, duplicate = self._append(batch)
+        except NatslogError as error:
+            if batch.replies is not None:
+                answers = acks.refused(batch.replies, error, stream=self.name)
+            return _Outcome(rows, 0, frame_bytes, 0.0, answers, error)
+        seconds = time.perf_counter() - started
+        if batch.replies is not None:
+            answers = acks.stored(batch.replies, offsets, stream=self.name, epoch=self.log.epoch, duplicate=duplicate)
+        return _Outcome(rows, 0 if duplicate is None else int(duplicate.sum()), frame_bytes, seconds, answers)
 
     def _append(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-        """In a thread: drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
+        """Drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
         if batch.ids is None:
-            base_offset, _ = self.log.append(batch.columns, now_us())
-            return np.arange(base_offset, base_offset + batch.columns.num_rows, dtype=np.int64), None
+            base_offset, _ = self.log.append(batch.rows, now_us())
+            return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None
         window, time_us = self.dedupe, monotonic_us()
         offsets = window.find(batch.ids, time_us)
         fresh = offsets == NEW
         if fresh.any():
-            columns = batch.columns if fresh.all() else batch.columns.filter(pa.array(fresh))
-            base_offset, _ = self.log.append(columns, now_us())
-            offsets[fresh] = np.arange(base_offset, base_offset + columns.num_rows, dtype=np.int64)
+            rows = batch.rows if fresh.all() else RowBuffers.of(batch.rows.to_arrow().filter(pa.array(fresh)))
+            base_offset, _ = self.log.append(rows, now_us())
+            offsets[fresh] = np.arange(base_offset, base_offset + rows.rows, dtype=np.int64)
             window.remember(batch.ids[fresh], offsets[fresh], time_us)
         repeated = offsets == REPEATED
         if repeated.any():

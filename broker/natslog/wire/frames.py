@@ -1,9 +1,11 @@
 """The columnar frame parser: received bytes in, rows of positions out.
 
-Theory of operation. Bytes are collected until whole frames are there; one scan of the buffer finds them all. The caller
-handles the frames (views of the buffer, so at once) and the next scan begins behind them. A frame that is not whole
-says how long it
-will be, and nothing is scanned again until that much has come: a 64 MiB payload costs one scan, not thousands.
+Theory of operation. Bytes land in one buffer that is used again and again: the socket writes into `room()` and says how
+much with `filled`. One scan finds all whole frames in it; the caller handles them (views of the buffer, so at once) and
+the next scan begins behind them. A frame that is not whole says how long it will be, and nothing is scanned again until
+that much has come: a 64 MiB payload costs one scan, not thousands. Then the rest moves to the front: less than a frame.
+
+Invariant: while `frames()` is being read, bytes may be added behind but nothing in the buffer moves.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from natslog.wire import kernels, plain
-from natslog.wire.layout import FRAME_COLUMNS, ScanResult
+from natslog.wire.layout import FRAME_COLUMNS, MAX_FRAME_BYTES, SID, ScanResult
 
-Scan = Callable[[npt.NDArray[np.uint8], int, npt.NDArray[np.int64]], tuple[int, int, int, bool]]
+Scan = Callable[[npt.NDArray[np.uint8], int, int, npt.NDArray[np.int64]], tuple[int, int, int, bool]]
 
 default_scan: Scan = kernels.scan if kernels.HAVE_NUMBA else plain.scan
+RECEIVE_BYTES = 1024 * 1024
+_LEAST_ROOM_BYTES = RECEIVE_BYTES // 4
 _ROWS_AT_ONCE = 8192
 
 
@@ -37,20 +41,48 @@ class Frames:
     def select(self, mask: npt.NDArray[np.bool_]) -> Frames:
         return Frames(self.buffer, self.rows[mask])
 
+    def by_sid(self) -> Iterator[tuple[int, Frames]]:
+        """The frames of each subscription, in order; most often all are of one."""
+        sids = self.rows[:, SID]
+        if (sids == sids[0]).all():
+            yield int(sids[0]), self
+            return
+        order = np.argsort(sids, kind="stable")
+        edges = np.flatnonzero(np.diff(sids[order])) + 1
+        for rows in np.split(self.rows[order], edges):
+            yield int(rows[0, SID]), Frames(self.buffer, rows)
+
 
 class FrameParser:
-    """One per connection. `receive_data`, then exhaust `frames()`."""
+    """One per connection. `room` and `filled` (or `receive_data`), then exhaust `frames()`."""
 
     def __init__(self, scan: Scan = default_scan) -> None:
         self._scan = scan
-        self._chunks: list[bytes] = []
-        self._received_bytes = 0
+        self._buffer = np.empty(RECEIVE_BYTES, np.uint8)
+        self._start = 0
+        self._end = 0
         self._needed = 0
         self._out = np.zeros((_ROWS_AT_ONCE, FRAME_COLUMNS), np.int64)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether reading on is worth a system call; `frames()` makes room."""
+        return len(self._buffer) - self._end >= _LEAST_ROOM_BYTES
+
+    def room(self) -> memoryview:
+        """Where the next bytes go."""
+        return memoryview(self._buffer)[self._end :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes were written to the start of `room()`."""
+        self._end += count
+
     def receive_data(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._received_bytes += len(data)
+        """The same for bytes that come in a piece of their own; not while `frames()` is being read."""
+        if len(data) > len(self._buffer) - self._end:
+            self._move_to_front(self._end - self._start + len(data))
+        self.room()[: len(data)] = data
+        self.filled(len(data))
 
     def frames(self) -> Iterator[Frames]:
         """Whole frames, a chunk at a time.
@@ -58,16 +90,31 @@ class FrameParser:
         Raises:
             MalformedFrame: what comes next is not NATS protocol.
         """
-        while self._received_bytes and self._received_bytes >= self._needed:
-            received = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            buffer = np.frombuffer(received, np.uint8)
-            result = ScanResult(*self._scan(buffer, len(buffer), self._out))
-            rest = received[result.consumed :]
-            self._chunks, self._received_bytes = [rest], len(rest)
+        while self._end > self._start and self._end - self._start >= self._needed:
+            result = ScanResult(*self._scan(self._buffer, self._start, self._end, self._out))
+            self._start = result.consumed
             self._needed = result.needed
             if result.frames:
-                yield Frames(buffer, self._out[: result.frames])
-            if result.malformed:
-                raise MalformedFrame(f"not NATS protocol: {rest[:60]!r}")
+                yield Frames(self._buffer, self._out[: result.frames])
+            if result.malformed or result.needed > MAX_FRAME_BYTES:
+                rest = self._buffer[self._start : self._start + 60].tobytes()
+                raise MalformedFrame(f"not NATS protocol: {rest!r}")
             if not result.frames:
-                return
+                break
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > RECEIVE_BYTES:  # a large message has passed
+                self._buffer = np.empty(RECEIVE_BYTES, np.uint8)
+        elif not self.has_room or self._start + self._needed > len(self._buffer):
+            self._move_to_front(max(self._needed, self._end - self._start) + _LEAST_ROOM_BYTES)
+
+    def _move_to_front(self, size: int) -> None:
+        """The bytes not yet handled to the start of a buffer of at least that size."""
+        rest = self._buffer[self._start : self._end]
+        if size > len(self._buffer):
+            self._buffer = np.empty(max(size, 2 * len(self._buffer)), np.uint8)
+        self._buffer[: len(rest)] = rest.copy() if len(rest) > self._start else rest
+        self._start, self._end = 0, len(rest)

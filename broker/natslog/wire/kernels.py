@@ -16,7 +16,7 @@ from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 try:
-    from numba import njit
+    from numba import njit, types
 except ImportError:  # the base install: everything works, `scan` by its plain twin
     HAVE_NUMBA = False
 
@@ -24,6 +24,12 @@ except ImportError:  # the base install: everything works, `scan` by its plain t
         """The function itself; hashes wrap around in 64 bits, as they do compiled."""
         quiet: Function = np.errstate(over="ignore")(function)
         return quiet
+
+    inlined = compiled
+
+    def _copy(source: Any, start: int, length: int, target: Any, at: int) -> None:
+        target[at : at + length] = source[start : start + length]
+
 else:
     HAVE_NUMBA = True
 
@@ -31,13 +37,27 @@ else:
         decorated: Function = njit(nogil=True, cache=True)(function)
         return decorated
 
+    def inlined(function: Function) -> Function:
+        """For what is called per message: an array handed to a real call costs two atomic counts."""
+        decorated: Function = njit(nogil=True, cache=True, inline="always")(function)
+        return decorated
+
+    _memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
+
+    @inlined
+    def _copy(source: Any, start: int, length: int, target: Any, at: int) -> None:
+        """Assigning a slice costs five times as much: 50 ns instead of 11 for 128 bytes."""
+        target_address = np.uintp(target.ctypes.data) + np.uintp(at)
+        _memcpy(target_address, np.uintp(source.ctypes.data) + np.uintp(start), np.uintp(length))
+
+
 
 _CR, _LF, _SPACE, _TAB, _COLON, _ZERO = 13, 10, 32, 9, 58, 48
-_M, _S, _G, _H = 77, 83, 71, 72
+_M, _S, _G, _H, _P, _U, _B = 77, 83, 71, 72, 80, 85, 66
 _MAX_DIGITS = 10
 
 
-@compiled
+@inlined
 def _number(buffer: Any, start: int, end: int) -> int:
     """The decimal number there, or -1."""
     if end <= start or end - start > _MAX_DIGITS:
@@ -51,7 +71,7 @@ def _number(buffer: Any, start: int, end: int) -> int:
     return int(value)
 
 
-@compiled
+@inlined
 def _line_end(buffer: Any, position: int, length: int) -> int:
     """Where the next CRLF starts, or -1."""
     for at in range(position, length - 1):
@@ -60,84 +80,116 @@ def _line_end(buffer: Any, position: int, length: int) -> int:
     return -1
 
 
-@compiled
+@inlined
 def _is_blank(byte: int) -> bool:
     return byte in (_SPACE, _TAB)
 
 
+@inlined
+def _split_line(buffer: Any, position: int, length: int, tokens: Any) -> tuple[int, int]:
+    """Finds the end of the line (where its CRLF starts, or -1) and the words in it, in one pass.
+
+    Returns:
+        The line's end and how many words it has; `tokens` holds (start, end) of as many as fit.
+    """
+    count, in_word, room = 0, False, tokens.shape[0]
+    for at in range(position, length - 1):  # a range: compiled, an index that cannot be negative is quicker
+        byte = buffer[at]
+        is_end = byte == _CR and buffer[at + 1] == _LF
+        if is_end or byte == _SPACE or byte == _TAB:  # noqa: PLR1714
+            if in_word and count <= room:
+                tokens[count - 1, 1] = at
+            in_word = False
+            if is_end:
+                return at, count
+        elif not in_word:
+            in_word = True
+            if count < room:
+                tokens[count, 0] = at
+            count += 1
+    return -1, count
+
+
 @compiled
-def _message_row(buffer: Any, position: int, line_end: int, has_headers: int, tokens: Any, row: Any) -> bool:
-    """Fills the row of a MSG or HMSG line; False where it is malformed."""
-    count, at = 0, position + 4 + has_headers
-    while at < line_end:
-        if _is_blank(buffer[at]):
-            at += 1
-            continue
-        if count == 6:
-            return False
-        tokens[count, 0] = at
-        while at < line_end and not _is_blank(buffer[at]):
-            at += 1
-        tokens[count, 1] = at
-        count += 1
+def _message_row(buffer: Any, position: int, line_end: int, has_headers: int, words: int, tokens: Any, out: Any, count: int) -> bool:
+    """Fills row `count` of `out` from a MSG or HMSG line from its words after the verb; False where it is malformed."""
     counts = 1 + has_headers
-    if count != 2 + counts and count != 3 + counts:
+    if words != 2 + counts and words != 3 + counts:
         return False
     sid = _number(buffer, tokens[1, 0], tokens[1, 1])
-    total_bytes = _number(buffer, tokens[count - 1, 0], tokens[count - 1, 1])
-    header_bytes = _number(buffer, tokens[count - 2, 0], tokens[count - 2, 1]) if has_headers else 0
+    total_bytes = _number(buffer, tokens[words - 1, 0], tokens[words - 1, 1])
+    header_bytes = _number(buffer, tokens[words - 2, 0], tokens[words - 2, 1]) if has_headers else 0
     if sid < 0 or total_bytes < 0 or header_bytes < 0 or header_bytes > total_bytes:
         return False
     start = line_end + 2
-    row[0] = sid
-    row[1] = position
-    row[2] = start + total_bytes + 2
-    row[3] = tokens[0, 0]
-    row[4] = tokens[0, 1] - tokens[0, 0]
-    row[5] = tokens[2, 0] if count == 3 + counts else 0
-    row[6] = tokens[2, 1] - tokens[2, 0] if count == 3 + counts else 0
-    row[7] = header_bytes
-    row[8] = start + header_bytes
-    row[9] = total_bytes - header_bytes
+    out[count, 0] = sid
+    out[count, 1] = position
+    out[count, 2] = start + total_bytes + 2
+    out[count, 3] = tokens[0, 0]
+    out[count, 4] = tokens[0, 1] - tokens[0, 0]
+    out[count, 5] = tokens[2, 0] if words == 3 + counts else 0
+    out[count, 6] = tokens[2, 1] - tokens[2, 0] if words == 3 + counts else 0
+    out[count, 7] = header_bytes
+    out[count, 8] = start + header_bytes
+    out[count, 9] = total_bytes - header_bytes
     return True
 
 
 @compiled
-def scan(buffer: Any, length: int, out: Any) -> tuple[int, int, int, bool]:
-    """Finds whole frames in `buffer[:length]`; the fields of `layout.ScanResult`."""
+def scan(buffer: Any, start: int, length: int, out: Any) -> tuple[int, int, int, bool]:
+    """Finds whole frames in `buffer[start:length]`; the fields of `layout.ScanResult`."""
     tokens = np.zeros((6, 2), np.int64)
-    row = np.zeros(10, np.int64)
-    position, count = 0, 0
+    position, count = start, 0
     while position < length and count < out.shape[0]:
-        line_end = _line_end(buffer, position, length)
-        if line_end < 0:
-            return count, position, 0, length - position > MAX_LINE_BYTES
         has_headers = 1 if buffer[position] == _H else 0
         word = position + has_headers
         is_message = (
-            line_end - word >= 4
+            length - word > 4
             and buffer[word] == _M
             and buffer[word + 1] == _S
             and buffer[word + 2] == _G
             and _is_blank(buffer[word + 3])
         )
         if not is_message:
+            line_end = _line_end(buffer, position, length)
+            if line_end < 0:
+                return count, position, 0, length - position > MAX_LINE_BYTES
             out[count, :] = 0
             out[count, 0] = CONTROL_SID
             out[count, 1] = position
             out[count, 2] = line_end + 2
             position, count = line_end + 2, count + 1
             continue
-        if not _message_row(buffer, position, line_end, has_headers, tokens, row):
+        line_end, words = _split_line(buffer, word + 4, length, tokens)
+        if line_end < 0:
+            return count, position, 0, length - position > MAX_LINE_BYTES
+        if not _message_row(buffer, position, line_end, has_headers, words, tokens, out, count):
             return count, position, 0, True
-        end = row[2]
+        end = out[count, 2]
         if end > length:
             return count, position, end - position, False
         if buffer[end - 2] != _CR or buffer[end - 1] != _LF:
             return count, position, 0, True
-        out[count, :] = row
         position, count = end, count + 1
     return count, position, 0, False
+
+
+@compiled
+def survey(buffer: Any, frames: Any, totals: Any) -> None:
+    """What there is to gather: `totals` becomes the sums that `layout.SURVEY_TOTALS` names, in one pass."""
+    for index in range(frames.shape[0]):
+        subject, payload = frames[index, 3], frames[index, 8]
+        high = np.uint8(0)
+        for at in range(subject, subject + frames[index, 4]):
+            high |= buffer[at]
+        for at in range(payload - frames[index, 7], payload):
+            high |= buffer[at]
+        totals[0] += frames[index, 4]
+        totals[1] += frames[index, 9]
+        totals[2] += frames[index, 6]
+        totals[3] += frames[index, 2] - frames[index, 1]
+        totals[4] += 1 if frames[index, 7] > 0 else 0
+        totals[5] += 1 if high > 127 else 0
 
 
 @compiled
@@ -148,9 +200,8 @@ def gather(buffer: Any, starts: Any, lengths: Any, data: Any, offsets: Any, row:
     """
     at = np.int64(offsets[row])
     for index in range(starts.shape[0]):
-        start, length = starts[index], lengths[index]
-        data[at : at + length] = buffer[start : start + length]
-        at += length
+        _copy(buffer, starts[index], lengths[index], data, at)
+        at += lengths[index]
         offsets[row + index + 1] = at
 
 
@@ -311,3 +362,65 @@ def mark_header_prefix(buffer: Any, frames: Any, prefix: Any, marks: Any) -> Non
         for at in range(end - frames[index, 7], end - prefix.shape[0]):
             if buffer[at] == _LF and _equals(buffer, at + 1, at + 1 + prefix.shape[0], prefix):
                 marks[index] = True
+
+
+@inlined
+def _put_text(out: Any, at: int, text: Any) -> int:
+    _copy(text, 0, text.shape[0], out, at)
+    return at + text.shape[0]
+
+
+@inlined
+def _digits(number: int) -> int:
+    """How many decimal digits a number from 0 on has."""
+    count, limit = 1, np.int64(10)
+    while number >= limit and count < 19:
+        count += 1
+        limit *= 10
+    return count
+
+
+@inlined
+def _put_number(out: Any, at: int, number: int, digits: int) -> int:
+    for place in range(digits):
+        out[at + digits - 1 - place] = _ZERO + number % 10
+        number //= 10
+    return at + digits
+
+
+@compiled
+def stored_acks(
+    reply_data: Any, reply_offsets: Any, offsets: Any, duplicate: Any, head: Any, middle: Any, tails: Any, out: Any
+) -> int:
+    """`PUB reply n\\r\\n<head>offset+1<middle>offset<tail>\\r\\n` for each row with a reply subject, one after another.
+
+    Args:
+        duplicate: marks the rows that get the second of the two `tails`; empty where none does.
+        out: room for all of it.
+
+    Returns:
+        How many bytes were filled.
+    """
+    at = 0
+    for index in range(offsets.shape[0]):
+        start, length = reply_offsets[index], reply_offsets[index + 1] - reply_offsets[index]
+        if length == 0:
+            continue
+        tail = tails[1] if duplicate.shape[0] > 0 and duplicate[index] else tails[0]
+        offset = offsets[index]
+        digits, next_digits = _digits(offset), _digits(offset + 1)
+        size = head.shape[0] + next_digits + middle.shape[0] + digits + tail.shape[0]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, _SPACE
+        _copy(reply_data, start, length, out, at + 4)
+        at += 4 + length
+        out[at] = _SPACE
+        at = _put_number(out, at + 1, size, _digits(size))
+        out[at], out[at + 1] = _CR, _LF
+        at = _put_text(out, at + 2, head)
+        at = _put_number(out, at, offset + 1, next_digits)
+        at = _put_text(out, at, middle)
+        at = _put_number(out, at, offset, digits)
+        at = _put_text(out, at, tail)
+        out[at], out[at + 1] = _CR, _LF
+        at += 2
+    return at

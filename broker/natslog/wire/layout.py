@@ -8,11 +8,18 @@ SID, START, END, SUBJECT, SUBJECT_LEN, REPLY, REPLY_LEN, HEADER_LEN, PAYLOAD, PA
 FRAME_COLUMNS = 10
 """Columns of a frame row. START and END bound the frame with its last CRLF; headers lie right before PAYLOAD."""
 
+SURVEY_TOTALS = 6
+"""`kernels.survey` sums: bytes of subjects, payloads, replies, whole frames; rows with headers; rows not ASCII."""
+
 CONTROL_SID = -1
 """In SID: the row is another protocol line (PING, INFO, -ERR, …), START and END only."""
 
 MAX_LINE_BYTES = 1 << 20
 """A protocol line longer than this is no NATS."""
+
+
+MAX_FRAME_BYTES = (64 + 1) << 20
+"""nats-server allows no `max_payload` above 64 MiB."""
 
 
 class ScanResult(NamedTuple):

@@ -3,7 +3,8 @@
 Theory of operation. nats-py hands every chunk it receives to its parser object (`Client._ps`), one `await
 parse(data)` each, and resets it on reconnect. `_FrameDemux` stands in that place: frames of attached subscriptions go
 to their receiver as columns, everything else (PING, INFO, -ERR, replies to requests) to nats-py's own parser, in order.
-Raw protocol is sent through the same client, so it keeps its order with everything else.
+The chunks are in the frame parser's buffer already: `transport` lets the socket write there. Raw protocol is written
+to the same connection.
 
 Invariant: while the link is open and a server can be reached, every attached subject is subscribed, also after nats-py
 gave a connection up for good.
@@ -20,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import ProtocolError
@@ -28,7 +28,8 @@ from nats.protocol.parser import Parser
 
 from natslog.errors import ConfigError, NatsUnavailable
 from natslog.wire.frames import FrameParser, Frames, MalformedFrame
-from natslog.wire.layout import END, SID, START
+from natslog.wire.layout import END, START
+from natslog.wire.transport import IN_PLACE, InPlaceTransport
 
 logger = logging.getLogger("natslog.nats")
 
@@ -81,29 +82,28 @@ class _FrameDemux:
     def __init__(self, client: Client) -> None:
         self.receivers: dict[int, Receiver] = {}
         self._rest = Parser(client)
-        self._parser = FrameParser()
+        self.parser = FrameParser()
 
     def reset(self) -> None:
         self._rest.reset()
-        self._parser = FrameParser()
+        self.parser = FrameParser()
 
-    async def parse(self, data: bytes = b"") -> None:
-        parser = self._parser
-        parser.receive_data(data)
+    async def parse(self, data: bytes = IN_PLACE) -> None:
+        parser = self.parser
         try:
+            if data:
+                parser.receive_data(data)
             for frames in parser.frames():
-                sids = frames.rows[:, SID]
-                others = None
-                for sid in np.unique(sids).tolist():
+                others = []
+                for sid, part in frames.by_sid():
                     receiver = self.receivers.get(sid)
-                    mask = sids == sid
                     if receiver is not None:
-                        receiver(frames if mask.all() else frames.select(mask))
+                        receiver(part)
                     else:
-                        others = mask if others is None else others | mask
-                if others is not None:
-                    await self._pass_on(frames.select(others))
-                if self._parser is not parser:
+                        others.append(part)
+                for part in others:
+                    await self._pass_on(part)
+                if self.parser is not parser:
                     return  # nats-py reset us meanwhile: the rest belongs to a connection that is gone
         except MalformedFrame as error:
             logger.error("NATS sent what is no frame (%s); connecting anew", error)
@@ -215,6 +215,9 @@ class NatsLink:
         client = Client()
         self._demux = _FrameDemux(client)
         client._ps = self._demux  # type: ignore[assignment]
+        demux = self._demux
+        if not self.url.lstrip().startswith("ws"):
+            client._transport = InPlaceTransport(lambda: demux.parser)
         servers = [server.strip() for server in self.url.split(",") if server.strip()]
         await client.connect(
             servers,
@@ -311,13 +314,34 @@ class NatsLink:
         client._remove_sub(handle.sid)
         demux.receivers.pop(handle.sid, None)
 
-    async def send(self, protocol: bytes) -> bool:
-        """Sends raw protocol; False (and nothing sent) while no server is connected."""
+    def send_now(self, protocol: bytes | memoryview) -> bool:
+        """Hands raw protocol on to be sent; False (and nothing sent) while no server is connected, or where one takes
+        nothing any more and too much is waiting for it.
+        """
         client = self._client
         if client is None or not client.is_connected:
             return False
-        await client._send_command(protocol)
-        await client._flush_pending()
+        transport = client._transport
+        if isinstance(transport, InPlaceTransport):
+            if transport.unsent_bytes > _PENDING_BYTES:
+                return False
+            transport.write(protocol)
+        else:  # a websocket sends nothing before nats-py drains it
+            client._pending.append(bytes(protocol))
+            client._pending_data_size += len(protocol)
+            assert client._flush_queue is not None, "made when nats-py connected"
+            client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+        return True
+
+    async def send(self, protocol: bytes | memoryview) -> bool:
+        """The same, and waits where the server takes less than is sent."""
+        client = self._client
+        if not self.send_now(protocol):
+            return False
+        with contextlib.suppress(ConnectionError):  # the next one is told
+            assert client is not None, "something was sent"
+            assert client._transport is not None, "something was sent"
+            await client._transport.drain()
         return True
 
     async def flush(self, timeout_s: float = 2.0) -> None:

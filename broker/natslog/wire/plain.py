@@ -15,10 +15,10 @@ from natslog.wire.layout import CONTROL_SID, FRAME_COLUMNS, MAX_LINE_BYTES, Scan
 _SPACES = re.compile(rb"[^ \t]+")
 
 
-def scan(buffer: npt.NDArray[np.uint8], length: int, out: npt.NDArray[np.int64]) -> ScanResult:
-    """Finds whole frames in `buffer[:length]`. See `layout.ScanResult` and `layout.FRAME_COLUMNS`."""
+def scan(buffer: npt.NDArray[np.uint8], start: int, length: int, out: npt.NDArray[np.int64]) -> ScanResult:
+    """Finds whole frames in `buffer[start:length]`. See `layout.ScanResult` and `layout.FRAME_COLUMNS`."""
     data = buffer[:length].tobytes()
-    position = count = needed = 0
+    position, count, needed = start, 0, 0
     while position < length and count < len(out):
         line_end = data.find(b"\r\n", position)
         if line_end < 0:

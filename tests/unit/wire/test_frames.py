@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,7 +121,7 @@ def test_frames_are_found_byte_by_byte(stream: list) -> None:
 def test_kernel_and_oracle_agree_on_any_bytes(data: bytes) -> None:
     buffer = np.frombuffer(data, np.uint8)
     one, two = np.zeros((64, FRAME_COLUMNS), np.int64), np.zeros((64, FRAME_COLUMNS), np.int64)
-    first, second = kernels.scan(buffer, len(buffer), one), plain.scan(buffer, len(buffer), two)
+    first, second = kernels.scan(buffer, 0, len(buffer), one), plain.scan(buffer, 0, len(buffer), two)
     assert tuple(first) == tuple(second)
     assert (one[: first[0]] == two[: second[0]]).all()
 
@@ -173,10 +174,11 @@ def test_columns_hold_exactly_what_the_frames_said(stream: list, pieces: int) ->
             assert len(bad.rows) == 0
             builder.add(good)
     batch = builder.taken()
-    batch.columns.validate(full=True)
-    assert batch.columns.to_pylist() == [modelled(message) for _, message in stream]
+    columns = batch.rows.to_arrow()
+    columns.validate(full=True)
+    assert columns.to_pylist() == [modelled(message) for _, message in stream]
     replies = [message[2] for _, message in stream]
-    assert (batch.replies.to_pylist() if batch.replies else [b""] * len(stream)) == replies
+    assert (batch.replies.to_arrow(pa.binary()).to_pylist() if batch.replies else [b""] * len(stream)) == replies
 
 
 def modelled(message: tuple) -> dict:
@@ -204,5 +206,5 @@ def test_subjects_and_headers_that_are_not_utf8_are_set_apart() -> None:
     good, bad = split_by_text(frames)
     builder = BatchBuilder()
     builder.add(good)
-    assert builder.taken().columns.column("subject").to_pylist() == ["good", "grün"]
+    assert builder.taken().rows.to_arrow().column("subject").to_pylist() == ["good", "grün"]
     assert len(bad.rows) == 2

@@ -16,7 +16,7 @@ from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.wire import kernels
 from natslog.wire.frames import FrameParser
-from natslog.wire.warmup import warm_up
+from natslog.ingest.warmup import warm_up
 warm_up()
 block = b"NATS/1.0\\r\\nNats-Msg-Id: id-%d\\r\\nNatslog-Key: k\\r\\n\\r\\n"
 data = b"PING\\r\\nMSG a.b 1 reply 5\\r\\nhello\\r\\n"
@@ -32,7 +32,7 @@ for frames in parser.frames():
 batch = builder.taken()
 window = DedupeWindow(60)
 window.remember(batch.ids[:10], np.arange(10), 0)
-rows = [[str(value) for value in row.values()] for row in batch.columns.to_pylist()]
+rows = [[str(value) for value in row.values()] for row in batch.rows.to_arrow().to_pylist()]
 print(json.dumps([kernels.HAVE_NUMBA, rows, batch.ids.tolist(), window.find(batch.ids, 0).tolist()]))
 """
 

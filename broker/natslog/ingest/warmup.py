@@ -1,0 +1,32 @@
+"""Loads (or compiles, the first time on a machine) the kernels before the first message has to wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from natslog.ingest import acks
+from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_text
+from natslog.ingest.dedupe import DedupeWindow
+from natslog.wire.frames import FrameParser
+
+_PLAIN = b"MSG a 1 b 1\r\nx\r\n"
+_HEADED = b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
+
+
+def warm_up() -> None:
+    """Takes messages the whole way but for the disk, so that every kernel is there for the types it is used with."""
+    parser, window = FrameParser(), DedupeWindow(60.0)
+    for sample in (_PLAIN, _HEADED):
+        builder = BatchBuilder()
+        parser.receive_data(sample)
+        for frames in parser.frames():
+            for part in (*split_by_text(frames), *split_by_expectation(frames)):
+                builder.add(part)
+        batch = builder.taken()
+        offsets = np.arange(batch.rows.rows, dtype=np.int64)
+        assert batch.replies is not None, "the samples ask for acks"
+        acks.stored(batch.replies, offsets, stream="warm-up", epoch=1)
+        acks.stored(batch.replies, offsets, stream="warm-up", epoch=1, duplicate=np.ones(len(offsets), np.bool_))
+        if batch.ids is not None:
+            window.remember(batch.ids, offsets, 0)
+            window.find(batch.ids, 0)
