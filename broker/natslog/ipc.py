@@ -121,7 +121,9 @@ class LinePlaces:
     ) -> None:
         """Everything but the CRCs, which are left as they are."""
         for start, text in zip(
-            self.starts, (b"%019d" % base_offset, b"%010d" % rows, b"%019d" % epoch, b"%019d" % max_timestamp_us), strict=False
+            self.starts,
+            (b"%019d" % base_offset, b"%010d" % rows, b"%019d" % epoch, b"%019d" % max_timestamp_us),
+            strict=False,
         ):
             header[start : start + len(text)] = text
         self.fill_sizes(header, len(header), body_bytes)

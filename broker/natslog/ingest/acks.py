@@ -7,6 +7,7 @@ r"""PubAcks for a whole commit, as one run of NATS protocol built by a kernel: n
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -40,14 +41,20 @@ def stored(
         offsets: where each row is stored (for a duplicate: where the first one is).
         duplicate: marks rows that were stored before; None where none was.
     """
-    head = np.frombuffer(f'{{"stream":{json.dumps(stream)},"seq":'.encode(), np.uint8)
-    endings = (f',"epoch":{epoch}}}', f',"epoch":{epoch},"duplicate":true}}')
-    tails = tuple(np.frombuffer(ending.encode(), np.uint8) for ending in endings)
+    head, tails = _texts(stream, epoch)
     fixed_bytes = len(head) + len(_MIDDLE) + len(tails[1]) + _FRAME_AND_NUMBERS_BYTES
     out = np.empty(replies.size_bytes + len(offsets) * fixed_bytes, np.uint8)
     marks = _NONE if duplicate is None else duplicate
     filled = kernels.stored_acks(replies.data, replies.offsets, offsets, marks, head, _MIDDLE, tails, out)
-    return memoryview(out)[:filled]
+    return out.data[:filled]
+
+
+@functools.lru_cache(1024)
+def _texts(stream: str, epoch: int) -> tuple[npt.NDArray[np.uint8], tuple[npt.NDArray[np.uint8], ...]]:
+    """What every ack of a stream begins with, and the two ways it ends."""
+    head = f'{{"stream":{json.dumps(stream)},"seq":'
+    endings = (f',"epoch":{epoch}}}', f',"epoch":{epoch},"duplicate":true}}')
+    return np.frombuffer(head.encode(), np.uint8), tuple(np.frombuffer(text.encode(), np.uint8) for text in endings)
 
 
 def refused(replies: Texts, error: NatslogError, *, stream: str) -> bytes:

@@ -22,12 +22,9 @@ from natslog.wire.frames import Frames
 from natslog.wire.layout import (
     HEADER_LEN,
     PAYLOAD,
-    PAYLOAD_LEN,
-    REPLY,
-    REPLY_LEN,
     SUBJECT,
     SUBJECT_LEN,
-    SURVEY_TOTALS,
+    Survey,
 )
 
 COMMIT_BYTES = 8 * 1024 * 1024
@@ -41,22 +38,8 @@ _OFFSETS_OF_NO_ROWS = bytes(4)
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a chunk of frames holds, in all: bytes, and rows that need a closer look."""
-
-    subject_bytes: int
-    value_bytes: int
-    reply_bytes: int
-    frame_bytes: int
-    headed_rows: int
-    not_ascii_rows: int
-
-    @classmethod
-    def of(cls, frames: Frames) -> Survey:
-        totals = np.zeros(SURVEY_TOTALS, np.int64)
-        kernels.survey(frames.buffer, frames.rows, totals)
-        return cls(*totals.tolist())
+def survey_of(frames: Frames) -> Survey:
+    return Survey(*kernels.survey(frames.buffer, frames.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +84,9 @@ class _Growing:
     def room_for(self, count: int) -> Array:
         """The whole array, with room for so many more; `count` is the caller's to raise."""
         if self.count + count > len(self._array):
-            larger = np.empty((max(self.count + count, 2 * len(self._array)), *self._array.shape[1:]), self._array.dtype)
+            larger = np.empty(
+                (max(self.count + count, 2 * len(self._array)), *self._array.shape[1:]), self._array.dtype
+            )
             larger[: self.count] = self.values
             self._array = larger
         return self._array
@@ -137,13 +122,19 @@ class _Column:
     def capacity_bytes(self) -> int:
         return self._data.capacity
 
-    def extend(self, buffer: Array, starts: Array, lengths: Array, size_bytes: int) -> None:
-        """Adds `buffer[start : start + length]` of each row, `size_bytes` in all."""
-        count = len(starts)
-        data, offsets = self._data.room_for(size_bytes), self._offsets.room_for(count)
-        kernels.gather(buffer, starts, lengths, data, offsets, self.rows)
+    def room_for(self, count: int, size_bytes: int) -> tuple[Array, Array]:
+        """Data and offsets to be filled from row `rows` on."""
+        return self._data.room_for(size_bytes), self._offsets.room_for(count)
+
+    def filled(self, count: int, size_bytes: int) -> None:
         self._data.count += size_bytes
         self._offsets.count += count
+
+    def extend(self, buffer: Array, starts: Array, lengths: Array) -> None:
+        """Adds `buffer[start : start + length]` of each row."""
+        count, size_bytes = len(starts), int(lengths.sum())
+        kernels.gather(buffer, starts, lengths, *self.room_for(count, size_bytes), self.rows)
+        self.filled(count, size_bytes)
 
     def extend_with_empty(self, count: int) -> None:
         self._offsets.room_for(count)[self._offsets.count : self._offsets.count + count] = self.size_bytes
@@ -192,10 +183,10 @@ class _HeaderColumns:
         keys, ids = np.zeros((count, 2), np.int64), np.zeros((count, 2), np.int64)
         pairs = pairs[: kernels.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)]
         self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
-        self.pair_key.extend(buffer, pairs[:, 0], pairs[:, 1], int(pairs[:, 1].sum()))
-        self.pair_value.extend(buffer, pairs[:, 2], pairs[:, 3], int(pairs[:, 3].sum()))
+        self.pair_key.extend(buffer, pairs[:, 0], pairs[:, 1])
+        self.pair_value.extend(buffer, pairs[:, 2], pairs[:, 3])
         lengths = np.maximum(keys[:, 1], 0)
-        self.key.extend(buffer, keys[:, 0], lengths, int(lengths.sum()))
+        self.key.extend(buffer, keys[:, 0], lengths)
         hashes = np.zeros((count, 2), np.uint64)
         kernels.hash_ids(buffer, ids[:, 0], ids[:, 1], hashes)
         self.ids.extend(hashes)
@@ -274,11 +265,19 @@ class BatchBuilder:
     def add(self, frames: Frames, survey: Survey | None = None) -> None:
         """Copies the frames' bytes; the receive buffer is free afterwards. `survey` is of these frames."""
         buffer, rows = frames.buffer, frames.rows
-        survey = survey or Survey.of(frames)
-        before = self.rows
-        self._subject.extend(buffer, rows[:, SUBJECT], rows[:, SUBJECT_LEN], survey.subject_bytes)
-        self._value.extend(buffer, rows[:, PAYLOAD], rows[:, PAYLOAD_LEN], survey.value_bytes)
-        self._reply.extend(buffer, rows[:, REPLY], rows[:, REPLY_LEN], survey.reply_bytes)
+        survey = survey or survey_of(frames)
+        before, count = self.rows, len(rows)
+        kernels.gather_messages(
+            buffer,
+            rows,
+            *self._subject.room_for(count, survey.subject_bytes),
+            *self._value.room_for(count, survey.value_bytes),
+            *self._reply.room_for(count, survey.reply_bytes),
+            before,
+        )
+        self._subject.filled(count, survey.subject_bytes)
+        self._value.filled(count, survey.value_bytes)
+        self._reply.filled(count, survey.reply_bytes)
         if survey.headed_rows:
             if not self._is_headed:
                 self._is_headed = True

@@ -47,6 +47,22 @@ class SegmentChain:
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in list(self.segments))
 
+    @property
+    def has_unsealed(self) -> bool:
+        """Whether a full segment waits to be sealed. The oldest goes first, so the newest of them tells."""
+        newest_full = self.segments[-2] if len(self.segments) > 1 else None
+        return isinstance(newest_full, ActiveSegment) and not newest_full.unsealable
+
+    @property
+    def unsealed_count(self) -> int:
+        """How many full segments wait to be sealed."""
+        count = 0
+        for segment in reversed(self.segments[:-1]):
+            if not isinstance(segment, ActiveSegment):
+                break
+            count += 1
+        return count
+
     def oldest_unsealed(self) -> ActiveSegment | None:
         """The full segment to be sealed next; the last segment takes commits and is none."""
         with self.lock:

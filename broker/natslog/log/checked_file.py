@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,13 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_all(fd: int, pieces: list[memoryview]) -> None:
+def write_all(fd: int, pieces: Sequence[Any]) -> None:
     """Writes every byte at the file's end, however short the single writes are.
 
     Raises:
         OSError: the kernel refused; some bytes may have been written.
     """
-    waiting = [piece for piece in pieces if len(piece)]
+    waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     while waiting:
         written = os.writev(fd, waiting[:512])
         if written == 0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from natslog.errors import CorruptLog
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import write_all
 from natslog.log.footer import FILE_MAGIC, footer_bytes
-from natslog.log.segment import ActiveSegment, file_header, read_at, read_batch
+from natslog.log.segment import ActiveSegment, damage, file_header, read_at, read_batch
 
 MERGED_ROWS = 64 * 1024
 MERGED_BYTES = 8 * 1024 * 1024
@@ -118,8 +118,11 @@ def read_footer_index(path: Path) -> BatchIndex:
     return BatchIndex.from_text(found.group(0), str(path))
 
 
-def write_sealed(segment: ActiveSegment, stream_id: str, compression: str) -> Path:
+def write_sealed(segment: ActiveSegment, stream_id: str, compression: str, pause: Callable[[], None]) -> Path:
     """Writes the sealed form of a full active segment, durably; the caller renames it to `….arrow`.
+
+    Args:
+        pause: called after every few MiB of work; may sleep.
 
     Returns:
         A new file beside the segment, or the segment's own where a footer was all that was missing.
@@ -134,20 +137,22 @@ def write_sealed(segment: ActiveSegment, stream_id: str, compression: str) -> Pa
         return segment.path
     beside = segment.path.with_suffix(".tmp")
     try:
-        _rewrite(segment, beside, stream_id, compression)
-        _prove_all(beside, segment)
+        _rewrite(segment, beside, stream_id, compression, pause)
+        _prove_all(beside, segment, pause)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
     return beside
 
 
-def _prove_all(path: Path, segment: ActiveSegment) -> None:
+def _prove_all(path: Path, segment: ActiveSegment, pause: Callable[[], None]) -> None:
     """The active file is removed only when every batch of the sealed one has been read back."""
     written = SealedSegment(path, segment.base_offset, path.stat().st_size)
     fd = os.open(path, os.O_RDONLY)
     try:
-        written.prove(fd, 0, len(written.index))
+        for at in range(len(written.index)):
+            written.prove(fd, at, at + 1)
+            pause()
     finally:
         os.close(fd)
     assert written.end_offset == segment.end_offset, "sealing keeps every row"
@@ -157,10 +162,12 @@ def _append_footer(segment: ActiveSegment) -> None:
     fd = os.open(segment.path, os.O_RDWR | os.O_APPEND)
     try:
         header_bytes = {}
-        for at in range(len(segment.index)):
+        for at in range(len(segment.index)):  # headers only: nothing is thrown away, and bodies are proven when served
             entry = segment.index[at]
-            message = read_batch(fd, entry, segment.path)
-            header_bytes[entry.position] = 8 + int.from_bytes(message[4:8], "little")
+            header = ipc.proven_header(read_at(fd, entry.position, min(entry.length, ipc.MAX_HEADER_BYTES)))
+            if header is None or header.base_offset != entry.base_offset or header.total_bytes != entry.length:
+                raise damage(segment.path, entry, "has a damaged header")
+            header_bytes[entry.position] = header.header_bytes
         os.ftruncate(fd, segment.size_bytes)  # a part of a footer from an earlier try
         tail = sealing_bytes(segment.index, header_bytes)
         write_all(fd, [memoryview(tail)])
@@ -169,7 +176,7 @@ def _append_footer(segment: ActiveSegment) -> None:
         os.close(fd)
 
 
-def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: str) -> None:
+def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: str, pause: Callable[[], None]) -> None:
     """Merged batches into a new file, synced in small steps so that no commit waits behind one large flush."""
     index, header_bytes_of = BatchIndex(), {}
     fd = os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o644)
@@ -186,6 +193,7 @@ def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: 
             if position - synced >= _SYNC_EVERY_BYTES:
                 os.fdatasync(fd)
                 synced = position
+            pause()
         tail = sealing_bytes(index, header_bytes_of)
         write_all(fd, [memoryview(tail)])
         os.fsync(fd)

@@ -16,6 +16,8 @@ import errno
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,7 @@ logger = logging.getLogger("natslog.log")
 FIRST_EPOCH = 1
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
+_ROOM_HOLDS_S = 0.1
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -71,6 +74,8 @@ class StreamLog:
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
         self._last_timestamp_us = 0
+        self._room_bytes = self._unasked_bytes = 0
+        self._ask_room_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
         self._checkpointed: int = checkpoint["high_watermark"] if checkpoint else 0
@@ -225,12 +230,27 @@ class StreamLog:
         )
 
     def _active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
-        if free_bytes(self.folder) < self.options.min_free_bytes + 2 * incoming_bytes:
-            raise self._full()
+        self._check_room(incoming_bytes)
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
             return last
         return self._roll(now_us)
+
+    def _check_room(self, incoming_bytes: int) -> None:
+        """Asks the disk again when a part of what was free has been written, or others have had time to fill it.
+
+        Raises:
+            StorageFull: too little is free.
+        """
+        self._unasked_bytes += incoming_bytes
+        now = time.monotonic()
+        if now < self._ask_room_at and self._unasked_bytes < self._room_bytes // 16:
+            return
+        self._room_bytes = free_bytes(self.folder) - self.options.min_free_bytes
+        self._ask_room_at, self._unasked_bytes = now + _ROOM_HOLDS_S, 0
+        if self._room_bytes < 2 * incoming_bytes:
+            self._ask_room_at = 0.0
+            raise self._full()
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments."""
@@ -280,16 +300,29 @@ class StreamLog:
         Raises:
             StorageFull, StorageUnavailable: as `append`.
         """
-        last = self.chain.last
-        if self.failure is not None or not isinstance(last, ActiveSegment) or not self._is_full(last, now_us):
+        if not self.is_roll_due(now_us):
             return False
         self._roll(now_us)
         return True
 
     # ---- maintenance ----
 
-    def seal_next(self) -> bool:
+    def needs_upkeep(self) -> bool:
+        """Whether there is something to checkpoint, to seal, or perhaps to drop. Touches no file."""
+        settings, segments = self.settings, self.chain.segments
+        has_limit = (settings.max_age_s, settings.max_bytes, settings.max_messages) != (None, None, None)
+        return self.high_watermark > self._checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
+
+    def is_roll_due(self, now_us: int) -> bool:
+        """Whether the active segment is full or old."""
+        last = self.chain.last
+        return self.failure is None and isinstance(last, ActiveSegment) and self._is_full(last, now_us)
+
+    def seal_next(self, pause: Callable[[], None] = lambda: None) -> bool:
         """Seals the oldest full segment, if there is one; True if it did.
+
+        Args:
+            pause: called after every few MiB of work; may sleep.
 
         Raises:
             StorageFull: no room for the sealed file; to be tried again later.
@@ -302,7 +335,7 @@ class StreamLog:
             if free_bytes(self.folder) < self.options.min_free_bytes + segment.size_bytes:
                 raise self._full()
             try:
-                self._seal(segment)
+                self._seal(segment, pause)
             except (CorruptLog, OSError) as error:
                 if isinstance(error, OSError) and error.errno in _NO_ROOM:
                     raise self._full() from error
@@ -310,8 +343,8 @@ class StreamLog:
                 raise
             return True
 
-    def _seal(self, segment: ActiveSegment) -> None:
-        written = sealing.write_sealed(segment, self.stream_id, self.settings.compression)
+    def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
+        written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
         target = segment.path.with_suffix(SEALED_SUFFIX)
         with self.chain.lock:  # readers open files by path under this lock
             os.replace(written, target)

@@ -30,17 +30,17 @@ from natslog.cluster.metadata import (
 )
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, NotEnoughBrokers, ShuttingDown, StorageFailed, StreamNotFound
+from natslog.ingest.warmup import warm_up
 from natslog.log import LogOptions, StreamLog
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us
 from natslog.node.data_dir import DataDir
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.metadata_store import MetadataStore
-from natslog.node.stream import HostedStream
+from natslog.node.stream import HostedStream, Pacer
 from natslog.node.stream_ingest import IngestMemory, StreamIngest
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
-from natslog.ingest.warmup import warm_up
 
 logger = logging.getLogger("natslog.node")
 
@@ -308,13 +308,25 @@ class Broker:
     async def _maintain(self) -> None:
         loop = asyncio.get_running_loop()
         while not await self._is_stopping_within(self.config.retention_interval_s):
+            due = []
             for stream in list(self.streams.values()):
                 if isinstance(stream.problem, StorageFailed):
                     await self._host(stream.record)  # it may open now: there is room again, say
-                if stream.ingest is not None:
+                if stream.log is None or stream.ingest is None:
+                    continue
+                if stream.log.is_roll_due(now_us()):
                     stream.ingest.roll_if_due()
-                await loop.run_in_executor(self.readers, stream.maintain, self._stop_upkeep.is_set)
+                if stream.log.needs_upkeep():
+                    due.append(stream)
+            await loop.run_in_executor(self.readers, self._maintain_all, due)
             await self._bury_tombstones()
+
+    def _maintain_all(self, streams: list[HostedStream]) -> None:
+        """In a thread."""
+        pacer = Pacer(self._stop_upkeep.is_set)
+        for stream in streams:
+            if not pacer.is_stopping():
+                stream.maintain(pacer)
 
     async def _is_stopping_within(self, seconds: float) -> bool:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -16,6 +17,26 @@ from natslog.node.stream_ingest import StreamIngest
 from natslog.wire.link import NatsLink
 
 logger = logging.getLogger("natslog.node")
+
+_USUAL_SHARE = 0.25
+_UNSEALED_IN_PEACE = 8
+_LONGEST_PAUSE_S = 0.25
+
+
+class Pacer:
+    """Keeps background work of one thread to a share of a core, so that commits have the rest."""
+
+    def __init__(self, is_stopping: Callable[[], bool]) -> None:
+        self.is_stopping = is_stopping
+        self.share = _USUAL_SHARE
+        self._worked_s = time.thread_time()
+
+    def pause(self) -> None:
+        """Sleeps as long as the work since the last pause asks for."""
+        worked_s = time.thread_time() - self._worked_s
+        if not self.is_stopping():
+            time.sleep(min(_LONGEST_PAUSE_S, worked_s * (1 / self.share - 1)))
+        self._worked_s = time.thread_time()
 
 
 @dataclass(slots=True)
@@ -51,11 +72,11 @@ class HostedStream:
         if self.log is not None:
             await asyncio.get_running_loop().run_in_executor(executor, self.log.close)
 
-    def maintain(self, is_stopping: Callable[[], bool]) -> None:
+    def maintain(self, pacer: Pacer) -> None:
         """In a thread, beside commits: checkpoints, drops what is past retention, seals. One failing stops no other."""
         if self.log is None:
             return
-        for work in (self.log.checkpoint, self._drop_expired, lambda: self._seal_all(is_stopping)):
+        for work in (self.log.checkpoint, self._drop_expired, lambda: self._seal_all(pacer)):
             try:
                 work()
             except (NatslogError, OSError) as error:
@@ -66,7 +87,8 @@ class HostedStream:
         if dropped := self.log.enforce_retention(now_us()):
             logger.info("stream %s: retention dropped %d segments", self.record.name, dropped)
 
-    def _seal_all(self, is_stopping: Callable[[], bool]) -> None:
+    def _seal_all(self, pacer: Pacer) -> None:
         assert self.log is not None, "maintain has looked"
-        while not is_stopping() and self.log.seal_next():
+        pacer.share = _USUAL_SHARE if self.log.chain.unsealed_count <= _UNSEALED_IN_PEACE else 1.0
+        while not pacer.is_stopping() and self.log.seal_next(pacer.pause):
             pass

@@ -4,14 +4,17 @@ Theory of operation. Two owners, and a queue of builders between them:
 
 - `receive` runs in the event loop for every received chunk. It copies the frames into the last builder, which is one
   step under the lock, and sees to it that a writer thread will take a turn.
-- A turn (`_turn`) takes builders, oldest first: writes and fsyncs each as one commit, has a kernel build its acks, hands
-  these to the event loop to be sent in one piece, and goes on with what has gathered meanwhile, without waiting for the
-  loop. So batches grow by themselves under load, and at one message a second an ack takes one fsync. There is no delay
-  anywhere.
+- A turn (`_turn`) takes builders, oldest first: writes and fsyncs each as one commit, has a kernel build its acks,
+  hands these to the event loop to be sent in one piece, and goes on with what has gathered meanwhile, without waiting
+  for the loop. So batches grow by themselves under load, and at one message a second an ack takes one fsync. There is
+  no delay anywhere.
 
-Invariants. Nothing is acked before its fsync returned. At most one turn of a stream runs at a time: it is the log's only
-writer. Memory is bounded by the broker's `MemoryBudget`; what does not fit is refused (answered, where a reply subject
-was given), counted and logged, never silently dropped.
+Where little has gathered and the disk has been quick of late, the loop takes the turn itself: two thread switches would
+cost more than the fsync. A disk that becomes slow is left to the threads from then on.
+
+Invariants. Nothing is acked before its fsync returned. At most one turn of a stream runs at a time: it is the log's
+only writer. Memory is bounded by the broker's `IngestMemory`; what does not fit is refused (answered, where a reply
+subject was given), counted and logged, never silently dropped.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -32,19 +36,21 @@ import pyarrow as pa
 
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
 from natslog.ingest import acks
-from natslog.ingest.batches import Batch, BatchBuilder, Survey, split_by_expectation, split_by_text
+from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text, survey_of
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import StreamLog
 from natslog.node.clock import monotonic_us, now_us
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.row_buffers import RowBuffers
 from natslog.wire.frames import Frames
-from natslog.wire.layout import REPLY_LEN
+from natslog.wire.layout import REPLY_LEN, Survey
 
 logger = logging.getLogger("natslog.ingest")
 
 _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
+_QUICK_S = 0.001
+_QUICK_BYTES = 32 * 1024
 _BUILDERS_KEPT = 4
 
 
@@ -145,6 +151,7 @@ class StreamIngest:
         self._lock = threading.Lock()  # guards what follows
         self._gathered: deque[_Gathering] = deque()
         self._has_turn = False
+        self._usual_s = 1.0  # of a commit, an exponential mean
         self._closing = False
         self._roll_due = False
         self._new_window_s: float | None = None
@@ -164,7 +171,7 @@ class StreamIngest:
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies what it keeps."""
-        survey = Survey.of(frames)
+        survey = survey_of(frames)
         self.stats.received += len(frames.rows)
         self.stats.received_bytes += survey.frame_bytes
         if (why_not := self._why_not()) is not None:
@@ -172,7 +179,7 @@ class StreamIngest:
             return
         if survey.not_ascii_rows or survey.headed_rows:
             frames = self._without_unwanted(frames)
-            survey = Survey.of(frames)
+            survey = survey_of(frames)
         if len(frames.rows):
             self._gather(frames, survey)
 
@@ -255,32 +262,48 @@ class StreamIngest:
             self._see_to_turn()
 
     def _see_to_turn(self) -> None:
-        """Under the lock."""
-        if not self._has_turn:
-            self._has_turn = True
-            self._executor.submit(self._turn)
+        """In the event loop, under the lock."""
+        if self._has_turn:
+            return
+        self._has_turn = True
+        if self._is_quick():
+            self._loop.call_soon(self._turn, self._finish)
+        else:
+            self._executor.submit(self._turn, self._finish_soon)
 
-    # ---- committing: a writer thread ----
+    def _is_quick(self) -> bool:
+        """Whether all there is to do is one small commit on a disk that has been quick."""
+        return (
+            self._usual_s < _QUICK_S
+            and len(self._gathered) == 1
+            and self._gathered[0].frame_bytes <= _QUICK_BYTES
+            and not (self._closing or self._roll_due or self._new_window_s is not None)
+        )
 
-    def _turn(self) -> None:
+    def _finish_soon(self, outcome: _Outcome) -> None:
+        self._loop.call_soon_threadsafe(self._finish, outcome)
+
+    # ---- committing: a writer thread, or the event loop where it is quick ----
+
+    def _turn(self, finish: Callable[[_Outcome], None]) -> None:
         """Does what there is to do, and for a while what comes meanwhile; then other streams have theirs."""
         try:
             until = time.monotonic() + _TURN_S
-            while (work := self._next_work()) is not None:
+            while (work := self._next_work(finish)) is not None:
                 work()
                 if time.monotonic() > until:
-                    self._executor.submit(self._turn)
+                    self._executor.submit(self._turn, self._finish_soon)
                     return
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._on_bug, f"the writer of stream {self.name}", error)
             raise
 
-    def _next_work(self) -> Callable[[], None] | None:
+    def _next_work(self, finish: Callable[[_Outcome], None]) -> Callable[[], None] | None:
         with self._lock:
             if self._new_window_s is not None:
                 return self._rebuild_dedupe
             if self._gathered:
-                return self._commit
+                return partial(self._commit, self._gathered.popleft(), finish)
             if self._closing:
                 self._loop.call_soon_threadsafe(self._stopped.set)
                 return None  # the turn is kept: nobody writes any more
@@ -303,16 +326,15 @@ class StreamIngest:
         except NatslogError as error:
             logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
 
-    def _commit(self) -> None:
-        with self._lock:
-            gathering = self._gathered.popleft()
+    def _commit(self, gathering: _Gathering, finish: Callable[[_Outcome], None]) -> None:
         outcome = self._outcome_of(gathering)
         self._memory.take_back(gathering.builder)
-        self._loop.call_soon_threadsafe(self._finish, outcome)
+        finish(outcome)
 
     def _outcome_of(self, gathering: _Gathering) -> _Outcome:
         batch, started = gathering.builder.taken(), time.perf_counter()
-        rows, frame_bytes, answers = batch.rows.rows, gathering.frame_bytes, None
+        rows, frame_bytes = batch.rows.rows, gathering.frame_bytes
+        answers: bytes | memoryview | None = None
         try:
             offsets, duplicate = self._append(batch)
         except NatslogError as error:
@@ -320,6 +342,7 @@ class StreamIngest:
                 answers = acks.refused(batch.replies, error, stream=self.name)
             return _Outcome(rows, 0, frame_bytes, 0.0, answers, error)
         seconds = time.perf_counter() - started
+        self._usual_s += (seconds - self._usual_s) / 8
         if batch.replies is not None:
             answers = acks.stored(batch.replies, offsets, stream=self.name, epoch=self.log.epoch, duplicate=duplicate)
         return _Outcome(rows, 0 if duplicate is None else int(duplicate.sum()), frame_bytes, seconds, answers)

@@ -71,7 +71,7 @@ class FrameParser:
 
     def room(self) -> memoryview:
         """Where the next bytes go."""
-        return memoryview(self._buffer)[self._end :]
+        return self._buffer.data[self._end :]
 
     def filled(self, count: int) -> None:
         """So many bytes were written to the start of `room()`."""

@@ -27,7 +27,7 @@ except ImportError:  # the base install: everything works, `scan` by its plain t
 
     inlined = compiled
 
-    def _copy(source: Any, start: int, length: int, target: Any, at: int) -> None:
+    def _copy(source: Any, start: Any, length: Any, target: Any, at: Any) -> None:
         target[at : at + length] = source[start : start + length]
 
 else:
@@ -45,11 +45,10 @@ else:
     _memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 
     @inlined
-    def _copy(source: Any, start: int, length: int, target: Any, at: int) -> None:
+    def _copy(source: Any, start: Any, length: Any, target: Any, at: Any) -> None:
         """Assigning a slice costs five times as much: 50 ns instead of 11 for 128 bytes."""
         target_address = np.uintp(target.ctypes.data) + np.uintp(at)
         _memcpy(target_address, np.uintp(source.ctypes.data) + np.uintp(start), np.uintp(length))
-
 
 
 _CR, _LF, _SPACE, _TAB, _COLON, _ZERO = 13, 10, 32, 9, 58, 48
@@ -96,7 +95,7 @@ def _split_line(buffer: Any, position: int, length: int, tokens: Any) -> tuple[i
     for at in range(position, length - 1):  # a range: compiled, an index that cannot be negative is quicker
         byte = buffer[at]
         is_end = byte == _CR and buffer[at + 1] == _LF
-        if is_end or byte == _SPACE or byte == _TAB:  # noqa: PLR1714
+        if is_end or byte in (_SPACE, _TAB):
             if in_word and count <= room:
                 tokens[count - 1, 1] = at
             in_word = False
@@ -111,7 +110,9 @@ def _split_line(buffer: Any, position: int, length: int, tokens: Any) -> tuple[i
 
 
 @compiled
-def _message_row(buffer: Any, position: int, line_end: int, has_headers: int, words: int, tokens: Any, out: Any, count: int) -> bool:
+def _message_row(
+    buffer: Any, position: int, line_end: int, has_headers: int, words: int, tokens: Any, out: Any, count: int
+) -> bool:
     """Fills row `count` of `out` from a MSG or HMSG line from its words after the verb; False where it is malformed."""
     counts = 1 + has_headers
     if words != 2 + counts and words != 3 + counts:
@@ -175,8 +176,9 @@ def scan(buffer: Any, start: int, length: int, out: Any) -> tuple[int, int, int,
 
 
 @compiled
-def survey(buffer: Any, frames: Any, totals: Any) -> None:
-    """What there is to gather: `totals` becomes the sums that `layout.SURVEY_TOTALS` names, in one pass."""
+def survey(buffer: Any, frames: Any) -> tuple[int, int, int, int, int, int]:
+    """What there is to gather, in one pass: the sums that `layout.Survey` names."""
+    subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, not_ascii = 0, 0, 0, 0, 0, 0
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]
         high = np.uint8(0)
@@ -184,12 +186,43 @@ def survey(buffer: Any, frames: Any, totals: Any) -> None:
             high |= buffer[at]
         for at in range(payload - frames[index, 7], payload):
             high |= buffer[at]
-        totals[0] += frames[index, 4]
-        totals[1] += frames[index, 9]
-        totals[2] += frames[index, 6]
-        totals[3] += frames[index, 2] - frames[index, 1]
-        totals[4] += 1 if frames[index, 7] > 0 else 0
-        totals[5] += 1 if high > 127 else 0
+        subject_bytes += frames[index, 4]
+        value_bytes += frames[index, 9]
+        reply_bytes += frames[index, 6]
+        frame_bytes += frames[index, 2] - frames[index, 1]
+        headed += 1 if frames[index, 7] > 0 else 0
+        not_ascii += 1 if high > 127 else 0
+    return subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, not_ascii
+
+
+@compiled
+def gather_messages(
+    buffer: Any,
+    frames: Any,
+    subject_data: Any,
+    subject_offsets: Any,
+    value_data: Any,
+    value_offsets: Any,
+    reply_data: Any,
+    reply_offsets: Any,
+    row: int,
+) -> None:
+    """`gather` for subjects, payloads and reply subjects at once."""
+    subject_at, value_at, reply_at = (
+        np.int64(subject_offsets[row]),
+        np.int64(value_offsets[row]),
+        np.int64(reply_offsets[row]),
+    )
+    for index in range(frames.shape[0]):
+        _copy(buffer, frames[index, 3], frames[index, 4], subject_data, subject_at)
+        _copy(buffer, frames[index, 8], frames[index, 9], value_data, value_at)
+        _copy(buffer, frames[index, 5], frames[index, 6], reply_data, reply_at)
+        subject_at += frames[index, 4]
+        value_at += frames[index, 9]
+        reply_at += frames[index, 6]
+        subject_offsets[row + index + 1] = subject_at
+        value_offsets[row + index + 1] = value_at
+        reply_offsets[row + index + 1] = reply_at
 
 
 @compiled
@@ -366,8 +399,8 @@ def mark_header_prefix(buffer: Any, frames: Any, prefix: Any, marks: Any) -> Non
 
 @inlined
 def _put_text(out: Any, at: int, text: Any) -> int:
-    _copy(text, 0, text.shape[0], out, at)
-    return at + text.shape[0]
+    _copy(text, 0, len(text), out, at)
+    return at + len(text)
 
 
 @inlined
@@ -392,7 +425,7 @@ def _put_number(out: Any, at: int, number: int, digits: int) -> int:
 def stored_acks(
     reply_data: Any, reply_offsets: Any, offsets: Any, duplicate: Any, head: Any, middle: Any, tails: Any, out: Any
 ) -> int:
-    """`PUB reply n\\r\\n<head>offset+1<middle>offset<tail>\\r\\n` for each row with a reply subject, one after another.
+    """`PUB <reply> <size>`, then `<head><offset + 1><middle><offset><tail>`, for each row with a reply subject.
 
     Args:
         duplicate: marks the rows that get the second of the two `tails`; empty where none does.

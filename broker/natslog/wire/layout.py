@@ -8,9 +8,6 @@ SID, START, END, SUBJECT, SUBJECT_LEN, REPLY, REPLY_LEN, HEADER_LEN, PAYLOAD, PA
 FRAME_COLUMNS = 10
 """Columns of a frame row. START and END bound the frame with its last CRLF; headers lie right before PAYLOAD."""
 
-SURVEY_TOTALS = 6
-"""`kernels.survey` sums: bytes of subjects, payloads, replies, whole frames; rows with headers; rows not ASCII."""
-
 CONTROL_SID = -1
 """In SID: the row is another protocol line (PING, INFO, -ERR, …), START and END only."""
 
@@ -31,3 +28,14 @@ class ScanResult(NamedTuple):
     consumed: int
     needed: int
     malformed: bool
+
+
+class Survey(NamedTuple):
+    """What a chunk of frames holds, in all: bytes, and rows that need a closer look."""
+
+    subject_bytes: int
+    value_bytes: int
+    reply_bytes: int
+    frame_bytes: int
+    headed_rows: int
+    not_ascii_rows: int

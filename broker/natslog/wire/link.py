@@ -1,10 +1,9 @@
 """The connection to NATS: nats-py owns it (TLS, credentials, discovery, reconnects); we take the bytes.
 
 Theory of operation. nats-py hands every chunk it receives to its parser object (`Client._ps`), one `await
-parse(data)` each, and resets it on reconnect. `_FrameDemux` stands in that place: frames of attached subscriptions go
-to their receiver as columns, everything else (PING, INFO, -ERR, replies to requests) to nats-py's own parser, in order.
-The chunks are in the frame parser's buffer already: `transport` lets the socket write there. Raw protocol is written
-to the same connection.
+parse(data)` each, and resets it on reconnect. `FrameDemux` stands in that place, and `InPlaceTransport` under it:
+frames of attached subscriptions go to their receiver as columns, everything else to nats-py's own parser. Raw protocol
+is written to the same connection.
 
 Invariant: while the link is open and a server can be reached, every attached subject is subscribed, also after nats-py
 gave a connection up for good.
@@ -23,17 +22,12 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.errors import ProtocolError
-from nats.protocol.parser import Parser
 
 from natslog.errors import ConfigError, NatsUnavailable
-from natslog.wire.frames import FrameParser, Frames, MalformedFrame
-from natslog.wire.layout import END, START
-from natslog.wire.transport import IN_PLACE, InPlaceTransport
+from natslog.wire.transport import FrameDemux, InPlaceTransport, Receiver
 
 logger = logging.getLogger("natslog.nats")
 
-Receiver = Callable[[Frames], None]
 _RETRY_S = 0.25
 _CONNECT_TIMEOUT_S = 3
 _PENDING_BYTES = 64 * 1024 * 1024
@@ -76,47 +70,6 @@ class _Attachment:
     subscribed_by: Client | None = None
 
 
-class _FrameDemux:
-    """Stands where nats-py keeps its parser."""
-
-    def __init__(self, client: Client) -> None:
-        self.receivers: dict[int, Receiver] = {}
-        self._rest = Parser(client)
-        self.parser = FrameParser()
-
-    def reset(self) -> None:
-        self._rest.reset()
-        self.parser = FrameParser()
-
-    async def parse(self, data: bytes = IN_PLACE) -> None:
-        parser = self.parser
-        try:
-            if data:
-                parser.receive_data(data)
-            for frames in parser.frames():
-                others = []
-                for sid, part in frames.by_sid():
-                    receiver = self.receivers.get(sid)
-                    if receiver is not None:
-                        receiver(part)
-                    else:
-                        others.append(part)
-                for part in others:
-                    await self._pass_on(part)
-                if self.parser is not parser:
-                    return  # nats-py reset us meanwhile: the rest belongs to a connection that is gone
-        except MalformedFrame as error:
-            logger.error("NATS sent what is no frame (%s); connecting anew", error)
-            raise ProtocolError from error
-        except Exception as error:
-            logger.critical("a receiver failed; connecting anew", exc_info=error)  # nats-py would stop reading, unsaid
-            raise ProtocolError from error
-
-    async def _pass_on(self, frames: Frames) -> None:
-        chunks = [frames.buffer[start:end].tobytes() for start, end in frames.rows[:, [START, END]].tolist()]
-        await self._rest.parse(b"".join(chunks))
-
-
 class NatsLink:
     """One connection, kept up until `close`.
 
@@ -145,7 +98,7 @@ class NatsLink:
         self._on_state = on_state or (lambda up: None)
         self._attachments: list[_Attachment] = []
         self._client: Client | None = None
-        self._demux: _FrameDemux | None = None
+        self._demux: FrameDemux | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
@@ -213,11 +166,11 @@ class NatsLink:
 
     async def _connect(self) -> None:
         client = Client()
-        self._demux = _FrameDemux(client)
+        in_place = not self.url.lstrip().startswith("ws")
+        self._demux = FrameDemux(client, in_place=in_place)
         client._ps = self._demux  # type: ignore[assignment]
-        demux = self._demux
-        if not self.url.lstrip().startswith("ws"):
-            client._transport = InPlaceTransport(lambda: demux.parser)
+        if in_place:
+            client._transport = InPlaceTransport(self._demux)
         servers = [server.strip() for server in self.url.split(",") if server.strip()]
         await client.connect(
             servers,
@@ -325,7 +278,7 @@ class NatsLink:
         if isinstance(transport, InPlaceTransport):
             if transport.unsent_bytes > _PENDING_BYTES:
                 return False
-            transport.write(protocol)
+            transport.write(protocol)  # type: ignore[no-untyped-call]
         else:  # a websocket sends nothing before nats-py drains it
             client._pending.append(bytes(protocol))
             client._pending_data_size += len(protocol)
@@ -341,7 +294,7 @@ class NatsLink:
         with contextlib.suppress(ConnectionError):  # the next one is told
             assert client is not None, "something was sent"
             assert client._transport is not None, "something was sent"
-            await client._transport.drain()
+            await client._transport.drain()  # type: ignore[no-untyped-call]
         return True
 
     async def flush(self, timeout_s: float = 2.0) -> None:

@@ -1,66 +1,125 @@
-"""nats-py's TCP transport, reading into the frame parser's own buffer.
+"""From nats-py's connection to columns: its parser and its TCP transport, replaced.
 
 Theory of operation. nats-py shakes hands through asyncio's stream reader. With its first `read` after that we take the
-socket's bytes over: the asyncio transport (TLS or not) writes them straight into `FrameParser.room()`, and `read`
-returns when some are there. Nothing is allocated or copied in between. What concerns writing stays with the stream.
-Where the buffer is full, reading pauses until the parser has made room.
+socket's bytes over: the asyncio transport (TLS or not) writes them straight into `FrameParser.room()`, and frames of
+attached subscriptions go to their receivers before the next system call: nothing is allocated, copied or scheduled in
+between. `read` returns only what is nats-py's own (PING, INFO, -ERR, replies to requests), for its own parser. What
+concerns writing stays with the stream. Over a websocket nats-py reads by itself and hands us whole chunks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
 
-from natslog.wire.frames import FrameParser
+from natslog.wire.frames import FrameParser, Frames, MalformedFrame
+from natslog.wire.layout import END, START
 
-IN_PLACE = b""
-"""What `read` returns: the bytes are in the parser already."""
+logger = logging.getLogger("natslog.nats")
+
+Receiver = Callable[[Frames], None]
+
+
+class FrameDemux:
+    """Stands where nats-py keeps its parser. Frames go to their subscription's receiver, all else to nats-py."""
+
+    def __init__(self, client: Client, *, in_place: bool) -> None:
+        self.receivers: dict[int, Receiver] = {}
+        self.parser = FrameParser()
+        self._rest = Parser(client)
+        self._in_place = in_place
+
+    def reset(self) -> None:
+        """nats-py does this when it has connected anew."""
+        self._rest.reset()
+        self.parser = FrameParser()
+
+    async def parse(self, data: bytes = b"") -> None:
+        """What nats-py has read. In place, that is only what was left to it."""
+        if not self._in_place:
+            self.parser.receive_data(data)
+            data = self.take()
+        await self._rest.parse(data)
+
+    def take(self) -> bytes:
+        """Hands on what has come; returns the bytes that are for nats-py.
+
+        Raises:
+            ProtocolError: this is not NATS, or a receiver failed: nats-py is to connect anew.
+        """
+        others: list[bytes] = []
+        try:
+            for frames in self.parser.frames():
+                for sid, part in frames.by_sid():
+                    receiver = self.receivers.get(sid)
+                    if receiver is not None:
+                        receiver(part)
+                    else:
+                        buffer, places = part.buffer, part.rows[:, [START, END]]
+                        others += [buffer[start:end].tobytes() for start, end in places.tolist()]
+        except MalformedFrame as error:
+            logger.error("NATS sent what is no frame (%s); connecting anew", error)
+            raise ProtocolError from error
+        except Exception as error:
+            logger.critical("a receiver failed; connecting anew", exc_info=error)  # else nobody would be told
+            raise ProtocolError from error
+        return b"".join(others)
 
 
 class _Landing(asyncio.BufferedProtocol):
     """Takes the bytes of one connection from where the stream reader was."""
 
-    def __init__(self, transport: asyncio.Transport, stream: Any, parser_of: Callable[[], FrameParser]) -> None:
+    def __init__(self, transport: asyncio.Transport, demux: FrameDemux) -> None:
         self._transport = transport
-        self._stream = stream
-        self._parser_of = parser_of
+        self._stream: Any = transport.get_protocol()
+        self._demux = demux
+        self._for_nats_py = b""
+        self._failure: ProtocolError | None = None
         self._arrived = asyncio.Event()
-        self._paused = False
         self.at_eof = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._parser_of().room()
+        return self._demux.parser.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        parser = self._parser_of()
-        parser.filled(nbytes)
-        if not parser.has_room and not self._paused:
-            self._paused = True
+        self._demux.parser.filled(nbytes)
+        self.take()
+
+    def take(self) -> None:
+        try:
+            self._for_nats_py += self._demux.take()
+        except ProtocolError as error:
+            self._failure = error
             self._transport.pause_reading()
-        self._arrived.set()
+        if self._for_nats_py or self._failure is not None:
+            self._arrived.set()
 
     async def read(self) -> bytes:
-        """Returns when something has come since the last time, or nothing will."""
-        if self._paused:  # the parser has had its turn: there is room
-            self._paused = False
-            self._transport.resume_reading()
+        """What has come for nats-py since the last time; empty when nothing more will."""
         if not self.at_eof:
             await self._arrived.wait()
             self._arrived.clear()
-        return IN_PLACE
+        if self._failure is not None:
+            raise self._failure
+        data, self._for_nats_py = self._for_nats_py, b""
+        return data
 
     def eof_received(self) -> bool | None:
-        self._end()
+        self.end()
         return cast("bool | None", self._stream.eof_received())
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._end()
+        self.end()
         self._stream.connection_lost(exc)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self.at_eof = True
         self._arrived.set()
 
@@ -72,11 +131,11 @@ class _Landing(asyncio.BufferedProtocol):
 
 
 class InPlaceTransport(TcpTransport):
-    """Given to a nats-py client before it connects; `parser_of` is its present parser."""
+    """Given to a nats-py client before it connects."""
 
-    def __init__(self, parser_of: Callable[[], FrameParser]) -> None:
-        super().__init__()
-        self._parser_of = parser_of
+    def __init__(self, demux: FrameDemux) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._demux = demux
         self._landing: _Landing | None = None
 
     def __bool__(self) -> bool:
@@ -93,25 +152,25 @@ class InPlaceTransport(TcpTransport):
         return await self._landing.read()
 
     def _take_over(self) -> _Landing:
-        reader, writer = self._io_reader, self._io_writer
+        reader: Any = self._io_reader
+        writer: Any = self._io_writer
         assert reader is not None, "nats-py reads after it has connected"
         assert writer is not None, "and writes as well"
-        transport = writer.transport
-        landing = _Landing(transport, transport.get_protocol(), self._parser_of)
-        transport.set_protocol(landing)
-        if left := bytes(reader._buffer):  # type: ignore[attr-defined]  # came with the handshake's last line
-            reader._buffer.clear()  # type: ignore[attr-defined]
-            self._parser_of().receive_data(left)
-            landing._arrived.set()
-        if reader._paused:  # type: ignore[attr-defined]
-            reader._paused = False  # type: ignore[attr-defined]
-            transport.resume_reading()
-        if reader._eof:  # type: ignore[attr-defined]
-            landing._end()
+        landing = _Landing(writer.transport, self._demux)
+        writer.transport.set_protocol(landing)
+        if reader._buffer:  # came with the last line of the handshake
+            self._demux.parser.receive_data(bytes(reader._buffer))
+            reader._buffer.clear()
+            landing.take()
+        if reader._paused:
+            reader._paused = False
+            writer.transport.resume_reading()
+        if reader._eof:
+            landing.end()
         return landing
 
     def at_eof(self) -> bool:
-        return self._landing.at_eof if self._landing is not None else bool(super().at_eof())
+        return self._landing.at_eof if self._landing is not None else bool(super().at_eof())  # type: ignore[no-untyped-call]
 
     @property
     def unsent_bytes(self) -> int:
