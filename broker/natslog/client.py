@@ -13,8 +13,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Thread
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -321,6 +324,8 @@ class NatslogClient:
     ) -> Iterator[pa.RecordBatch]:
         """All rows of `[start, end)`, batch by batch; from the log start and to the present high watermark by default.
 
+        While the caller works on one answer, the next one is fetched: two of `FETCH_BYTES` are in memory.
+
         Raises:
             As `fetch`.
         """
@@ -328,11 +333,12 @@ class NatslogClient:
             info = self.stream(name)
             start = info["log_start_offset"] if start is None else start
             end = info["high_watermark"] if end is None else end
-        while start < end:
-            fetched = self.fetch(
-                name, start, end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
-            )
-            yield from fetched.batches
+        fetch = partial(
+            self.fetch, name, end=end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
+        )
+        coming = _in_background(partial(fetch, start)) if start < end else None
+        while coming is not None:
+            fetched, coming = coming.result(), None
             if fetched.next_offset <= start:
                 raise OffsetOutOfRange(
                     f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was",
@@ -341,6 +347,23 @@ class NatslogClient:
                     high_watermark=fetched.high_watermark,
                 )
             start = fetched.next_offset
+            if start < end:
+                coming = _in_background(partial(fetch, start))
+            yield from fetched.batches
+
+
+def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
+    """Runs it in a thread that nobody waits for when the process, or the reader, ends first."""
+    future: Future[Fetched] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="natslog-read-ahead", daemon=True).start()
+    return future
 
 
 def _fetched(response: urllib3.BaseHTTPResponse, name: str, start: int) -> Fetched:

@@ -10,6 +10,12 @@ from natslog.errors import InvalidRequest
 from natslog.subjects import check_name, check_subject
 from natslog.units import format_duration, parse_duration_s, parse_size_bytes
 
+Ack = Literal["none", "flush", "stored"]
+"""What a publisher waits for: nothing, the server's confirmation, or each row's stream."""
+
+MAX_IN_FLIGHT = 4000
+"""Rows a publisher has sent and no stream has acked, unless told otherwise."""
+
 Offset = NewType("Offset", int)
 Epoch = NewType("Epoch", int)
 StreamId = NewType("StreamId", str)

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,14 @@ import pyarrow.compute as pc
 
 from natslog.errors import NatsUnavailable, PublishFailed
 from natslog.ingest.batches import BatchBuilder, is_utf8
+from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire.frames import Frames
 from natslog.wire.link import NatsCredentials, NatsLink
 from natslog.wire.outgoing import header_blocks, number_text, publish_frames
 
-Ack = Literal["none", "flush", "stored"]
 Result = TypeVar("Result")
 
-MAX_IN_FLIGHT = 4000
 _SLICE_ROWS = 1000
 _SLICE_BYTES = 1024 * 1024
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
-from natslog.publisher import MAX_IN_FLIGHT, Ack
+from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_name, check_subject
 from natslog.times import parse_timestamp_us
 from natslog.units import parse_duration_s

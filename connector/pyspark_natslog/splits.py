@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -17,6 +18,7 @@ from pyspark_natslog.schema import to_spark
 logger = logging.getLogger("pyspark_natslog")
 
 _WORTH_SPLITTING_ROWS = 64 * 1024
+_TASK_BYTES = 256 * 1024 * 1024  # about a second of work: a task costs some 50 ms before its first row
 
 
 class OffsetRange(InputPartition):
@@ -40,15 +42,11 @@ def plan_range(
     if start >= end:
         return []
     wanted = options.min_partitions or (cores if end - start >= _WORTH_SPLITTING_ROWS else 1)
+    cut = partial(client.splits, stream, start, end, max_rows=options.max_records_per_partition)
     try:
-        splits = client.splits(
-            stream,
-            start,
-            end,
-            max_bytes=None if options.min_partitions else 64 * 1024 * 1024,
-            max_rows=options.max_records_per_partition,
-            min_splits=wanted,
-        )
+        splits = cut(max_bytes=None if options.min_partitions else _TASK_BYTES, min_splits=wanted)
+        if not options.min_partitions and len(splits) > cores and len(splits) % cores:
+            splits = cut(min_splits=-(-len(splits) // cores) * cores)  # or the last round leaves cores idle
     except (OffsetOutOfRange, StreamNotFound) as error:
         start = behind_loss(client, options, stream, stream_id, start, end, error)
         return plan_range(client, options, stream, stream_id, start, end, cores)

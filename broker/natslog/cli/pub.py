@@ -21,7 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
-from natslog.publisher import Ack, Publisher, Rows
+from natslog.model import Ack
+from natslog.publisher import Publisher, Rows
 from natslog.wire.link import NatsCredentials
 
 _CHUNK_ROWS = 4000

@@ -1,0 +1,69 @@
+"""The peers of the scan: the same Arrow batches from a mapped file, and as tuples. Importable by Spark's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_natslog.options import SOURCE_COLUMNS
+from pyspark_natslog.schema import spark_schema
+
+BENCH_COLUMNS = SOURCE_COLUMNS
+
+
+class _FilePart(InputPartition):
+    def __init__(self, path: str, first: int, last: int) -> None:
+        super().__init__((path, first, last))
+        self.path, self.first, self.last = path, first, last
+
+
+class _MappedReader(DataSourceReader):
+    def __init__(self, path: str, parts: int, as_tuples: bool) -> None:
+        self._path, self._parts, self._as_tuples = path, parts, as_tuples
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with pa.memory_map(self._path) as source:
+            count = pa.ipc.open_file(source).num_record_batches
+        edges = [count * at // self._parts for at in range(self._parts + 1)]
+        return [_FilePart(self._path, low, high) for low, high in zip(edges, edges[1:], strict=False)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _FilePart)
+        with pa.memory_map(partition.path) as source:
+            file = pa.ipc.open_file(source)
+            for at in range(partition.first, partition.last):
+                batch = file.get_batch(at)
+                if self._as_tuples:
+                    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                else:
+                    yield batch
+
+
+class MappedSource(DataSource):
+    """Arrow batches of a mapped file, as they lie there."""
+
+    as_tuples = False
+
+    @classmethod
+    def name(cls) -> str:
+        return "benchmapped"
+
+    def schema(self) -> StructType:
+        return spark_schema(BENCH_COLUMNS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _MappedReader(self.options["path"], int(self.options["parts"]), self.as_tuples)
+
+
+class TupleSource(MappedSource):
+    """The same rows one by one, as most Python sources yield them."""
+
+    as_tuples = True
+
+    @classmethod
+    def name(cls) -> str:
+        return "benchtuples"

@@ -1,0 +1,86 @@
+"""What is measured: natslog with its NATS server, JetStream in the same server binary, and the raw publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nats
+from nats.js.api import StreamConfig
+
+from natslog.nats_server import NatsServer
+from tests.harness import BrokerProcess, running
+
+ROOT = Path(__file__).parents[2]
+SUBJECT = "bench"
+STREAM = "BENCH"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder on the disk that the checkout is on: a temporary one may be memory, and then fsync costs nothing."""
+    with TemporaryDirectory(dir=ROOT, prefix=".bench-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def natslog_side(**settings: Any) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A NATS server and a broker with one empty stream."""
+    with scratch() as folder, running(folder / "natslog", **settings) as (server, broker):
+        broker.client().create_stream(STREAM, SUBJECT)
+        yield server, broker
+
+
+@contextmanager
+def jetstream_side(*, sync_always: bool = False) -> Iterator[NatsServer]:
+    """The same server binary with JetStream, file storage, one replica, and one empty stream."""
+    with scratch() as folder:
+        sync = ", sync_interval: always" if sync_always else ""
+        config = folder / "nats.conf"
+        config.write_text(f'jetstream {{ store_dir: "{folder / "js"}"{sync} }}\n')
+        server = NatsServer(0, folder / "nats.log", arguments=("-c", str(config))).start()
+        try:
+            asyncio.run(_make_stream(server.url))
+            yield server
+        finally:
+            server.stop()
+
+
+async def _make_stream(url: str) -> None:
+    connection = await nats.connect(url)
+    await connection.jetstream().add_stream(StreamConfig(name=STREAM, subjects=[SUBJECT]))
+    await connection.close()
+
+
+def jetstream_stored(server: NatsServer) -> int:
+    """How many messages its stream holds."""
+
+    async def ask() -> int:
+        connection = await nats.connect(server.url)
+        info = await connection.jetstream().stream_info(STREAM)
+        await connection.close()
+        return info.state.messages
+
+    return asyncio.run(ask())
+
+
+def raw_publish(server: NatsServer, how: str, **options: float) -> dict[str, float]:
+    """Runs the raw publisher; see `raw_nats`."""
+    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "tests.bench.raw_nats", how, str(server.port), SUBJECT, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
+    return dict(json.loads(done.stdout))
+
+
+def resident_mib(pid: int) -> float:
+    """Peak resident memory of a process so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
