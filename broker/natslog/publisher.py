@@ -21,135 +21,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.errors import NatsUnavailable, PublishFailed
-from natslog.ingest.batches import BatchBuilder, is_utf8
 from natslog.model import MAX_IN_FLIGHT, Ack
-from natslog.subjects import MAX_SUBJECT_BYTES
+from natslog.wire import kernels
 from natslog.wire.frames import Frames
+from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
-from natslog.wire.outgoing import header_blocks, number_text, publish_frames
+from natslog.wire.outgoing_rows import Rows, check_rows
+
+__all__ = ["Publisher", "Rows"]
 
 Result = TypeVar("Result")
 
 _SLICE_ROWS = 1000
+_PLAIN_SLICE_ROWS = 8192
 _SLICE_BYTES = 1024 * 1024
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024
 _RESEND_AFTER_S = 2.0
 _TICK_S = 0.25
-_NAMED_ROWS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Columns of equal length.
-
-    Attributes:
-        subjects: string. `values`: binary.
-        keys: binary or None: sent as `Natslog-Key`. `ids`: string or None: sent as `Nats-Msg-Id`.
-        headers: list<struct<key: string, value: string>> or None.
-    """
-
-    subjects: Any
-    values: Any
-    keys: Any | None = None
-    headers: Any | None = None
-    ids: Any | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def slice(self, start: int, count: int) -> Rows:
-        return self._each(lambda column: column.slice(start, count))
-
-    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
-        return self._each(lambda column: column.take(pa.array(rows)))
-
-    def _each(self, change: Any) -> Rows:
-        columns = (self.subjects, self.values, self.keys, self.headers, self.ids)
-        return Rows(*(None if column is None else change(column) for column in columns))
-
-    def header_blocks(self) -> Any | None:
-        extra = {"Natslog-Key": self.keys, "Nats-Msg-Id": self.ids}
-        given = {name: values for name, values in extra.items() if values is not None}
-        return header_blocks(self.headers, given, len(self)) if given or self.headers is not None else None
-
-
-def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
-    """Raises PublishFailed with number and reason of the first rows that NATS would not take."""
-    problems = [
-        ("value is null", pc.is_null(rows.values)),
-        ("subject is null", pc.is_null(rows.subjects)),
-        ("subject is not one plain NATS subject", pc.invert(_valid_subjects(rows.subjects))),
-        (f"subject is longer than {MAX_SUBJECT_BYTES} bytes", pc.greater(_size(rows.subjects), MAX_SUBJECT_BYTES)),
-        (
-            f"message is larger than the server's limit of {max_payload_bytes} bytes",
-            _too_large(rows, max_payload_bytes),
-        ),
-    ]
-    for name, values in (("key", rows.keys), ("message id", rows.ids)):
-        if values is not None:
-            problems.append((f"{name} is not one line of UTF-8 text without blanks around it", _not_one_line(values)))
-    if rows.headers is not None:
-        problems.append(("a header name or value is not allowed", _bad_headers(rows.headers)))
-    for reason, bad in problems:
-        at = np.flatnonzero(pc.fill_null(bad, False).to_numpy(zero_copy_only=False))
-        if len(at):
-            named = ", ".join(
-                f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
-                for row in at[:_NAMED_ROWS].tolist()
-            )
-            numbers = (at[:100] + first_row).tolist()
-            raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=numbers)
-
-
-def _shortened(subject: str | None) -> str | None:
-    return subject if subject is None or len(subject) <= 100 else subject[:100] + "…"
-
-
-def _size(texts: Any) -> Any:
-    return pc.binary_length(texts.cast(pa.binary()))
-
-
-def _valid_subjects(subjects: Any) -> Any:
-    wildcard = pc.match_substring_regex(subjects, r"(^|\.)[*>](\.|$)")
-    plain = pc.match_substring_regex(subjects, r"^[^\s.\x00-\x1f\x7f]+(\.[^\s.\x00-\x1f\x7f]+)*$")
-    return pc.and_(plain, pc.invert(wildcard))
-
-
-def _too_large(rows: Rows, max_payload_bytes: int) -> Any:
-    blocks = rows.header_blocks()
-    size = pc.binary_length(rows.values)
-    return pc.greater(size if blocks is None else pc.add(size, pc.binary_length(blocks)), max_payload_bytes)
-
-
-def _not_one_line(values: Any) -> Any:
-    """Binary text that could not stand in a header line: line breaks, or not UTF-8."""
-    breaks = pc.match_substring_regex(values.cast(pa.binary()), r"[\r\n]|^[ \t]|[ \t]$")
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        garbled = [value is not None and not is_utf8(value) for value in values.cast(pa.binary()).to_pylist()]
-        return pc.or_(pc.fill_null(breaks, False), pa.array(garbled))
-    return breaks
-
-
-def _bad_headers(headers: Any) -> Any:
-    pairs = headers.flatten()
-    bad_name = pc.invert(pc.match_substring_regex(pairs.field("key"), r"^[!-9;-~]+$"))
-    bad_value = pc.match_substring_regex(pairs.field("value"), r"[\r\n]|^[ \t]|[ \t]$")
-    bad = pc.or_(pc.fill_null(bad_name, True), pc.fill_null(bad_value, True))
-    rows = np.unique(pc.list_parent_indices(headers).filter(bad).to_numpy())
-    marks = np.zeros(len(headers), np.bool_)
-    marks[rows] = True
-    return pa.array(marks)
 
 
 class _Slice:
@@ -197,6 +92,8 @@ class Publisher:
         self._last_progress = 0.0
         self._refusal = ""
         self._unheard = False
+        self._unflushed_bytes = 0
+        self._before: tuple[int, int] | None = None  # connections and refusals when the first unsettled row was sent
         self.acked = 0
         self.resent = 0
         self._loop = asyncio.new_event_loop()
@@ -231,63 +128,99 @@ class Publisher:
         await self._link.attach(f"{self._inbox}.*", self._receive_acks)
 
     def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
-        """Sends all rows in order and returns when `ack` holds for them.
+        """Sends all rows in order and returns when `ack` holds for them; `send`, then `settle`."""
+        self.send(rows, ack, first_row=first_row)
+        self.settle(ack)
+
+    def send(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
+        """Sends all rows in order. With `stored`, returns when at most `max_in_flight` of them wait for an ack.
 
         Args:
             first_row: the number of the first row, for error messages.
             ack: `none`: handed to the connection; `flush`: the server has the bytes; `stored`: a stream acked each row.
 
         Raises:
-            PublishFailed: rows NATS would not take (nothing was sent), or rows that no stream acked in time.
-            NatsUnavailable: the connection was lost and what arrived is not known.
+            PublishFailed: rows NATS would not take (none of these was sent), or rows that no stream acked in time.
+            NatsUnavailable: no connection could be made in time.
         """
         check_rows(rows, self._link.max_payload_bytes, first_row)
-        if len(rows):
-            self._run(self._publish_stored(rows) if ack == "stored" else self._publish_plain(rows, ack))
+        if self._before is None:
+            self._before = (self._link.connections, self._link.forbidden)
+            self._refusal, self._unheard = "", False
+        try:
+            if len(rows):
+                self._run(self._send_stored(rows) if ack == "stored" else self._send_plain(rows))
+        except BaseException:
+            self._before = None
+            raise
 
-    async def _publish_plain(self, rows: Rows, ack: Ack) -> None:
-        connections, forbidden, unflushed = self._link.connections, self._link.forbidden, 0
-        for part in _parts(rows, _SLICE_ROWS):
-            protocol = publish_frames(_binary(part.subjects), part.values, headers=part.header_blocks())
+    def settle(self, ack: Ack) -> None:
+        """Returns when `ack` holds for everything sent since the last time.
+
+        Raises:
+            PublishFailed: the server refused messages, or some were not acked in time.
+            NatsUnavailable: the connection was lost and what arrived is not known.
+        """
+        try:
+            if self._before is not None and ack != "none":
+                self._run(self._settle_stored() if ack == "stored" else self._settle_flushed())
+        finally:
+            self._before = None
+
+    # ---- flush ----
+
+    async def _send_plain(self, rows: Rows) -> None:
+        for part in rows.parts(_PLAIN_SLICE_ROWS, _SLICE_BYTES):
+            protocol = part.frames()
             await self._send(protocol)
-            unflushed += len(protocol)
-            if unflushed >= _FLUSH_EVERY_BYTES:
-                await self._link.flush(self._ack_timeout_s)
-                unflushed = 0
-        if ack == "flush":
-            await self._link.flush(self._ack_timeout_s)
-            self._raise_if_forbidden(forbidden)
-            if self._link.connections != connections:
-                raise NatsUnavailable(
-                    "the connection to NATS was lost while publishing: some rows may not have arrived"
-                )
+            self._unflushed_bytes += len(protocol)
+            if self._unflushed_bytes >= _FLUSH_EVERY_BYTES:
+                await self._flush()
+
+    async def _settle_flushed(self) -> None:
+        assert self._before is not None, "something was sent"
+        connections, forbidden = self._before
+        await self._flush()
+        self._raise_if_forbidden(forbidden)
+        if self._link.connections != connections:
+            raise NatsUnavailable("the connection to NATS was lost while publishing: some rows may not have arrived")
+
+    async def _flush(self) -> None:
+        await self._link.flush(self._ack_timeout_s)
+        self._unflushed_bytes = 0
 
     def _raise_if_forbidden(self, before: int) -> None:
         if self._link.forbidden > before:
             raise PublishFailed(f"the server refused messages: {self._link.last_refusal}")
 
-    async def _send(self, protocol: bytes) -> None:
+    async def _send(self, protocol: memoryview) -> None:
         """Waits for a connection where there is none."""
         while not await self._link.send(protocol):
             await self._link.wait_until_up(self._ack_timeout_s)
 
     # ---- stored ----
 
-    async def _publish_stored(self, rows: Rows) -> None:
-        self._last_progress = time.monotonic()
-        self._refusal, self._unheard = "", False
-        forbidden = self._link.forbidden
+    async def _send_stored(self, rows: Rows) -> None:
+        if not self._slices:
+            self._last_progress = time.monotonic()
         try:
-            for part in _parts(rows, min(_SLICE_ROWS, self._max_in_flight)):
+            for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
                 while self._slices and self._in_flight() + len(part) > self._max_in_flight:
                     await self._wait_for_acks()
                 waiting = _Slice(self._next_sequence, part)
                 self._next_sequence += len(part)
                 self._slices.append(waiting)
                 await self._send_slice(waiting, np.arange(len(part)))
+        except BaseException:
+            self._slices.clear()
+            raise
+
+    async def _settle_stored(self) -> None:
+        assert self._before is not None, "something was sent"
+        try:
             while self._slices:
                 await self._wait_for_acks()
-                self._raise_if_forbidden(forbidden)
+                self._raise_if_forbidden(self._before[1])
         finally:
             self._slices.clear()
 
@@ -296,12 +229,8 @@ class Publisher:
 
     async def _send_slice(self, waiting: _Slice, rows: npt.NDArray[np.int64]) -> None:
         part = waiting.rows if len(rows) == len(waiting.rows) else waiting.rows.take(rows)
-        sequence = number_text(pa.array(waiting.first + rows))
-        replies = pc.binary_join_element_wise(f"{self._inbox}.".encode(), sequence, b"")
         waiting.sent_at = time.monotonic()
-        await self._send(
-            publish_frames(_binary(part.subjects), part.values, headers=part.header_blocks(), replies=replies)
-        )
+        await self._send(part.frames(self._inbox, waiting.first + rows))
 
     async def _wait_for_acks(self) -> None:
         """Returns after new acks, or after a look at what must be sent again.
@@ -343,23 +272,19 @@ class Publisher:
 
     def _receive_acks(self, frames: Frames) -> None:
         """Runs in the loop for every received chunk of acks."""
-        builder = BatchBuilder()
-        builder.add(frames)
-        columns = builder.taken().rows.to_arrow()
-        sequence = pc.utf8_slice_codeunits(columns.column("subject"), len(self._inbox) + 1).cast(pa.int64())
-        answers = columns.column("value")
-        has_sequence, has_error = pc.match_substring(answers, b'"seq"'), pc.match_substring(answers, b'"error":')
-        good = pc.and_(has_sequence, pc.invert(has_error)).to_numpy(zero_copy_only=False)
-        self._mark_acked(sequence.to_numpy()[good])
-        if not good.all():
-            self._note_refusal(answers.filter(pa.array(~good))[0].as_py())
+        sequences = np.empty(len(frames.rows), np.int64)
+        kernels.read_acks(frames.buffer, frames.rows, len(self._inbox) + 1, sequences)
+        self._mark_acked(sequences[sequences >= 0])
+        for row in frames.rows[sequences < 0][:1]:
+            self._note_refusal(frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes())
 
     def _mark_acked(self, acked: npt.NDArray[np.int64]) -> None:
         for waiting in self._slices:
             rows = acked[(acked >= waiting.first) & (acked < waiting.first + len(waiting.rows))] - waiting.first
             if len(rows):
-                self.acked += int(waiting.waiting[np.unique(rows)].sum())
+                before = np.count_nonzero(waiting.waiting)
                 waiting.waiting[rows] = False
+                self.acked += int(before - np.count_nonzero(waiting.waiting))
                 self._last_progress = time.monotonic()
                 self._progress.set()
 
@@ -372,20 +297,3 @@ class Publisher:
             self._refusal = str(json.loads(answer)["error"]["description"])
         except (ValueError, KeyError, TypeError):
             self._refusal = repr(answer[:200])
-
-
-def _binary(subjects: Any) -> Any:
-    return subjects.cast(pa.binary())
-
-
-def _parts(rows: Rows, max_rows: int) -> list[Rows]:
-    """Slices of at most `max_rows` rows and, as far as single rows allow, `_SLICE_BYTES` bytes."""
-    lengths = np.cumsum(pc.binary_length(rows.values).to_numpy(zero_copy_only=False).astype(np.int64))
-    parts, start = [], 0
-    while start < len(rows):
-        before = int(lengths[start - 1]) if start else 0
-        by_bytes = int(np.searchsorted(lengths, before + _SLICE_BYTES, side="right"))
-        end = max(start + 1, min(start + max_rows, by_bytes))
-        parts.append(rows.slice(start, end - start))
-        start = end
-    return parts

@@ -1,6 +1,7 @@
 """The sink: rows of a DataFrame published to NATS, streaming and batch.
 
-Theory of operation. Each task opens one connection and publishes its Arrow batches in order. Message ids are
+Theory of operation. Each task opens one connection and publishes its Arrow batches in order, each one while the acks of
+those before are on their way. Message ids are
 `queryId:batchId:partition:row`, so a retried task or batch sends the same ids and is stored once by a stream that
 deduplicates. That holds where a retry yields the same rows in the same order, as rows read from a stream do; after a
 shuffle they may not, and then `msgIdColumn` should name an id that belongs to the row. A batch write has no query: an
@@ -12,8 +13,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -22,10 +24,11 @@ from pyspark.sql.types import StructType
 
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError, did_you_mean
-from natslog.publisher import Publisher, Rows
 from natslog.schema import HEADERS_TYPE
-from natslog.wire.link import NatsCredentials
 from pyspark_natslog.options import SinkOptions
+
+if TYPE_CHECKING:
+    from natslog.wire.outgoing_rows import Rows
 
 _TEXT_OR_BYTES = ("string", "binary")
 _COLUMN_TYPES = {
@@ -74,6 +77,9 @@ class _TaskWriter:
         self._run_id = secrets.token_hex(16)
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
+        from natslog.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor compiled code
+        from natslog.wire.link import NatsCredentials
+
         options, sent, prefix = self._options, 0, self._id_prefix()
         url = options.nats_url or os.environ.get("NATS_URL") or DEFAULT_NATS_URL
         publisher = Publisher(
@@ -85,8 +91,9 @@ class _TaskWriter:
         )
         with publisher:
             for batch in batches:
-                publisher.publish(self._rows(batch, prefix, sent), options.ack, first_row=sent)
+                publisher.send(self._rows(batch, prefix, sent), options.ack, first_row=sent)
                 sent += batch.num_rows
+            publisher.settle(options.ack)
         return Published(sent)
 
     def _id_prefix(self) -> str:
@@ -97,6 +104,8 @@ class _TaskWriter:
         return f"{run}:{task.partitionId()}:"
 
     def _rows(self, batch: pa.RecordBatch, prefix: str, first: int) -> Rows:
+        from natslog.wire.outgoing_rows import Rows
+
         options, names = self._options, batch.schema.names
         count = batch.num_rows
         if options.subject is not None:
@@ -106,7 +115,7 @@ class _TaskWriter:
         if options.message_id_column is not None:
             ids = _as(batch.column(options.message_id_column), pa.string())
         else:
-            rows = pa.array(range(first, first + count), pa.int64()).cast(pa.string())
+            rows = pa.array(np.arange(first, first + count)).cast(pa.string())
             ids = pc.binary_join_element_wise(prefix, rows, "")
         return Rows(
             subjects=subjects,

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from natslog.nats_server import NatsServer
 from pyspark_natslog.schema import to_spark
 from tests.bench.pairs import Comparison, compare
-from tests.bench.scan_sources import BENCH_COLUMNS, MappedSource, TupleSource
-from tests.bench.sides import ROOT, STREAM, SUBJECT, jetstream_side, natslog_side, raw_publish, scratch
+from tests.bench.scan_sources import BENCH_COLUMNS
+from tests.bench.sides import STREAM, SUBJECT, jetstream_side, natslog_side, raw_publish, scratch
+from tests.bench.spark_session import spark_session
 from tests.harness import BrokerProcess, eventually
 
 _FLOOD_SECONDS = 2.0
 _PULLED = 40_000
-
-
-@contextmanager
-def spark_session() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = str(ROOT)
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("natslog-bench")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "3g")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    session.dataSource.register(MappedSource)
-    session.dataSource.register(TupleSource)
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 def fill(server: NatsServer, broker: BrokerProcess) -> int:

@@ -57,7 +57,7 @@ def _texts(stream: str, epoch: int) -> tuple[npt.NDArray[np.uint8], tuple[npt.ND
     return np.frombuffer(head.encode(), np.uint8), tuple(np.frombuffer(text.encode(), np.uint8) for text in endings)
 
 
-def refused(replies: Texts, error: NatslogError, *, stream: str) -> bytes:
+def refused(replies: Texts, error: NatslogError, *, stream: str) -> memoryview:
     """The same answer to every row that has a reply subject.
 
     `code` is the HTTP status, as in JetStream; `err_code` a JetStream number where one means the same, else 10500 up.

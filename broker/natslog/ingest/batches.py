@@ -176,9 +176,10 @@ class _HeaderColumns:
         for column in (self.has_headers, self.has_key, self.ids):
             column.extend_with_zeros(count)
 
-    def add(self, buffer: Array, rows: Array) -> None:
+    def add(self, buffer: Array, rows: Array, header_lines: int) -> None:
+        """`header_lines`: at least as many as there are."""
         count = len(rows)
-        pairs = np.zeros((kernels.count_headers(buffer, rows), 4), np.int64)
+        pairs = np.empty((header_lines, 4), np.int64)
         first_pair = np.zeros(count + 1, np.int64)
         keys, ids = np.zeros((count, 2), np.int64), np.zeros((count, 2), np.int64)
         pairs = pairs[: kernels.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)]
@@ -282,7 +283,7 @@ class BatchBuilder:
             if not self._is_headed:
                 self._is_headed = True
                 self._headers.add_plain(before)
-            self._headers.add(buffer, rows)
+            self._headers.add(buffer, rows, survey.header_lines)
         elif self._is_headed:
             self._headers.add_plain(len(rows))
 

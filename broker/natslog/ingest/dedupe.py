@@ -77,11 +77,8 @@ class DedupeWindow:
             return found
         self._before.find(ids, found)
         self._present.find(ids, found)
-        named = np.flatnonzero((ids[:, 0] != 0) & (found == NEW))
-        _, first = np.unique(ids[named], axis=0, return_index=True)
-        repeated = np.ones(len(named), np.bool_)
-        repeated[first] = False
-        found[named[repeated]] = REPEATED
+        slots = np.full(1 << max(4, (2 * len(ids)).bit_length()), NEW, np.int64)
+        kernels.mark_repeated(ids, found, slots, NEW, REPEATED)
         return found
 
     def remember(self, ids: Ids, offsets: Offsets, now_us: int) -> None:

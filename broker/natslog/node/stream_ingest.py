@@ -178,8 +178,9 @@ class StreamIngest:
             self._refuse(frames, why_not)
             return
         if survey.not_ascii_rows or survey.headed_rows:
-            frames = self._without_unwanted(frames)
-            survey = survey_of(frames)
+            wanted = self._without_unwanted(frames, survey)
+            if wanted is not frames:
+                frames, survey = wanted, survey_of(wanted)
         if len(frames.rows):
             self._gather(frames, survey)
 
@@ -191,13 +192,18 @@ class StreamIngest:
             return StreamPaused(f"stream {self.name!r} is paused: resume it, then send again")
         return self.log.failure
 
-    def _without_unwanted(self, frames: Frames) -> Frames:
-        frames, garbled = split_by_text(frames)
-        if len(garbled.rows):
-            self._refuse(garbled, InvalidRequest("subject and headers must be UTF-8: correct the message"), "not_utf8")
-        frames, expecting = split_by_expectation(frames)
-        if len(expecting.rows):
-            self._refuse(expecting, InvalidRequest("this version of natslog does not check Nats-Expected-… headers"))
+    def _without_unwanted(self, frames: Frames, survey: Survey) -> Frames:
+        """The same frames where all can be taken."""
+        if survey.not_ascii_rows:
+            frames, garbled = split_by_text(frames)
+            if len(garbled.rows):
+                error = InvalidRequest("subject and headers must be UTF-8: correct the message")
+                self._refuse(garbled, error, "not_utf8")
+        if survey.headed_rows:
+            frames, expecting = split_by_expectation(frames)
+            if len(expecting.rows):
+                error = InvalidRequest("this version of natslog does not check Nats-Expected-… headers")
+                self._refuse(expecting, error)
         return frames
 
     def _gather(self, frames: Frames, survey: Survey) -> None:

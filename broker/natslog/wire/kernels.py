@@ -33,13 +33,19 @@ except ImportError:  # the base install: everything works, `scan` by its plain t
 else:
     HAVE_NUMBA = True
 
+    def _njit(function: Any, **options: Any) -> Any:
+        try:
+            return njit(nogil=True, cache=True, **options)(function)
+        except RuntimeError:  # nowhere to keep compiled code, as in a read-only container without a home
+            return njit(nogil=True, **options)(function)
+
     def compiled(function: Function) -> Function:
-        decorated: Function = njit(nogil=True, cache=True)(function)
+        decorated: Function = _njit(function)
         return decorated
 
     def inlined(function: Function) -> Function:
         """For what is called per message: an array handed to a real call costs two atomic counts."""
-        decorated: Function = njit(nogil=True, cache=True, inline="always")(function)
+        decorated: Function = _njit(function, inline="always")
         return decorated
 
     _memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
@@ -54,6 +60,10 @@ else:
 _CR, _LF, _SPACE, _TAB, _COLON, _ZERO = 13, 10, 32, 9, 58, 48
 _M, _S, _G, _H, _P, _U, _B = 77, 83, 71, 72, 80, 85, 66
 _MAX_DIGITS = 10
+_VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
+_ID_NAME = np.frombuffer(b"Nats-Msg-Id: ", np.uint8)
+_SEQ_FIELD = np.frombuffer(b'"seq"', np.uint8)
+_ERROR_FIELD = np.frombuffer(b'"error":', np.uint8)
 
 
 @inlined
@@ -176,9 +186,9 @@ def scan(buffer: Any, start: int, length: int, out: Any) -> tuple[int, int, int,
 
 
 @compiled
-def survey(buffer: Any, frames: Any) -> tuple[int, int, int, int, int, int]:
+def survey(buffer: Any, frames: Any) -> tuple[int, int, int, int, int, int, int]:
     """What there is to gather, in one pass: the sums that `layout.Survey` names."""
-    subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, not_ascii = 0, 0, 0, 0, 0, 0
+    subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, header_lines, not_ascii = 0, 0, 0, 0, 0, 0, 0
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]
         high = np.uint8(0)
@@ -186,13 +196,14 @@ def survey(buffer: Any, frames: Any) -> tuple[int, int, int, int, int, int]:
             high |= buffer[at]
         for at in range(payload - frames[index, 7], payload):
             high |= buffer[at]
+            header_lines += 1 if buffer[at] == _LF else 0
         subject_bytes += frames[index, 4]
         value_bytes += frames[index, 9]
         reply_bytes += frames[index, 6]
         frame_bytes += frames[index, 2] - frames[index, 1]
         headed += 1 if frames[index, 7] > 0 else 0
         not_ascii += 1 if high > 127 else 0
-    return subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, not_ascii
+    return subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, header_lines, not_ascii
 
 
 @compiled
@@ -236,18 +247,6 @@ def gather(buffer: Any, starts: Any, lengths: Any, data: Any, offsets: Any, row:
         _copy(buffer, starts[index], lengths[index], data, at)
         at += lengths[index]
         offsets[row + index + 1] = at
-
-
-@compiled
-def count_headers(buffer: Any, frames: Any) -> int:
-    """An upper bound of the header lines in these frames."""
-    lines = 0
-    for index in range(frames.shape[0]):
-        end = frames[index, 8]
-        for at in range(end - frames[index, 7], end):
-            if buffer[at] == _LF:
-                lines += 1
-    return lines
 
 
 @compiled
@@ -365,6 +364,28 @@ def find_ids(table: Any, offsets: Any, ids: Any, found: Any) -> None:
 
 
 @compiled
+def mark_repeated(ids: Any, found: Any, slots: Any, new: int, repeated: int) -> None:
+    """Of the ids that are `new` in `found`, the second and later ones of each become `repeated`.
+
+    Args:
+        slots: an empty table (filled with -1) of a power of two, at least twice as many as there are ids.
+    """
+    mask = np.uint64(slots.shape[0] - 1)
+    for index in range(ids.shape[0]):
+        if ids[index, 0] == np.uint64(0) or found[index] != new:
+            continue
+        slot = ids[index, 0] & mask
+        while slots[slot] >= 0:
+            first = slots[slot]
+            if ids[first, 0] == ids[index, 0] and ids[first, 1] == ids[index, 1]:
+                found[index] = repeated
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if slots[slot] < 0:
+            slots[slot] = index
+
+
+@compiled
 def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
     """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller sees to room. Returns how many are
     new.
@@ -457,3 +478,112 @@ def stored_acks(
         out[at], out[at + 1] = _CR, _LF
         at += 2
     return at
+
+
+@compiled
+def publish_frames(
+    subject_offsets: Any,
+    subject_data: Any,
+    body_offsets: Any,
+    body_data: Any,
+    line_offsets: Any,
+    line_data: Any,
+    id_offsets: Any,
+    id_data: Any,
+    has_id: Any,
+    inbox: Any,
+    sequences: Any,
+    out: Any,
+) -> int:
+    """`PUB` or `HPUB` frames; see `outgoing.publish_frames`. Empty offsets, marks or sequences: there are none.
+
+    Returns:
+        How many bytes of `out` were filled.
+    """
+    at = 0
+    for index in range(body_offsets.shape[0] - 1):
+        body_start = body_offsets[index]
+        body_bytes = body_offsets[index + 1] - body_start
+        line_bytes = line_offsets[index + 1] - line_offsets[index] if line_offsets.shape[0] > 0 else 0
+        id_bytes = -1
+        if has_id.shape[0] > 0 and has_id[index]:
+            id_bytes = id_offsets[index + 1] - id_offsets[index]
+        header_bytes = 0
+        if line_bytes > 0 or id_bytes >= 0:
+            header_bytes = 12 + line_bytes + (id_bytes + 15 if id_bytes >= 0 else 0)
+            out[at] = _H
+            at += 1
+        out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, _SPACE
+        subject_start = subject_offsets[index]
+        subject_bytes = subject_offsets[index + 1] - subject_start
+        _copy(subject_data, subject_start, subject_bytes, out, at + 4)
+        at += 4 + subject_bytes
+        out[at] = _SPACE
+        at += 1
+        if sequences.shape[0] > 0:
+            at = _put_text(out, at, inbox)
+            at = _put_number(out, at, sequences[index], _digits(sequences[index]))
+            out[at] = _SPACE
+            at += 1
+        if header_bytes > 0:
+            at = _put_number(out, at, header_bytes, _digits(header_bytes))
+            out[at] = _SPACE
+            at += 1
+        total_bytes = header_bytes + body_bytes
+        at = _put_number(out, at, total_bytes, _digits(total_bytes))
+        out[at], out[at + 1] = _CR, _LF
+        at += 2
+        if header_bytes > 0:
+            at = _put_text(out, at, _VERSION_LINE)
+            if line_bytes > 0:
+                _copy(line_data, line_offsets[index], line_bytes, out, at)
+                at += line_bytes
+            if id_bytes >= 0:
+                at = _put_text(out, at, _ID_NAME)
+                _copy(id_data, id_offsets[index], id_bytes, out, at)
+                at += id_bytes
+                out[at], out[at + 1] = _CR, _LF
+                at += 2
+            out[at], out[at + 1] = _CR, _LF
+            at += 2
+        _copy(body_data, body_start, body_bytes, out, at)
+        at += body_bytes
+        out[at], out[at + 1] = _CR, _LF
+        at += 2
+    return at
+
+
+@compiled
+def mark_unlike_a_line(offsets: Any, data: Any, marks: Any) -> None:
+    """Marks texts that hold a line break or a byte above 127, or begin or end with a blank."""
+    for index in range(offsets.shape[0] - 1):
+        start, end = offsets[index], offsets[index + 1]
+        if end > start:
+            marks[index] = _is_blank(data[start]) or _is_blank(data[end - 1])
+        for at in range(start, end):
+            if data[at] > 127 or data[at] in (_CR, _LF):
+                marks[index] = True
+
+
+@compiled
+def _contains(buffer: Any, start: int, end: int, word: Any) -> bool:
+    for at in range(start, end - word.shape[0] + 1):
+        if buffer[at] == word[0]:
+            same = True
+            for place in range(1, word.shape[0]):
+                if buffer[at + place] != word[place]:
+                    same = False
+                    break
+            if same:
+                return True
+    return False
+
+
+@compiled
+def read_acks(buffer: Any, frames: Any, prefix_bytes: int, sequences: Any) -> None:
+    """`sequences[i]` becomes the number that ends the subject of frame i, or -1 where its payload is no PubAck."""
+    for index in range(frames.shape[0]):
+        subject, payload = frames[index, 3], frames[index, 8]
+        end = payload + frames[index, 9]
+        is_ack = _contains(buffer, payload, end, _SEQ_FIELD) and not _contains(buffer, payload, end, _ERROR_FIELD)
+        sequences[index] = _number(buffer, subject + prefix_bytes, subject + frames[index, 4]) if is_ack else -1

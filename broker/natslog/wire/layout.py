@@ -38,4 +38,5 @@ class Survey(NamedTuple):
     reply_bytes: int
     frame_bytes: int
     headed_rows: int
+    header_lines: int
     not_ascii_rows: int

@@ -1,50 +1,90 @@
-"""NATS protocol for many messages at once, built by Arrow's string kernels: no Python per message."""
+"""NATS protocol for many messages at once, built by a kernel: one pass over the columns, no Python per message."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.wire import kernels
+
+Sequences = npt.NDArray[np.int64]
+
 _BINARY = pa.binary()
-HEADER_LINE = b"NATS/1.0\r\n"
+_FRAME_BYTES = 80
+"""An upper bound of what a frame holds besides the columns: verb, blanks, lengths, line ends, a sequence number."""
+_HEADER_BYTES = len(b"NATS/1.0\r\n" + b"Nats-Msg-Id: \r\n" + b"\r\n")
 
 
-def publish_frames(subjects: Any, bodies: Any, *, headers: Any | None = None, replies: Any | None = None) -> bytes:
-    """`PUB` frames (`HPUB` where `headers` is given), one after another.
+def _constant(values: Any, kind: Any) -> npt.NDArray[Any]:
+    array = np.array(values, kind)
+    array.flags.writeable = False  # as columns are: a kernel is compiled for each combination it meets
+    return array
+
+
+_NO_TEXTS = (_constant([], np.int32), _constant([], np.uint8))
+_NO_MARKS = _constant([], np.bool_)
+_NO_SEQUENCES = _constant([], np.int64)
+
+
+def texts_of(column: Any) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Offsets and bytes of a string or binary column; nothing is copied."""
+    _, offsets, data = column.buffers()
+    offsets = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    values = np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_TEXTS[1]
+    offsets.flags.writeable = values.flags.writeable = False
+    return offsets, values
+
+
+def publish_frames(
+    subjects: Any,
+    bodies: Any,
+    *,
+    lines: Any | None = None,
+    ids: Any | None = None,
+    inbox: str = "",
+    sequences: Sequences | None = None,
+) -> memoryview:
+    """`PUB` frames, one after another; `HPUB` for the rows that have headers.
 
     Args:
-        subjects: binary array. `bodies`: binary array of the same length.
-        headers: binary array of whole header blocks (see `header_blocks`), or None.
-        replies: binary array of reply subjects, or None.
+        subjects, bodies: string or binary columns of the same length, without nulls.
+        lines: header lines of each row (see `header_lines`), or None.
+        ids: sent as `Nats-Msg-Id` where there is one; string column, or None.
+        inbox, sequences: row i asks for an answer to `<inbox>.<sequences[i]>`; None: nobody asks.
     """
-    parts: list[Any] = [b"PUB " if headers is None else b"HPUB ", subjects, b" "]
-    if replies is not None:
-        parts += [replies, b" "]
-    if headers is None:
-        parts += [_length(bodies), b"\r\n", bodies, b"\r\n"]
-    else:
-        total = number_text(pc.add(pc.binary_length(headers), pc.binary_length(bodies)))
-        parts += [_length(headers), b" ", total, b"\r\n", headers, bodies, b"\r\n"]
-    return _joined_bytes(pc.binary_join_element_wise(*parts, b""))
+    if not len(bodies):
+        return memoryview(b"")
+    subject_texts, body_texts = texts_of(subjects), texts_of(bodies)
+    line_texts = _NO_TEXTS if lines is None else texts_of(lines)
+    id_texts = _NO_TEXTS if ids is None else texts_of(ids)
+    has_id = _NO_MARKS if ids is None else _constant(pc.is_valid(ids), np.bool_)
+    prefix = _constant(np.frombuffer(f"{inbox}.".encode(), np.uint8), np.uint8)
+    given = _NO_SEQUENCES if sequences is None else _constant(sequences, np.int64)
+    size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subject_texts, body_texts))
+    size += sum(int(offsets[-1] - offsets[0]) for offsets, _ in (line_texts, id_texts) if len(offsets))
+    out = np.empty(size + len(bodies) * (_FRAME_BYTES + _HEADER_BYTES + len(prefix)), np.uint8)
+    filled = kernels.publish_frames(*subject_texts, *body_texts, *line_texts, *id_texts, has_id, prefix, given, out)
+    return out.data[:filled]
 
 
-def header_blocks(pairs: Any | None, extra: dict[str, Any], rows: int) -> Any:
-    """Header blocks, each with its `NATS/1.0` line and closing blank line.
+def header_lines(pairs: Any | None, keys: Any | None, rows: int) -> Any | None:
+    """The `Name: value` lines of each row's own headers and of its key; None where no row can have any.
 
     Args:
         pairs: list<struct<key, value>> array, nulls and empty lists allowed, or None.
-        extra: header name → binary array of values; a null leaves the header out.
+        keys: string or binary array, sent as `Natslog-Key` where there is one, or None.
     """
-    parts: list[Any] = [pa.array([HEADER_LINE] * rows, _BINARY)]
-    for name, values in extra.items():
-        line = pc.binary_join_element_wise(f"{name}: ".encode(), values.cast(_BINARY), b"\r\n", b"")
+    parts: list[Any] = []
+    if keys is not None:
+        line = pc.binary_join_element_wise(b"Natslog-Key: ", keys.cast(_BINARY), b"\r\n", b"")
         parts.append(pc.fill_null(line, b""))
     if pairs is not None:
         parts.append(_pair_lines(pairs))
-    return pc.binary_join_element_wise(*parts, b"\r\n", b"")
+    return pc.binary_join_element_wise(*parts, b"") if parts else None
 
 
 def _pair_lines(pairs: Any) -> Any:
@@ -58,19 +98,12 @@ def _pair_lines(pairs: Any) -> Any:
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(edges), lines), b"")
 
 
-def _length(column: Any) -> Any:
-    return number_text(pc.binary_length(column))
-
-
-def number_text(numbers: Any) -> Any:
-    """Whole numbers as decimal digits, a binary array."""
-    return numbers.cast(pa.string()).cast(_BINARY)
-
-
-def _joined_bytes(column: Any) -> bytes:
-    """All values of a binary column one after another."""
-    if not len(column):
-        return b""
-    offsets, data = column.buffers()[1:]
-    edges = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return bytes(data.slice(int(edges[0]), int(edges[-1] - edges[0])).to_pybytes())
+def sent_bytes(bodies: Any, lines: Any | None, ids: Any | None) -> Any:
+    """What the server counts against its `max_payload`: header block and body of each row."""
+    size = pc.binary_length(bodies)
+    if lines is None and ids is None:
+        return size
+    for column in (lines, ids):
+        if column is not None:
+            size = pc.add(size, pc.fill_null(pc.binary_length(column), 0))
+    return pc.add(size, _HEADER_BYTES)

@@ -41,7 +41,7 @@ def test_duplicates_are_marked() -> None:
 
 
 def test_refusals_carry_code_and_reason() -> None:
-    ((subject, body),) = parsed(acks.refused(Texts.of([b"x", b""]), StorageFull("no room"), stream="s"))
+    ((subject, body),) = parsed(bytes(acks.refused(Texts.of([b"x", b""]), StorageFull("no room"), stream="s")))
     assert subject == "x"
     assert body == {"error": {"code": 503, "err_code": 10047, "description": "no room"}, "stream": "s"}
 

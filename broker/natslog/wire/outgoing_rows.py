@@ -1,0 +1,143 @@
+"""Rows to be published, and what NATS would not take of them, found before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog.errors import PublishFailed
+from natslog.subjects import MAX_SUBJECT_BYTES
+from natslog.wire import kernels
+from natslog.wire.outgoing import Sequences, header_lines, publish_frames, sent_bytes, texts_of
+
+_NAMED_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns of equal length.
+
+    Attributes:
+        subjects: string. `values`: binary.
+        keys: binary or None: sent as `Natslog-Key`. `ids`: string or None: sent as `Nats-Msg-Id`.
+        headers: list<struct<key: string, value: string>> or None.
+    """
+
+    subjects: Any
+    values: Any
+    keys: Any | None = None
+    headers: Any | None = None
+    ids: Any | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def slice(self, start: int, count: int) -> Rows:
+        return self._each(lambda column: column.slice(start, count))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
+        return self._each(lambda column: column.take(pa.array(rows)))
+
+    def _each(self, change: Any) -> Rows:
+        columns = (self.subjects, self.values, self.keys, self.headers, self.ids)
+        return Rows(*(None if column is None else change(column) for column in columns))
+
+    def lines(self) -> Any | None:
+        return header_lines(self.headers, self.keys, len(self))
+
+    def frames(self, inbox: str = "", sequences: Sequences | None = None) -> memoryview:
+        """NATS protocol that publishes them; see `outgoing.publish_frames`."""
+        return publish_frames(
+            self.subjects, self.values, lines=self.lines(), ids=self.ids, inbox=inbox, sequences=sequences
+        )
+
+    def parts(self, max_rows: int, max_bytes: int) -> list[Rows]:
+        """Slices of at most `max_rows` rows and, as far as single rows allow, `max_bytes` bytes of values."""
+        ends = texts_of(self.values)[0][1:].astype(np.int64)
+        parts, start = [], 0
+        while start < len(self):
+            before = int(ends[start - 1]) if start else int(texts_of(self.values)[0][0])
+            by_bytes = int(np.searchsorted(ends, before + max_bytes, side="right"))
+            end = max(start + 1, min(start + max_rows, by_bytes))
+            parts.append(self.slice(start, end - start))
+            start = end
+        return parts
+
+
+def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
+    """Raises PublishFailed with number and reason of the first rows that NATS would not take."""
+    problems = [
+        ("value is null", pc.is_null(rows.values)),
+        ("subject is null", pc.is_null(rows.subjects)),
+        ("subject is not one plain NATS subject", _bad_subjects(rows.subjects)),
+        (f"subject is longer than {MAX_SUBJECT_BYTES} bytes", pc.greater(_size(rows.subjects), MAX_SUBJECT_BYTES)),
+        (
+            f"message is larger than the server's limit of {max_payload_bytes} bytes",
+            pc.greater(sent_bytes(rows.values, rows.lines(), rows.ids), max_payload_bytes),
+        ),
+    ]
+    for name, values in (("key", rows.keys), ("message id", rows.ids)):
+        if values is not None:
+            problems.append((f"{name} is not one line of UTF-8 text without blanks around it", _not_one_line(values)))
+    if rows.headers is not None:
+        problems.append(("a header name or value is not allowed", _bad_headers(rows.headers)))
+    for reason, bad in problems:
+        at = np.flatnonzero(pc.fill_null(bad, False).to_numpy(zero_copy_only=False))
+        if len(at):
+            named = ", ".join(
+                f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
+                for row in at[:_NAMED_ROWS].tolist()
+            )
+            numbers = (at[:100] + first_row).tolist()
+            raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=numbers)
+
+
+def _shortened(subject: str | None) -> str | None:
+    return subject if subject is None or len(subject) <= 100 else subject[:100] + "…"
+
+
+def _size(texts: Any) -> Any:
+    return pc.binary_length(texts.cast(pa.binary()))
+
+
+def _bad_subjects(subjects: Any) -> Any:
+    """Marks them; each different subject is looked at once."""
+    distinct = pc.unique(subjects)
+    wildcard = pc.match_substring_regex(distinct, r"(^|\.)[*>](\.|$)")
+    plain = pc.match_substring_regex(distinct, r"^[^\s.\x00-\x1f\x7f]+(\.[^\s.\x00-\x1f\x7f]+)*$")
+    bad = distinct.filter(pc.fill_null(pc.or_(wildcard, pc.invert(plain)), False))
+    return pc.is_in(subjects, bad) if len(bad) else pa.repeat(pa.scalar(False), len(subjects))
+
+
+def _not_one_line(values: Any) -> Any:
+    """Text that could not stand in a header line: line breaks, blanks around it, or not UTF-8."""
+    marks = np.zeros(len(values), np.bool_)
+    kernels.mark_unlike_a_line(*texts_of(values), marks)
+    for at in np.flatnonzero(marks).tolist():  # only rows that are not plain ASCII, or wrong, come here
+        value = values[at].as_py()
+        marks[at] = value is not None and not _is_one_line(value)
+    return pa.array(marks)
+
+
+def _is_one_line(value: str | bytes) -> bool:
+    try:
+        text = value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        return False
+    return not set(text) & set("\r\n") and text == text.strip(" \t")
+
+
+def _bad_headers(headers: Any) -> Any:
+    pairs = headers.flatten()
+    bad_name = pc.invert(pc.match_substring_regex(pairs.field("key"), r"^[!-9;-~]+$"))
+    bad_value = pc.match_substring_regex(pairs.field("value"), r"[\r\n]|^[ \t]|[ \t]$")
+    bad = pc.or_(pc.fill_null(bad_name, True), pc.fill_null(bad_value, True))
+    rows = np.unique(pc.list_parent_indices(headers).filter(bad).to_numpy())
+    marks = np.zeros(len(headers), np.bool_)
+    marks[rows] = True
+    return pa.array(marks)

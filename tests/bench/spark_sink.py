@@ -1,0 +1,108 @@
+"""Writing a DataFrame to NATS: the sink against a publish of each row with nats-py, in the same tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import nats
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from tests.bench.pairs import Comparison, compare
+from tests.bench.sides import STREAM, SUBJECT, natslog_side
+from tests.bench.spark_session import spark_session
+
+_ROWS = 400_000
+_WINDOW = 4000
+
+
+def _rows(spark: SparkSession) -> DataFrame:
+    """128-byte values, in memory before anything is measured."""
+    frame = spark.range(_ROWS, numPartitions=2).selectExpr(
+        "cast(rpad(cast(id AS string), 128, 'x') AS binary) AS value"
+    )
+    frame = frame.cache()
+    assert frame.count() == _ROWS
+    return frame
+
+
+def _published_flushed(url: str) -> Callable[[Iterator[Row]], None]:
+    """A task that publishes each row, then flushes."""
+
+    async def publish(rows: Iterator[Row]) -> None:
+        connection = await nats.connect(url)
+        for row in rows:
+            await connection.publish(SUBJECT, bytes(row.value))
+        await connection.flush()
+        await connection.flush()
+        await connection.close()
+
+    return lambda rows: asyncio.run(publish(rows))
+
+
+def _published_stored(url: str) -> Callable[[Iterator[Row]], None]:
+    """A task that publishes each row with a reply subject and keeps `_WINDOW` rows unacked."""
+
+    async def publish(rows: Iterator[Row]) -> None:
+        connection = await nats.connect(url)
+        room = asyncio.Semaphore(_WINDOW)
+        inbox = connection.new_inbox()
+
+        async def acked(message: Any) -> None:
+            assert b'"seq"' in message.data, message.data
+            room.release()
+
+        await connection.subscribe(inbox, cb=acked)
+        for row in rows:
+            await room.acquire()
+            await connection.publish(SUBJECT, bytes(row.value), reply=inbox)
+        for _ in range(_WINDOW):
+            await asyncio.wait_for(room.acquire(), 30)
+        await connection.close()
+
+    return lambda rows: asyncio.run(publish(rows))
+
+
+def sinks(pairs: int) -> list[Comparison]:
+    with natslog_side() as (server, broker), spark_session() as spark:
+        frame = _rows(spark)
+
+        def stored() -> int:
+            return int(broker.client().stream(STREAM)["high_watermark"])
+
+        def timed(write: Callable[[], None], *, waits_for_acks: bool) -> float:
+            before, started = stored(), time.perf_counter()
+            write()
+            taken = time.perf_counter() - started
+            if waits_for_acks:
+                assert stored() - before == _ROWS, "every row is stored once"
+            return _ROWS / taken
+
+        def ours(ack: str) -> float:
+            writer = (
+                frame.write.format("natslog")
+                .mode("append")
+                .option("natsServers", server.url)
+                .option("subject", SUBJECT)
+            )
+            return timed(writer.option("ack", ack).save, waits_for_acks=ack == "stored")
+
+        def theirs(task: Callable[[str], Callable[[Iterator[Row]], None]], ack: str) -> float:
+            return timed(lambda: frame.rdd.foreachPartition(task(server.url)), waits_for_acks=ack == "stored")
+
+        for ack in ("flush", "stored"):
+            ours(ack)
+        return [
+            compare(
+                f"sink, 128-byte rows, ack={ack}",
+                "rows/s",
+                bar,
+                ours=lambda ack=ack: ours(ack),
+                peer="nats-py, a publish a row",
+                theirs=lambda task=task, ack=ack: theirs(task, ack),
+                pairs=pairs,
+            )
+            for ack, bar, task in (("flush", 4.0, _published_flushed), ("stored", 3.0, _published_stored))
+        ]
