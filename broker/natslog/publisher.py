@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 _SLICE_ROWS = 1000
 _PLAIN_SLICE_ROWS = 8192
 _SLICE_BYTES = 1024 * 1024
+_IN_FLIGHT_BYTES = 32 * 1024 * 1024
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024
 _RESEND_AFTER_S = 2.0
 _TICK_S = 0.25
@@ -65,7 +66,7 @@ class Publisher:
 
     Args:
         ack_timeout_s: how long `stored` goes on without a single new ack.
-        max_in_flight: rows sent and not acked at any time.
+        max_in_flight: rows sent and not acked at any time (and no more than some 32 MiB of them).
 
     Raises (on entering):
         NatsUnavailable: no server answers.
@@ -205,7 +206,7 @@ class Publisher:
             self._last_progress = time.monotonic()
         try:
             for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
-                while self._slices and self._in_flight() + len(part) > self._max_in_flight:
+                while self._slices and not self._has_room_for(len(part)):
                     await self._wait_for_acks()
                 waiting = _Slice(self._next_sequence, part)
                 self._next_sequence += len(part)
@@ -223,6 +224,10 @@ class Publisher:
                 self._raise_if_forbidden(self._before[1])
         finally:
             self._slices.clear()
+
+    def _has_room_for(self, rows: int) -> bool:
+        in_flight_bytes = sum(waiting.rows.values.nbytes for waiting in self._slices)
+        return self._in_flight() + rows <= self._max_in_flight and in_flight_bytes <= _IN_FLIGHT_BYTES
 
     def _in_flight(self) -> int:
         return int(sum(waiting.waiting.sum() for waiting in self._slices))

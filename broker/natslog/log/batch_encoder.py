@@ -30,6 +30,7 @@ _ZEROS = memoryview(bytes(_ALIGNMENT))
 _PACK_ONE = struct.Struct("<q").pack_into
 _PACK_NODES = struct.Struct(f"<{2 * (2 + NODES)}q").pack_into  # with those of offset and timestamp
 _PACK_BUFFERS = struct.Struct(f"<{2 * (4 + BUFFERS)}q").pack_into
+_HEADERS_NODE = 4  # after offset, timestamp, subject, key
 _SIZED = (np.ndarray, memoryview)
 _SMALL_BODY_BYTES = 64 * 1024
 _COUNTED_ROWS = 64 * 1024
@@ -69,8 +70,7 @@ def _template() -> _Template:
     header = bytearray(message[:header_bytes])
     line = ipc.line_places(header)
     line.fill_crcs(header, 0, 0)  # as they stand while CRCs are taken
-    table = Table(header, 8 + int.from_bytes(header[8:12], "little"))
-    batch = Table(table.Bytes, table.Indirect(table.Pos + table.Offset(8)))
+    table, batch = _tables(header)
     return _Template(
         bytes(header),
         body_length=table.Pos + table.Offset(10),
@@ -79,6 +79,19 @@ def _template() -> _Template:
         buffers=batch.Vector(batch.Offset(8)),
         line=line,
     )
+
+
+def _tables(header: bytes | bytearray) -> tuple[Table, Table]:
+    """The flatbuffer tables `Message` and `RecordBatch` of an encapsulated message."""
+    message = Table(header, 8 + int.from_bytes(header[8:12], "little"))
+    return message, Table(header, message.Indirect(message.Pos + message.Offset(8)))
+
+
+def stores_headers(header: bytes) -> bool:
+    """Whether any row of a batch has headers, from the batch's proven metadata alone."""
+    _, batch = _tables(header)
+    rows, nulls = struct.unpack_from("<qq", header, batch.Vector(batch.Offset(6)) + 16 * _HEADERS_NODE)
+    return bool(nulls < rows)
 
 
 def encode_rows(rows: RowBuffers, *, base_offset: int, timestamp_us: int, epoch: int) -> EncodedBatch:

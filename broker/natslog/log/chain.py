@@ -54,14 +54,14 @@ class SegmentChain:
         return isinstance(newest_full, ActiveSegment) and not newest_full.unsealable
 
     @property
-    def unsealed_count(self) -> int:
-        """How many full segments wait to be sealed."""
-        count = 0
-        for segment in reversed(self.segments[:-1]):
+    def unsealed(self) -> list[ActiveSegment]:
+        """The unsealed segments at the end, newest first: the one taking commits, and full ones."""
+        found = []
+        for segment in reversed(self.segments):
             if not isinstance(segment, ActiveSegment):
                 break
-            count += 1
-        return count
+            found.append(segment)
+        return found
 
     def oldest_unsealed(self) -> ActiveSegment | None:
         """The full segment to be sealed next; the last segment takes commits and is none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from natslog import ipc
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
+from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.sealed import SealedSegment
@@ -66,6 +68,25 @@ class ReadPlan:
             found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
         return found
 
+    def headed_messages(self) -> Iterator[bytes]:
+        """Those encoded batches that hold message headers, read and proven; of the others only their metadata is read.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        for piece in self.ranges:
+            position, end = piece.position, piece.position + piece.length
+            while position < end:
+                window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
+                header = ipc.proven_header(window)
+                if header is None:
+                    entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
+                    raise damage(piece.path, entry, "has a damaged header")
+                if stores_headers(window):
+                    entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
+                    yield read_batch(piece.fd, entry, piece.path)
+                position += header.total_bytes
+
     def __enter__(self) -> ReadPlan:
         return self
 
@@ -84,12 +105,13 @@ class LogReader:
     def __init__(self, chain: SegmentChain) -> None:
         self._chain = chain
 
-    def plan_read(self, start: int, end: int | None = None, *, max_bytes: int) -> ReadPlan:
+    def plan_read(self, start: int, end: int | None = None, *, max_bytes: int, prove: bool = True) -> ReadPlan:
         """Opens the files that hold `[start, end)`, whole batches, at most about `max_bytes` (but at least one batch).
 
         Args:
             start: from the log start to the high watermark, both included (at the latter the plan is empty).
             end: exclusive; None or above the high watermark means up to it.
+            prove: reads sealed batches that this process has not proven yet; else the caller proves what it reads.
 
         Raises:
             OffsetOutOfRange: `start` is not in the log; the facts hold both bounds.
@@ -100,7 +122,7 @@ class LogReader:
         plan = ReadPlan(start)
         try:
             while plan.next_offset < limit and plan.length < max_bytes:
-                self._extend(plan, limit, max_bytes - plan.length)
+                self._extend(plan, limit, max_bytes - plan.length, prove)
         except OffsetOutOfRange:  # retention took the next segment meanwhile
             if not plan.ranges:
                 raise
@@ -125,7 +147,7 @@ class LogReader:
             )
         return high_watermark
 
-    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int) -> None:
+    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool) -> None:
         """Adds neighbouring batches of one segment to the plan."""
         offset = plan.next_offset
         with self._chain.lock:
@@ -140,7 +162,7 @@ class LogReader:
             first = index.first_covering(offset)
             self._check_covered(segment, index, first, offset)
             last = self._last_batch(index, first, limit, room_bytes)
-            if isinstance(segment, SealedSegment):
+            if prove and isinstance(segment, SealedSegment):
                 segment.prove(fd, first, last)
         except BaseException:
             os.close(fd)

@@ -25,6 +25,7 @@ FILE_MAGIC = b"ARROW1\0\0"
 ACTIVE_SUFFIX = ".active"
 SEALED_SUFFIX = ".arrow"
 FORMAT_VERSION = 1
+_BATCH_RECOVERY_BYTES = 20 * 1024
 
 _HEADER_LINE = re.compile(
     rb"v(\d+) stream=([0-9a-f]+) base_offset=(\d{20}) header_bytes=(\d{10}) crc32c=([0-9a-f]{8})\0"
@@ -122,6 +123,11 @@ class ActiveSegment:
     def end_offset(self) -> int:
         count = len(self.index)  # read once: the owner may be appending
         return self.index.end_offsets[count - 1] if count else self.base_offset
+
+    @property
+    def recovery_bytes(self) -> int:
+        """What recovering it costs, as bytes to be read: a batch is worth as much as 20 KiB."""
+        return self.size_bytes + _BATCH_RECOVERY_BYTES * len(self.index)
 
     @property
     def age_from_us(self) -> int:

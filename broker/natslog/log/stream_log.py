@@ -305,6 +305,16 @@ class StreamLog:
         self._roll(now_us)
         return True
 
+    def roll(self, now_us: int) -> None:
+        """The same whatever its size, so that it can be sealed; where it holds something.
+
+        Raises:
+            StorageFull, StorageUnavailable: as `append`.
+        """
+        last = self.chain.last
+        if self.failure is None and isinstance(last, ActiveSegment) and len(last.index):
+            self._roll(now_us)
+
     # ---- maintenance ----
 
     def needs_upkeep(self) -> bool:
@@ -312,6 +322,11 @@ class StreamLog:
         settings, segments = self.settings, self.chain.segments
         has_limit = (settings.max_age_s, settings.max_bytes, settings.max_messages) != (None, None, None)
         return self.high_watermark > self._checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
+
+    @property
+    def recovery_bytes(self) -> int:
+        """What a start would have to read of this log."""
+        return sum(segment.recovery_bytes for segment in self.chain.unsealed)
 
     def is_roll_due(self, now_us: int) -> bool:
         """Whether the active segment is full or old."""

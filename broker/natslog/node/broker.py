@@ -49,6 +49,7 @@ Result = TypeVar("Result")
 _WRITER_THREADS = 8
 _READER_THREADS = 8
 _STOP_WITHIN_S = 4.0
+_RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
 
 
 class Broker:
@@ -92,8 +93,7 @@ class Broker:
         me = BrokerRecord(id=BrokerId(self.config.broker_id), url=self.config.url, rack=self.config.rack)
         await self._propose(RegisterBroker(broker=me))
         await self.link.open()
-        for record in list(self.metadata.state.streams.values()):
-            await self._host(record)
+        await asyncio.gather(*(self._host(record) for record in self.metadata.state.streams.values()))
         self._warn_of_strays()
         self._maintenance = asyncio.create_task(self._maintain(), name="maintenance")
         self._maintenance.add_done_callback(self._halt_if_failed)
@@ -308,18 +308,29 @@ class Broker:
     async def _maintain(self) -> None:
         loop = asyncio.get_running_loop()
         while not await self._is_stopping_within(self.config.retention_interval_s):
-            due = []
             for stream in list(self.streams.values()):
                 if isinstance(stream.problem, StorageFailed):
                     await self._host(stream.record)  # it may open now: there is room again, say
-                if stream.log is None or stream.ingest is None:
-                    continue
-                if stream.log.is_roll_due(now_us()):
-                    stream.ingest.roll_if_due()
-                if stream.log.needs_upkeep():
-                    due.append(stream)
+            due = self._rolled_and_due([stream for stream in self.streams.values() if stream.ingest is not None])
             await loop.run_in_executor(self.readers, self._maintain_all, due)
             await self._bury_tombstones()
+
+    @staticmethod
+    def _rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
+        """Ends active segments that are full or old, and the costliest ones where a start would have too much to read.
+
+        Returns:
+            The streams with work for a thread. A look at one that rests costs microseconds.
+        """
+        recovery_bytes = {stream.record.name: stream.usable_log().recovery_bytes for stream in streams}
+        excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
+        for stream in sorted(streams, key=lambda one: recovery_bytes[one.record.name], reverse=True):
+            log, ingest = stream.usable_log(), stream.ingest
+            assert ingest is not None, "only such streams are looked at"
+            if excess > 0 or log.is_roll_due(now_us()):
+                ingest.roll()
+                excess -= recovery_bytes[stream.record.name]
+        return [stream for stream in streams if stream.usable_log().needs_upkeep()]
 
     def _maintain_all(self, streams: list[HostedStream]) -> None:
         """In a thread."""

@@ -12,7 +12,7 @@ from natslog.node.clock import monotonic_us, now_us
 
 logger = logging.getLogger("natslog.node")
 
-_READ_BYTES = 8 * 1024 * 1024
+_PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
 
 
 def rebuilt_dedupe(window_s: float, log: StreamLog) -> DedupeWindow:
@@ -24,8 +24,8 @@ def rebuilt_dedupe(window_s: float, log: StreamLog) -> DedupeWindow:
         start, _ = log.reader.offset_at(now_us() - window.window_us)
         start = max(start, log.high_watermark - MAX_IDS, log.log_start_offset)
         while start < log.high_watermark:
-            with log.reader.plan_read(start, max_bytes=_READ_BYTES) as plan:
-                for message in plan.messages():
+            with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, prove=False) as plan:
+                for message in plan.headed_messages():
                     batch = ipc.decode_batch(message)
                     ids = ids_of_headers(batch.column("headers"))
                     if ids is not None:

@@ -89,6 +89,6 @@ class HostedStream:
 
     def _seal_all(self, pacer: Pacer) -> None:
         assert self.log is not None, "maintain has looked"
-        pacer.share = _USUAL_SHARE if self.log.chain.unsealed_count <= _UNSEALED_IN_PEACE else 1.0
+        pacer.share = _USUAL_SHARE if len(self.log.chain.unsealed) <= _UNSEALED_IN_PEACE else 1.0
         while not pacer.is_stopping() and self.log.seal_next(pacer.pause):
             pass

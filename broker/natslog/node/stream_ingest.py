@@ -261,8 +261,8 @@ class StreamIngest:
             self._new_window_s = window_s
             self._see_to_turn()
 
-    def roll_if_due(self) -> None:
-        """Lets an idle stream's active segment age; the writer does it, as the log's only one."""
+    def roll(self) -> None:
+        """Ends the active segment, so that it can be sealed; the writer does it, as the log's only one."""
         with self._lock:
             self._roll_due = True
             self._see_to_turn()
@@ -328,7 +328,7 @@ class StreamIngest:
         with self._lock:
             self._roll_due = False
         try:
-            self.log.roll_if_due(now_us())
+            self.log.roll(now_us())
         except NatslogError as error:
             logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
 

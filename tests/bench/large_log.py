@@ -1,0 +1,41 @@
+"""Fills every stream of a stopped broker's data directory: `python -m tests.bench.large_log FOLDER BYTES_EACH`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from natslog.log import LogOptions, StreamLog
+from natslog.model import StreamSettings
+from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
+from natslog.schema import HEADERS_TYPE
+
+_ROWS = 6_000
+_VALUE_BYTES = 1024
+
+
+def main(folder: Path, bytes_each: float) -> None:
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["log.x"] * _ROWS),
+            pa.nulls(_ROWS, pa.binary()),
+            pa.nulls(_ROWS, HEADERS_TYPE),
+            pa.array([bytes(at % 251 for at in range(row, row + _VALUE_BYTES)) for row in range(_ROWS)], pa.binary()),
+        ],
+        schema=PAYLOAD_SCHEMA,
+    )
+    rows = RowBuffers.of(batch)
+    for stream in sorted((folder / "streams").iterdir()):
+        log = StreamLog(stream, stream.name, StreamSettings(subject="log.>"), LogOptions())
+        while log.chain.size_bytes < bytes_each:
+            log.append(rows, time.time_ns() // 1000)
+        while log.seal_next():
+            pass
+        log.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))
