@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test demo format clean java python
+.PHONY: help install check test bench demo format clean java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ format: $(STAMP) ## write files as `check` wants them
 
 test: java $(STAMP) ## every test, with real NATS and real Spark
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: java $(STAMP) ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv)
 	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)")

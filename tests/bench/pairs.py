@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 170)
 
 
 @dataclass
@@ -76,9 +77,8 @@ def compare(
     found = Comparison(title, unit, bar, peer, lower_is_better=lower_is_better)
     for number in range(pairs):
         sides = [(found.ours, ours), (found.theirs, theirs)]
-        for figures, run in sides if number % 2 == 0 else reversed(sides):
-            figures.append(run())
-        console.print(
-            f"  {title}: pair {number + 1} of {pairs}: ours {found.ours[-1]:,.2f}, theirs {found.theirs[-1]:,.2f} {unit}"
-        )
+        for side, run in sides if number % 2 == 0 else reversed(sides):
+            side.append(run())
+        figures = f"ours {found.ours[-1]:,.2f}, theirs {found.theirs[-1]:,.2f} {unit}"
+        console.print(f"  {title}: pair {number + 1} of {pairs}: {figures}")
     return found

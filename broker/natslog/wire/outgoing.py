@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from natslog.wire import kernels
 
 Sequences = npt.NDArray[np.int64]
+TextBuffers = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]
+"""Offsets and bytes of a variable-length column."""
 
 _BINARY = pa.binary()
 _FRAME_BYTES = 80
@@ -25,12 +27,12 @@ def _constant(values: Any, kind: Any) -> npt.NDArray[Any]:
     return array
 
 
-_NO_TEXTS = (_constant([], np.int32), _constant([], np.uint8))
+_NO_TEXTS: TextBuffers = (_constant([], np.int32), _constant([], np.uint8))
 _NO_MARKS = _constant([], np.bool_)
 _NO_SEQUENCES = _constant([], np.int64)
 
 
-def texts_of(column: Any) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+def texts_of(column: Any) -> TextBuffers:
     """Offsets and bytes of a string or binary column; nothing is copied."""
     _, offsets, data = column.buffers()
     offsets = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -67,7 +69,8 @@ def publish_frames(
     size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subject_texts, body_texts))
     size += sum(int(offsets[-1] - offsets[0]) for offsets, _ in (line_texts, id_texts) if len(offsets))
     out = np.empty(size + len(bodies) * (_FRAME_BYTES + _HEADER_BYTES + len(prefix)), np.uint8)
-    filled = kernels.publish_frames(*subject_texts, *body_texts, *line_texts, *id_texts, has_id, prefix, given, out)
+    texts = (*subject_texts, *body_texts, *line_texts, *id_texts)
+    filled = kernels.publish_frames(*texts, has_id, prefix, given, out)
     return out.data[:filled]
 
 

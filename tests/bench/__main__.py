@@ -1,0 +1,57 @@
+"""`make bench`: every comparison, or some (`--only publish,scan`), with `--pairs` of each."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench import publishing, report, spark_scan, spark_sink, standing
+from tests.bench.pairs import Comparison, console
+from tests.bench.sides import ROOT
+
+_MEMORY_BOUND_MIB = 400.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--only", default="", help="comma-separated: publish, latency, flood, scan, sink, streams, start"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
+    given = parser.parse_args()
+    peaks: list[float] = []
+    parts: dict[str, Callable[[], list[Comparison]]] = {
+        "publish": lambda: publishing.acked(given.pairs, peaks.append),
+        "latency": lambda: publishing.latency(given.pairs),
+        "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
+        "scan": lambda: spark_scan.scans(given.pairs),
+        "sink": lambda: spark_sink.sinks(given.pairs),
+        "streams": standing.many_streams,
+        "start": lambda: [standing.start_with_a_large_log()],
+    }
+    chosen = given.only.split(",") if given.only else list(parts)
+    for name in chosen:
+        if name not in parts:
+            parser.error(f"--only {name}: there are {', '.join(parts)}")
+    started = time.monotonic()
+    about = report.machine(ROOT)
+    found: list[Comparison] = []
+    for name in chosen:
+        console.print(f"{name} ({time.monotonic() - started:.0f} s so far)")
+        found += parts[name]()
+    if peaks:
+        title = "peak resident memory at full load"
+        found.append(Comparison(title, "MiB", _MEMORY_BOUND_MIB, ours=[max(peaks)], is_bound=True))
+    seconds = time.monotonic() - started
+    report.print_table(found)
+    given.out.mkdir(parents=True, exist_ok=True)
+    report.write_json(found, about, seconds, given.out / "results.json")
+    report.plot(found, about, given.out / "results.png")
+    console.print(f"{len(found)} comparisons in {seconds:.0f} s; written to {given.out}")
+
+
+if __name__ == "__main__":
+    main()

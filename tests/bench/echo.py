@@ -1,0 +1,44 @@
+"""A subscriber that acks at once and stores nothing, to find the server's own limit.
+
+python -m tests.bench.echo PORT SUBJECT
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from natslog.ingest import acks
+from natslog.ingest.batches import BatchBuilder
+from natslog.ingest.warmup import warm_up
+from natslog.wire.frames import FrameParser
+from natslog.wire.layout import SID
+from tests.bench.raw_nats import RawConnection
+
+_OUR_SID = 2
+
+
+def main(port: int, subject: str) -> None:
+    warm_up()
+    connection = RawConnection(port)
+    connection.socket.setblocking(True)
+    connection.socket.sendall(f"SUB {subject} {_OUR_SID}\r\n".encode())
+    connection.ping()
+    print("ready", flush=True)
+    parser, builder, offset = FrameParser(), BatchBuilder(), 0
+    while count := connection.socket.recv_into(parser.room()):
+        parser.filled(count)
+        for frames in parser.frames():
+            builder.add(frames.select(frames.rows[:, SID] == _OUR_SID))
+        if builder.rows:
+            batch = builder.taken()
+            offsets = np.arange(offset, offset + batch.rows.rows)
+            offset += batch.rows.rows
+            if batch.replies is not None:
+                connection.socket.sendall(acks.stored(batch.replies, offsets, stream="echo", epoch=1))
+            builder.clear()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
