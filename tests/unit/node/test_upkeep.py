@@ -1,0 +1,81 @@
+"""Background work: how much of a core it takes, and what a start may have to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.node import broker as broker_module
+from natslog.node import stream as stream_module
+from natslog.node.broker import Broker
+from natslog.node.stream import HostedStream, Pacer
+from tests.conftest import open_log, rows
+
+
+def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, slept = [0.0], []
+    monkeypatch.setattr(stream_module.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(stream_module.time, "sleep", slept.append)
+    stopping = [False]
+    pacer = Pacer(lambda: stopping[0])
+    for share, worked in ((0.25, 0.02), (1.0, 0.02), (0.25, 5.0)):
+        pacer.share = share
+        clock[0] += worked
+        pacer.pause()
+    assert slept == [pytest.approx(0.06), 0.0, 0.25], "three times the work, none, and never long"
+    stopping[0] = True
+    clock[0] += 1
+    pacer.pause()
+    assert len(slept) == 3, "nobody who stops waits for it"
+
+
+class _Ingest:
+    def __init__(self) -> None:
+        self.rolls = 0
+
+    def roll(self) -> None:
+        self.rolls += 1
+
+
+def hosted(folder: Path, batches: int) -> HostedStream:
+    log = open_log(folder)
+    for _ in range(batches):
+        log.append(rows([b"x" * 1000]), 1_000_000)
+    log.checkpoint()
+    record = StreamRecord(
+        name=folder.name,
+        id=StreamId("0" * 32),
+        settings=StreamSettings(subject="orders.>"),
+        created_us=0,
+        leader=BrokerId(1),
+        leader_epoch=Epoch(1),
+        replicas=(BrokerId(1),),
+        isr=(BrokerId(1),),
+    )
+    stream = HostedStream(record, log)
+    stream.ingest = _Ingest()  # type: ignore[assignment]
+    return stream
+
+
+def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [hosted(tmp_path / name, batches) for name, batches in (("a", 1), ("b", 50), ("c", 20))]
+    monkeypatch.setattr(broker_module, "now_us", lambda: 1_000_001)
+    for at, stream in enumerate(streams):
+        assert stream.usable_log().recovery_bytes > (1, 50, 20)[at] * 20 * 1024, "a batch costs more than its bytes"
+    total = sum(stream.usable_log().recovery_bytes for stream in streams)
+    monkeypatch.setattr(broker_module, "_RECOVERY_BYTES", total)
+    assert Broker._rolled_and_due(streams) == []
+    assert [stream.ingest.rolls for stream in streams] == [0, 0, 0]  # type: ignore[union-attr]
+    monkeypatch.setattr(broker_module, "_RECOVERY_BYTES", total - 1)
+    Broker._rolled_and_due(streams)
+    assert [stream.ingest.rolls for stream in streams] == [0, 1, 0]  # type: ignore[union-attr]
+    streams[1].usable_log().roll(1_000_002)
+    assert Broker._rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
+    assert streams[1].usable_log().seal_next()
+    assert not streams[1].usable_log().needs_upkeep()
+    for stream in streams:
+        stream.usable_log().close()
