@@ -95,6 +95,29 @@ def test_a_failing_receiver_costs_the_connection_and_nothing_else(url: str) -> N
     assert asyncio.run(work()) == 2
 
 
+def test_the_last_words_of_a_server_are_heard() -> None:
+    async def work() -> str:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"headers":true}\r\n')
+            for _ in range(2):
+                while (await reader.readline()) != b"PING\r\n":
+                    pass
+                writer.write(b"PONG\r\n")
+            writer.write(b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        link = NatsLink(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", name="test")
+        await link.open()
+        await link.wait_until_up(10)
+        await until(lambda: link.forbidden > 0)
+        server.close()
+        await link.close()
+        return link.last_refusal
+
+    assert "permissions violation" in asyncio.run(work()).lower()
+
+
 def test_memory_for_what_a_server_does_not_take_is_bounded() -> None:
     """A server that shakes hands and then reads nothing more: sending is refused, not heaped up."""
 

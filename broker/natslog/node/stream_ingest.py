@@ -273,7 +273,16 @@ class StreamIngest:
             return
         self._has_turn = True
         if self._is_quick():
-            self._loop.call_soon(self._turn, self._finish)
+            self._loop.call_soon(self._turn_here)
+        else:
+            self._executor.submit(self._turn, self._finish_soon)
+
+    def _turn_here(self) -> None:
+        """In the event loop, unless more than a little has gathered since it was asked for."""
+        with self._lock:
+            still_quick = self._is_quick()
+        if still_quick:
+            self._turn(self._finish)
         else:
             self._executor.submit(self._turn, self._finish_soon)
 

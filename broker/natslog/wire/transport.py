@@ -83,7 +83,12 @@ class _Landing(asyncio.BufferedProtocol):
         self._for_nats_py = b""
         self._failure: ProtocolError | None = None
         self._arrived = asyncio.Event()
-        self.at_eof = False
+        self._has_ended = False
+
+    @property
+    def at_eof(self) -> bool:
+        """Nothing more will come, and what came has been read: a server's last words are heard."""
+        return self._has_ended and not self._for_nats_py
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._demux.parser.room()
@@ -103,7 +108,7 @@ class _Landing(asyncio.BufferedProtocol):
 
     async def read(self) -> bytes:
         """What has come for nats-py since the last time; empty when nothing more will."""
-        if not self.at_eof:
+        if not self._has_ended:
             await self._arrived.wait()
             self._arrived.clear()
         if self._failure is not None:
@@ -120,7 +125,7 @@ class _Landing(asyncio.BufferedProtocol):
         self._stream.connection_lost(exc)
 
     def end(self) -> None:
-        self.at_eof = True
+        self._has_ended = True
         self._arrived.set()
 
     def pause_writing(self) -> None:

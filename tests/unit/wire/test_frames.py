@@ -152,6 +152,7 @@ def test_largest_payload_in_small_pieces_is_scanned_a_few_times_only(scan: Scan)
         b"HMSG a 1 9 5\r\nhello\r\n",
         b"MSG a 1 5\r\nhelloXX",
         b"MSG a 1 99999999999\r\n",
+        b"MSG a 1 99999999\r\n",
     ],
 )
 def test_malformed_frame_is_refused(scan: Scan, line: bytes) -> None:
