@@ -14,13 +14,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
 from natslog.wire.frames import FrameParser, Frames, MalformedFrame
-from natslog.wire.layout import END, START
+from natslog.wire.layout import END, SID, START
 
 logger = logging.getLogger("natslog.nats")
 
@@ -54,23 +55,26 @@ class FrameDemux:
         Raises:
             ProtocolError: this is not NATS, or a receiver failed: nats-py is to connect anew.
         """
-        others: list[bytes] = []
+        left: list[bytes] = []
         try:
             for frames in self.parser.frames():
+                others = []
                 for sid, part in frames.by_sid():
                     receiver = self.receivers.get(sid)
                     if receiver is not None:
                         receiver(part)
                     else:
-                        buffer, places = part.buffer, part.rows[:, [START, END]]
-                        others += [buffer[start:end].tobytes() for start, end in places.tolist()]
+                        others.append(sid)
+                if others:
+                    rows = frames.rows[np.isin(frames.rows[:, SID], others)]  # in the order in which they came
+                    left += [frames.buffer[start:end].tobytes() for start, end in rows[:, [START, END]].tolist()]
         except MalformedFrame as error:
             logger.error("NATS sent what is no frame (%s); connecting anew", error)
             raise ProtocolError from error
         except Exception as error:
             logger.critical("a receiver failed; connecting anew", exc_info=error)  # else nobody would be told
             raise ProtocolError from error
-        return b"".join(others)
+        return b"".join(left)
 
 
 class _Landing(asyncio.BufferedProtocol):
