@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from natslog.errors import NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
-from natslog.wire import kernels
+from natslog.wire import kernels_out
 from natslog.wire.frames import Frames
 from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
@@ -278,7 +278,7 @@ class Publisher:
     def _receive_acks(self, frames: Frames) -> None:
         """Runs in the loop for every received chunk of acks."""
         sequences = np.empty(len(frames.rows), np.int64)
-        kernels.read_acks(frames.buffer, frames.rows, len(self._inbox) + 1, sequences)
+        kernels_out.read_acks(frames.buffer, frames.rows, len(self._inbox) + 1, sequences)
         self._mark_acked(sequences[sequences >= 0])
         for row in frames.rows[sequences < 0][:1]:
             self._note_refusal(frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes())

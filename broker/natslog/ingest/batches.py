@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.row_buffers import RowBuffers
-from natslog.wire import kernels
+from natslog.wire import kernels, kernels_ids
 from natslog.wire.frames import Frames
 from natslog.wire.layout import (
     HEADER_LEN,
@@ -189,7 +189,7 @@ class _HeaderColumns:
         lengths = np.maximum(keys[:, 1], 0)
         self.key.extend(buffer, keys[:, 0], lengths)
         hashes = np.zeros((count, 2), np.uint64)
-        kernels.hash_ids(buffer, ids[:, 0], ids[:, 1], hashes)
+        kernels_ids.hash_ids(buffer, ids[:, 0], ids[:, 1], hashes)
         self.ids.extend(hashes)
         self.has_headers.extend(rows[:, HEADER_LEN] > 0)
         self.has_key.extend(keys[:, 1] >= 0)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from natslog.errors import PublishFailed
 from natslog.subjects import MAX_SUBJECT_BYTES
-from natslog.wire import kernels
+from natslog.wire import kernels_out
 from natslog.wire.outgoing import Sequences, header_lines, publish_frames, sent_bytes, texts_of
 
 _NAMED_ROWS = 3
@@ -117,7 +117,7 @@ def _bad_subjects(subjects: Any) -> Any:
 def _not_one_line(values: Any) -> Any:
     """Text that could not stand in a header line: line breaks, blanks around it, or not UTF-8."""
     marks = np.zeros(len(values), np.bool_)
-    kernels.mark_unlike_a_line(*texts_of(values), marks)
+    kernels_out.mark_unlike_a_line(*texts_of(values), marks)
     for at in np.flatnonzero(marks).tolist():  # only rows that are not plain ASCII, or wrong, come here
         value = values[at].as_py()
         marks[at] = value is not None and not _is_one_line(value)

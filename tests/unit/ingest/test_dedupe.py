@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from natslog.ingest import dedupe
 from natslog.ingest.dedupe import DedupeWindow, ids_of_headers
 from natslog.schema import HEADERS_TYPE
-from natslog.wire import kernels
+from natslog.wire import kernels_ids
 
 
 def hashed(texts: list[str | None]) -> np.ndarray:
@@ -19,7 +19,7 @@ def hashed(texts: list[str | None]) -> np.ndarray:
     lengths = np.array([-1 if text is None else len(text.encode()) for text in texts], np.int64)
     starts = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))[:-1]]).astype(np.int64)
     out = np.zeros((len(texts), 2), np.uint64)
-    kernels.hash_ids(np.frombuffer(data or b"\0", np.uint8), starts, lengths, out)
+    kernels_ids.hash_ids(np.frombuffer(data or b"\0", np.uint8), starts, lengths, out)
     return out
 
 

@@ -14,7 +14,7 @@ if sys.argv[1] == "without":
 import numpy as np
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
-from natslog.wire import kernels
+from natslog.wire import compiled
 from natslog.wire.frames import FrameParser
 from natslog.ingest.warmup import warm_up
 warm_up()
@@ -33,7 +33,7 @@ batch = builder.taken()
 window = DedupeWindow(60)
 window.remember(batch.ids[:10], np.arange(10), 0)
 rows = [[str(value) for value in row.values()] for row in batch.rows.to_arrow().to_pylist()]
-print(json.dumps([kernels.HAVE_NUMBA, rows, batch.ids.tolist(), window.find(batch.ids, 0).tolist()]))
+print(json.dumps([compiled.HAVE_NUMBA, rows, batch.ids.tolist(), window.find(batch.ids, 0).tolist()]))
 """
 
 

@@ -1,0 +1,91 @@
+"""Kernels on message ids: hashing, and tables of what is stored (open addressing, linear probing)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from natslog.wire.compiled import compiled
+
+
+@compiled
+def hash_ids(buffer: Any, starts: Any, lengths: Any, out: Any) -> None:
+    """128 bits of each text as two uint64 (FNV-1a from two bases, mixed): equal texts, equal rows; length -1: zeros.
+
+    Source: Fowler, Noll, Vo, "FNV-1a"; the finaliser is MurmurHash3's fmix64.
+    """
+    prime = np.uint64(1099511628211)
+    for index in range(starts.shape[0]):
+        if lengths[index] < 0:
+            out[index, 0] = np.uint64(0)
+            out[index, 1] = np.uint64(0)
+            continue
+        for half in range(2):
+            value = np.uint64(14695981039346656037) if half == 0 else np.uint64(0x9AE16A3B2F90404F)
+            for at in range(starts[index], starts[index] + lengths[index]):
+                value = (value ^ np.uint64(buffer[at])) * prime
+            value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+            value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+            value = value ^ (value >> np.uint64(33))
+            out[index, half] = value if value != np.uint64(0) else np.uint64(1)
+
+
+@compiled
+def find_ids(table: Any, offsets: Any, ids: Any, found: Any) -> None:
+    """`found[i]` becomes the offset stored for `ids[i]`, or stays as it is. Open addressing, linear probing."""
+    mask = np.uint64(table.shape[0] - 1)
+    for index in range(ids.shape[0]):
+        if ids[index, 0] == np.uint64(0):
+            continue
+        slot = ids[index, 0] & mask
+        while table[slot, 0] != np.uint64(0):
+            if table[slot, 0] == ids[index, 0] and table[slot, 1] == ids[index, 1]:
+                found[index] = offsets[slot]
+                break
+            slot = (slot + np.uint64(1)) & mask
+
+
+@compiled
+def mark_repeated(ids: Any, found: Any, slots: Any, new: int, repeated: int) -> None:
+    """Of the ids that are `new` in `found`, the second and later ones of each become `repeated`.
+
+    Args:
+        slots: an empty table (filled with -1) of a power of two, at least twice as many as there are ids.
+    """
+    mask = np.uint64(slots.shape[0] - 1)
+    for index in range(ids.shape[0]):
+        if ids[index, 0] == np.uint64(0) or found[index] != new:
+            continue
+        slot = ids[index, 0] & mask
+        while slots[slot] >= 0:
+            first = slots[slot]
+            if ids[first, 0] == ids[index, 0] and ids[first, 1] == ids[index, 1]:
+                found[index] = repeated
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if slots[slot] < 0:
+            slots[slot] = index
+
+
+@compiled
+def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
+    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller sees to room. Returns how many are
+    new.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    added = 0
+    for index in range(ids.shape[0]):
+        if ids[index, 0] == np.uint64(0):
+            continue
+        slot = ids[index, 0] & mask
+        while table[slot, 0] != np.uint64(0):
+            if table[slot, 0] == ids[index, 0] and table[slot, 1] == ids[index, 1]:
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if table[slot, 0] == np.uint64(0):
+            table[slot, 0] = ids[index, 0]
+            table[slot, 1] = ids[index, 1]
+            offsets[slot] = at_offsets[index]
+            added += 1
+    return added

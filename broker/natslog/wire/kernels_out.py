@@ -1,0 +1,160 @@
+"""Kernels on what is sent and answered: acks, published frames, and the acks that come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from natslog.wire.compiled import (
+    CR,
+    LF,
+    SPACE,
+    compiled,
+    contains,
+    copy_bytes,
+    digits_of,
+    is_blank,
+    put_number,
+    put_text,
+    read_number,
+)
+
+_H, _P, _U, _B = 72, 80, 85, 66
+_VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
+_ID_NAME = np.frombuffer(b"Nats-Msg-Id: ", np.uint8)
+_SEQ_FIELD = np.frombuffer(b'"seq"', np.uint8)
+_ERROR_FIELD = np.frombuffer(b'"error":', np.uint8)
+
+
+@compiled
+def stored_acks(
+    reply_data: Any, reply_offsets: Any, offsets: Any, duplicate: Any, head: Any, middle: Any, tails: Any, out: Any
+) -> int:
+    """`PUB <reply> <size>`, then `<head><offset + 1><middle><offset><tail>`, for each row with a reply subject.
+
+    Args:
+        duplicate: marks the rows that get the second of the two `tails`; empty where none does.
+        out: room for all of it.
+
+    Returns:
+        How many bytes were filled.
+    """
+    at = 0
+    for index in range(offsets.shape[0]):
+        start, length = reply_offsets[index], reply_offsets[index + 1] - reply_offsets[index]
+        if length == 0:
+            continue
+        tail = tails[1] if duplicate.shape[0] > 0 and duplicate[index] else tails[0]
+        offset = offsets[index]
+        digits, next_digits = digits_of(offset), digits_of(offset + 1)
+        size = head.shape[0] + next_digits + middle.shape[0] + digits + tail.shape[0]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
+        copy_bytes(reply_data, start, length, out, at + 4)
+        at += 4 + length
+        out[at] = SPACE
+        at = put_number(out, at + 1, size, digits_of(size))
+        out[at], out[at + 1] = CR, LF
+        at = put_text(out, at + 2, head)
+        at = put_number(out, at, offset + 1, next_digits)
+        at = put_text(out, at, middle)
+        at = put_number(out, at, offset, digits)
+        at = put_text(out, at, tail)
+        out[at], out[at + 1] = CR, LF
+        at += 2
+    return at
+
+
+@compiled
+def publish_frames(
+    subject_offsets: Any,
+    subject_data: Any,
+    body_offsets: Any,
+    body_data: Any,
+    line_offsets: Any,
+    line_data: Any,
+    id_offsets: Any,
+    id_data: Any,
+    has_id: Any,
+    inbox: Any,
+    sequences: Any,
+    out: Any,
+) -> int:
+    """`PUB` or `HPUB` frames; see `outgoing.publish_frames`. Empty offsets, marks or sequences: there are none.
+
+    Returns:
+        How many bytes of `out` were filled.
+    """
+    at = 0
+    for index in range(body_offsets.shape[0] - 1):
+        body_start = body_offsets[index]
+        body_bytes = body_offsets[index + 1] - body_start
+        line_bytes = line_offsets[index + 1] - line_offsets[index] if line_offsets.shape[0] > 0 else 0
+        id_bytes = -1
+        if has_id.shape[0] > 0 and has_id[index]:
+            id_bytes = id_offsets[index + 1] - id_offsets[index]
+        header_bytes = 0
+        if line_bytes > 0 or id_bytes >= 0:
+            header_bytes = 12 + line_bytes + (id_bytes + 15 if id_bytes >= 0 else 0)
+            out[at] = _H
+            at += 1
+        out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
+        subject_start = subject_offsets[index]
+        subject_bytes = subject_offsets[index + 1] - subject_start
+        copy_bytes(subject_data, subject_start, subject_bytes, out, at + 4)
+        at += 4 + subject_bytes
+        out[at] = SPACE
+        at += 1
+        if sequences.shape[0] > 0:
+            at = put_text(out, at, inbox)
+            at = put_number(out, at, sequences[index], digits_of(sequences[index]))
+            out[at] = SPACE
+            at += 1
+        if header_bytes > 0:
+            at = put_number(out, at, header_bytes, digits_of(header_bytes))
+            out[at] = SPACE
+            at += 1
+        total_bytes = header_bytes + body_bytes
+        at = put_number(out, at, total_bytes, digits_of(total_bytes))
+        out[at], out[at + 1] = CR, LF
+        at += 2
+        if header_bytes > 0:
+            at = put_text(out, at, _VERSION_LINE)
+            if line_bytes > 0:
+                copy_bytes(line_data, line_offsets[index], line_bytes, out, at)
+                at += line_bytes
+            if id_bytes >= 0:
+                at = put_text(out, at, _ID_NAME)
+                copy_bytes(id_data, id_offsets[index], id_bytes, out, at)
+                at += id_bytes
+                out[at], out[at + 1] = CR, LF
+                at += 2
+            out[at], out[at + 1] = CR, LF
+            at += 2
+        copy_bytes(body_data, body_start, body_bytes, out, at)
+        at += body_bytes
+        out[at], out[at + 1] = CR, LF
+        at += 2
+    return at
+
+
+@compiled
+def mark_unlike_a_line(offsets: Any, data: Any, marks: Any) -> None:
+    """Marks texts that hold a line break or a byte above 127, or begin or end with a blank."""
+    for index in range(offsets.shape[0] - 1):
+        start, end = offsets[index], offsets[index + 1]
+        if end > start:
+            marks[index] = is_blank(data[start]) or is_blank(data[end - 1])
+        for at in range(start, end):
+            if data[at] > 127 or data[at] in (CR, LF):
+                marks[index] = True
+
+
+@compiled
+def read_acks(buffer: Any, frames: Any, prefix_bytes: int, sequences: Any) -> None:
+    """`sequences[i]` becomes the number that ends the subject of frame i, or -1 where its payload is no PubAck."""
+    for index in range(frames.shape[0]):
+        subject, payload = frames[index, 3], frames[index, 8]
+        end = payload + frames[index, 9]
+        is_ack = contains(buffer, payload, end, _SEQ_FIELD) and not contains(buffer, payload, end, _ERROR_FIELD)
+        sequences[index] = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4]) if is_ack else -1
