@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from natslog.ingest import acks
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
+from natslog.wire import compiled, kernels, kernels_ids, kernels_out
 from natslog.wire.frames import FrameParser
 
+_COMPILE_WITHIN_S = 120
 _PLAIN = b"MSG a 1 b 1\r\nx\r\n"
 _HEADED = b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
+
+
+def compile_aside() -> None:
+    """Has a child process compile the kernels where that has not been done on this machine: a compiler leaves some
+    150 MiB of memory behind. Where it cannot, `warm_up` compiles in this process.
+    """
+    if not compiled.HAVE_NUMBA:
+        return
+    scan: Any = kernels.scan
+    if scan.stats.cache_path is None:
+        return
+    kept = Path(scan.stats.cache_path).glob("kernels*.nbi")
+    sources = [Path(str(module.__file__)) for module in (compiled, kernels, kernels_ids, kernels_out)]
+    newest_source = max(source.stat().st_mtime for source in sources)
+    if min((index.stat().st_mtime for index in kept), default=0.0) < newest_source:
+        program = "from natslog.ingest.warmup import warm_up; warm_up()"
+        subprocess.run([sys.executable, "-c", program], check=False, timeout=_COMPILE_WITHIN_S, capture_output=True)
 
 
 def warm_up() -> None:

@@ -30,7 +30,7 @@ from natslog.cluster.metadata import (
 )
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, NotEnoughBrokers, ShuttingDown, StorageFailed, StreamNotFound
-from natslog.ingest.warmup import warm_up
+from natslog.ingest.warmup import compile_aside, warm_up
 from natslog.log import LogOptions, StreamLog
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us
@@ -89,6 +89,7 @@ class Broker:
     async def start(self) -> Broker:
         """Recovers all logs, then connects; returns when messages are taken or NATS is being waited for."""
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writers, compile_aside)
         await loop.run_in_executor(self._writers, warm_up)
         me = BrokerRecord(id=BrokerId(self.config.broker_id), url=self.config.url, rack=self.config.rack)
         await self._propose(RegisterBroker(broker=me))

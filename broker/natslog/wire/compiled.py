@@ -1,7 +1,7 @@
 """How kernels are compiled (numba, `nogil`, cached on disk), and the few lines of code they share.
 
-Without numba they run uncompiled (`compiled` is then the identity), slower but the same. numba keeps compiled code by the
-file a kernel stands in: after a change here, touch `kernels*.py`.
+Without numba they run uncompiled (`compiled` is then the identity), slower but the same. numba keeps compiled code by
+the file a kernel stands in: after a change here, touch `kernels*.py`.
 """
 
 from __future__ import annotations
