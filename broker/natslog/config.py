@@ -35,7 +35,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
-    ingest_memory_bytes: int = 96 * 1024 * 1024
+    ingest_memory_bytes: int = 80 * 1024 * 1024
     retention_interval_s: float = 5.0
     tombstone_grace_s: float = 3600.0
 

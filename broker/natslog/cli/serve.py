@@ -86,7 +86,7 @@ def server(
     segment_bytes: Annotated[str | None, typer.Option(help="A segment is full at this size: 128MiB.")] = None,
     segment_age: Annotated[str | None, typer.Option(help="… or at this age: 1h.")] = None,
     min_free_bytes: Annotated[str | None, typer.Option(help="Room on the disk to keep free: 64MiB.")] = None,
-    ingest_memory_bytes: Annotated[str | None, typer.Option(help="Memory for uncommitted messages: 96MiB.")] = None,
+    ingest_memory_bytes: Annotated[str | None, typer.Option(help="Memory for uncommitted messages: 80MiB.")] = None,
     retention_interval: Annotated[str | None, typer.Option(help="How often limits are enforced: 5s.")] = None,
     tombstone_grace: Annotated[str | None, typer.Option(help="How long deleted files are kept: 1h.")] = None,
     log_level: LogLevel = "info",

@@ -51,7 +51,7 @@ _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
 _QUICK_S = 0.001
 _QUICK_BYTES = 32 * 1024
-_BUILDERS_KEPT = 4
+_BUILDERS_KEPT = 2
 
 
 class Sender(Protocol):
