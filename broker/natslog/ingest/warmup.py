@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.wire import compiled, kernels, kernels_ids, kernels_out
 from natslog.wire.frames import FrameParser
+
+logger = logging.getLogger("natslog.ingest")
 
 _COMPILE_WITHIN_S = 120
 _PLAIN = b"MSG a 1 b 1\r\nx\r\n"
@@ -29,12 +32,16 @@ def compile_aside() -> None:
     scan: Any = kernels.scan
     if scan.stats.cache_path is None:
         return
-    kept = Path(scan.stats.cache_path).glob("kernels*.nbi")
+    kept = Path(scan.stats.cache_path).glob("kernels.scan-*.nbi")  # those of other versions stay beside it
     sources = [Path(str(module.__file__)) for module in (compiled, kernels, kernels_ids, kernels_out)]
     newest_source = max(source.stat().st_mtime for source in sources)
-    if min((index.stat().st_mtime for index in kept), default=0.0) < newest_source:
+    if max((index.stat().st_mtime for index in kept), default=0.0) < newest_source:
         program = "from natslog.ingest.warmup import warm_up; warm_up()"
-        subprocess.run([sys.executable, "-c", program], check=False, timeout=_COMPILE_WITHIN_S, capture_output=True)
+        command = [sys.executable, "-c", program]
+        try:
+            subprocess.run(command, check=True, timeout=_COMPILE_WITHIN_S, capture_output=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("the kernels could not be compiled in a process of their own: %s", error)
 
 
 def warm_up() -> None:
