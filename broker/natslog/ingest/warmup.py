@@ -13,7 +13,7 @@ import numpy as np
 from natslog.ingest import acks
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
-from natslog.wire import compiled, kernels, kernels_ids, kernels_out
+from natslog.wire import compiled, kernels
 from natslog.wire.frames import FrameParser
 
 logger = logging.getLogger("natslog.ingest")
@@ -33,9 +33,8 @@ def compile_aside() -> None:
     if scan.stats.cache_path is None:
         return
     kept = Path(scan.stats.cache_path).glob("kernels.scan-*.nbi")  # those of other versions stay beside it
-    sources = [Path(str(module.__file__)) for module in (compiled, kernels, kernels_ids, kernels_out)]
-    newest_source = max(source.stat().st_mtime for source in sources)
-    if max((index.stat().st_mtime for index in kept), default=0.0) < newest_source:
+    source = Path(str(kernels.__file__))  # numba, too, goes by the file that a kernel stands in
+    if max((index.stat().st_mtime for index in kept), default=0.0) < source.stat().st_mtime:
         program = "from natslog.ingest.warmup import warm_up; warm_up()"
         command = [sys.executable, "-c", program]
         try:
