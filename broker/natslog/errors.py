@@ -95,6 +95,48 @@ class NotEnoughBrokers(NatslogError):
     code, status = "not_enough_brokers", 503
 
 
+class NotMetadataLeader(NatslogError):
+    """Another broker leads the metadata group: ask the one the facts name, or wait where they name none."""
+
+    code, status, retriable = "not_metadata_leader", 421, True
+
+
+class MembershipChanging(NatslogError):
+    """Another change of the group's members is under way: propose again when it is done."""
+
+    code, status, retriable = "membership_changing", 409, True
+
+
+class NotEnoughReplicas(NatslogError):
+    """Fewer replicas are in sync than the stream's `min_isr`: writing resumes when they are back."""
+
+    code, status, retriable = "not_enough_replicas", 503, True
+
+
+class NoLeader(NatslogError):
+    """The stream has no leader at the moment: ask again, it is being chosen."""
+
+    code, status, retriable = "no_leader", 503, True
+
+
+class NotLeader(NatslogError):
+    """Another broker leads this stream; the facts name it and its URL."""
+
+    code, status, retriable = "not_leader", 421, True
+
+
+class MetadataUnavailable(NatslogError):
+    """No majority of the brokers agrees on a metadata leader: start the missing brokers."""
+
+    code, status, retriable = "metadata_unavailable", 503, True
+
+
+class ClusterMismatch(NatslogError):
+    """A broker of another cluster, version, secret or data folder: the message names which, and the remedy."""
+
+    code, status = "cluster_mismatch", 403
+
+
 class CorruptLog(NatslogError):
     """Bytes on disk are not what was written; the facts name file, position and offsets."""
 

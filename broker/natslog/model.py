@@ -118,17 +118,35 @@ _PARSERS: dict[str, Any] = {
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as the metadata knows it. `id` is never used again after the stream is deleted."""
+    """A stream as the metadata knows it. `id` is never used again after the stream is deleted.
+
+    Attributes:
+        leader: None while there is none. `leader_epoch`: of the present leader, or of the last one.
+        replicas: who keeps it; the first is the preferred leader. `isr`: who has everything committed, and is counted.
+        version: rises with every change of what follows `created_us`; an ISR change names the one it was made for.
+        eligible: not in the ISR, yet holding all that is committed, because they left when it fell below `min_isr`.
+        unproven: of ISR and eligible, those that have restarted uncleanly and not yet caught up with a leader.
+        target: the replicas wanted, while the stream is being moved.
+    """
 
     name: str
     id: StreamId
     settings: StreamSettings
     created_us: int
-    leader: BrokerId
+    leader: BrokerId | None
     leader_epoch: Epoch
     replicas: tuple[BrokerId, ...]
     isr: tuple[BrokerId, ...]
+    version: int = 0
+    eligible: tuple[BrokerId, ...] = ()
+    unproven: tuple[BrokerId, ...] = ()
+    target: tuple[BrokerId, ...] = ()
     paused: bool = False
+
+    @property
+    def candidates(self) -> tuple[BrokerId, ...]:
+        """Who holds everything that was committed, as far as their disks kept it."""
+        return self.isr + self.eligible
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

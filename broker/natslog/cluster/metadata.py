@@ -1,43 +1,75 @@
 """The metadata state machine: brokers, streams, tombstones. `apply(command)` is all that ever changes it.
 
 Deterministic: the same commands in the same order give the same state everywhere; ids, times and placements are decided
-by the proposer and ride in the command. A refused command raises and changes nothing. One broker applies its own
-commands; in a cluster they come out of the Raft log.
+by the proposer and ride in the command. A refused command raises and changes nothing. The commands come out of the Raft
+log; `decide` applies a proposal once, however often it was sent.
 
-Invariants. A stream's id is never used twice. Files belong to a stream or to a tombstone; what has neither is left
-alone.
+Invariants. A stream's id is never used twice. Files belong to a replica or to a tombstone; what has neither is left
+alone. A leader is in the ISR, the ISR within the replicas; a new leader has a higher epoch. Whoever holds all that is
+committed is in `isr` or `eligible`: a change of the ISR that leaves fewer than `min_isr` makes those who go eligible.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
-from natslog.errors import InvalidRequest, StreamConflict, StreamNotFound
+from natslog.errors import InvalidRequest, NatslogError, StreamConflict, StreamNotFound
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 
 FIRST_EPOCH = Epoch(1)
 _FIXED = ("group", "replicas", "min_isr")
 """Settings that cannot be edited: a group decided who got which message; replicas are moved, not declared."""
+_OUTCOMES_KEPT = 1000
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`incarnation` is of one life of its process; `is_draining`: it is to keep no replica."""
+
     id: BrokerId
     url: str
     rack: str = ""
+    incarnation: str = ""
+    is_draining: bool = False
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """A deleted stream whose files are still there."""
+    """Files that `broker` still has of a deleted stream, or of a replica that was moved away."""
 
     id: StreamId
     name: str
     deleted_us: int
+    broker: BrokerId = BrokerId(1)
+
+    @property
+    def key(self) -> str:
+        return tombstone_key(self.id, self.broker)
+
+
+def tombstone_key(stream_id: StreamId, broker: BrokerId) -> str:
+    return f"{stream_id}/{broker}"
 
 
 class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A broker's new life. `after` names the one that ended in order right before it, so that its logs are as that one
+    left them; "" if it was killed, say.
+    """
+
     broker: BrokerRecord
+    after: str = ""
+
+
+class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    broker: BrokerId
+    is_draining: bool
+
+
+class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It keeps no replica any more and is no member of the cluster."""
+
+    broker: BrokerId
 
 
 class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -66,28 +98,130 @@ class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class BuryStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The files of a deleted stream are gone: its tombstone may go too."""
+    """The files are gone: the tombstone may go too."""
 
     id: StreamId
+    broker: BrokerId = BrokerId(1)
 
 
-Command: TypeAlias = RegisterBroker | CreateStream | EditStream | PauseStream | DeleteStream | BuryStream
+class IsrChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leader of `epoch` wants; good for one `version` of the record, and for those lives of the members that
+    it has seen ("" is not checked). `proven`: restarted uncleanly, and caught up since.
+    """
+
+    stream_id: StreamId
+    epoch: Epoch
+    version: int
+    isr: tuple[BrokerId, ...]
+    incarnations: tuple[str, ...]
+    proven: tuple[BrokerId, ...] = ()
+
+
+class ChangeIsrs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Of streams that `broker` leads; those whose version has moved on are passed over."""
+
+    broker: BrokerId
+    changes: tuple[IsrChange, ...]
+
+
+class Appointment(msgspec.Struct, frozen=True, kw_only=True):
+    """A leader for the next epoch of a stream, good for one `version` of its record."""
+
+    stream_id: StreamId
+    version: int
+    leader: BrokerId
+    isr: tuple[BrokerId, ...]
+
+
+class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    appointments: tuple[Appointment, ...]
+
+
+class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`broker` has found damage in these streams: it must neither lead them nor count, until it has caught up."""
+
+    broker: BrokerId
+    incarnation: str
+    stream_ids: tuple[StreamId, ...]
+
+
+class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Brings a stream's replicas onto other brokers; the old ones go when the new ones are in sync."""
+
+    name: str
+    target: tuple[BrokerId, ...]
+
+
+class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`(stream, version)` of moves whose target is in sync; what the others have becomes tombstones."""
+
+    moves: tuple[tuple[StreamId, int], ...]
+    moved_us: int
+
+
+Command: TypeAlias = (
+    RegisterBroker
+    | DrainBroker
+    | ForgetBroker
+    | CreateStream
+    | EditStream
+    | PauseStream
+    | DeleteStream
+    | BuryStream
+    | ChangeIsrs
+    | AppointLeaders
+    | DisableReplicas
+    | MoveReplicas
+    | FinishMoves
+)
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` names the request: sent again, it has the outcome of the first time."""
+
+    id: str
+    command: Command
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`changed`, or the error it was refused with, in its JSON form."""
+
+    changed: bool
+    error: dict[str, Any] | None = None
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """The state. `version` counts applied commands."""
+    """The state. `version` counts commands that changed something."""
 
     cluster_id: str
     version: int = 0
     brokers: dict[BrokerId, BrokerRecord] = {}
     streams: dict[str, StreamRecord] = {}
-    tombstones: dict[StreamId, Tombstone] = {}
+    tombstones: dict[str, Tombstone] = {}
+    outcomes: dict[str, Outcome] = {}
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
         if name not in self.streams:
             raise StreamNotFound(f"there is no stream {name!r}", stream=name)
         return self.streams[name]
+
+    def by_id(self) -> dict[StreamId, StreamRecord]:
+        return {record.id: record for record in self.streams.values()}
+
+    def decide(self, proposal: Proposal) -> Outcome:
+        """Applies it, unless it was applied before: a retry gets the outcome of the first time."""
+        known = self.outcomes.get(proposal.id)
+        if known is not None:
+            return known
+        try:
+            outcome = Outcome(changed=self.apply(proposal.command))
+        except NatslogError as error:
+            outcome = Outcome(changed=False, error=error.to_json())
+        self.outcomes[proposal.id] = outcome
+        while len(self.outcomes) > _OUTCOMES_KEPT:
+            del self.outcomes[next(iter(self.outcomes))]
+        return outcome
 
     def apply(self, command: Command) -> bool:
         """Changes the state as the command says.
@@ -104,10 +238,8 @@ class Metadata(msgspec.Struct, kw_only=True):
 
     def _apply(self, command: Command) -> bool:
         match command:
-            case RegisterBroker(broker=broker):
-                changed = self.brokers.get(broker.id) != broker
-                self.brokers[broker.id] = broker
-                return changed
+            case RegisterBroker() | DrainBroker() | ForgetBroker():
+                return self._apply_to_broker(command)
             case CreateStream():
                 return self._create(command)
             case EditStream(name=name, settings=settings):
@@ -116,13 +248,64 @@ class Metadata(msgspec.Struct, kw_only=True):
                 return self._replace(msgspec.structs.replace(self.stream(name), paused=paused))
             case DeleteStream(name=name, deleted_us=deleted_us):
                 record = self.stream(name)
-                self.tombstones[record.id] = Tombstone(id=record.id, name=name, deleted_us=deleted_us)
+                self._entomb(record, record.replicas, deleted_us)
                 del self.streams[name]
                 return True
-            case BuryStream(id=stream_id):
-                return self.tombstones.pop(stream_id, None) is not None
+            case BuryStream(id=stream_id, broker=broker):
+                return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
+            case ChangeIsrs() | AppointLeaders() | DisableReplicas() | MoveReplicas() | FinishMoves():
+                return self._apply_to_replicas(command)
             case _:
                 assert_never(command)
+
+    # ---- brokers ----
+
+    def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker) -> bool:
+        match command:
+            case RegisterBroker(broker=broker, after=after):
+                return self._register(broker, after)
+            case DrainBroker(broker=number, is_draining=is_draining):
+                if number not in self.brokers:
+                    raise InvalidRequest(f"there is no broker {number}", broker=number)
+                known = self.brokers[number]
+                self.brokers[number] = msgspec.structs.replace(known, is_draining=is_draining)
+                return known.is_draining != is_draining
+            case ForgetBroker(broker=number):
+                keeping = sorted(name for name, record in self.streams.items() if number in record.replicas)
+                if keeping:
+                    raise InvalidRequest(
+                        f"broker {number} keeps {len(keeping)} streams ({', '.join(keeping[:3])} …): drain it first",
+                        broker=number,
+                    )
+                gone = [key for key, tombstone in self.tombstones.items() if tombstone.broker == number]
+                for key in gone:
+                    del self.tombstones[key]
+                return self.brokers.pop(number, None) is not None
+
+    def _register(self, broker: BrokerRecord, after: str) -> bool:
+        """Its former life leads nothing any more; unless that ended in order, its logs are to be proven first. (A life
+        that was never heard of may lie between the registered one and one that ended in order.)
+        """
+        known = self.brokers.get(broker.id)
+        if known == broker:
+            return False
+        is_new_life = known is not None and known.incarnation != broker.incarnation
+        is_clean = known is not None and known.incarnation == after != ""
+        if known is not None:
+            broker = msgspec.structs.replace(broker, is_draining=known.is_draining)
+        self.brokers[broker.id] = broker
+        if not is_new_life:
+            return True
+        for record in list(self.streams.values()):
+            leader = None if record.leader == broker.id else record.leader
+            unproven = record.unproven
+            if not is_clean and broker.id in record.candidates:
+                unproven = tuple(sorted({*unproven, broker.id}))
+            if (leader, unproven) != (record.leader, record.unproven):
+                self._replace(_next_version(record, leader=leader, unproven=unproven))
+        return True
+
+    # ---- streams ----
 
     def _create(self, command: CreateStream) -> bool:
         existing = self.streams.get(command.name)
@@ -136,7 +319,7 @@ class Metadata(msgspec.Struct, kw_only=True):
                     settings=sorted(differing),
                 )
             return False
-        used = {record.id for record in self.streams.values()} | set(self.tombstones)
+        used = {record.id for record in self.streams.values()} | {one.id for one in self.tombstones.values()}
         if command.id in used:
             raise InvalidRequest(f"the id {command.id} was used before")
         self.streams[command.name] = StreamRecord(
@@ -155,6 +338,121 @@ class Metadata(msgspec.Struct, kw_only=True):
         changed = self.streams[record.name] != record
         self.streams[record.name] = record
         return changed
+
+    def _entomb(self, record: StreamRecord, brokers: Iterable[BrokerId], deleted_us: int) -> None:
+        for broker in brokers:
+            tombstone = Tombstone(id=record.id, name=record.name, deleted_us=deleted_us, broker=broker)
+            self.tombstones[tombstone.key] = tombstone
+
+    # ---- replicas ----
+
+    def _apply_to_replicas(
+        self, command: ChangeIsrs | AppointLeaders | DisableReplicas | MoveReplicas | FinishMoves
+    ) -> bool:
+        if isinstance(command, MoveReplicas):
+            return self._move(self.stream(command.name), command.target)
+        records = self.by_id()
+        changed = False
+        match command:
+            case ChangeIsrs(broker=broker, changes=changes):
+                for change in changes:
+                    changed |= self._change_isr(records.get(change.stream_id), broker, change)
+            case AppointLeaders(appointments=appointments):
+                for appointment in appointments:
+                    changed |= self._appoint(records.get(appointment.stream_id), appointment)
+            case DisableReplicas(broker=broker, incarnation=incarnation, stream_ids=stream_ids):
+                if broker in self.brokers and self.brokers[broker].incarnation == incarnation:
+                    for stream_id in stream_ids:
+                        changed |= self._disable(records.get(stream_id), broker)
+            case FinishMoves(moves=moves, moved_us=moved_us):
+                for stream_id, version in moves:
+                    changed |= self._finish_move(records.get(stream_id), version, moved_us)
+        return changed
+
+    def _change_isr(self, record: StreamRecord | None, broker: BrokerId, change: IsrChange) -> bool:
+        if record is None or not self._is_current(record, broker, change):
+            return False
+        unproven = set(record.unproven) - set(change.proven) - {broker}
+        return self._replace(with_isr(record, change.isr, unproven=unproven))
+
+    def _is_current(self, record: StreamRecord, broker: BrokerId, change: IsrChange) -> bool:
+        if (record.leader, record.leader_epoch, record.version) != (broker, change.epoch, change.version):
+            return False
+        if broker not in change.isr or not set(change.isr) <= set(record.replicas):
+            return False
+        lives = zip(change.isr, change.incarnations, strict=True)
+        return all(not life or self._lives(member, life) for member, life in lives)
+
+    def _lives(self, broker: BrokerId, incarnation: str) -> bool:
+        return broker in self.brokers and self.brokers[broker].incarnation == incarnation
+
+    def _appoint(self, record: StreamRecord | None, appointment: Appointment) -> bool:
+        if record is None or record.version != appointment.version:
+            return False
+        if appointment.leader not in appointment.isr or not set(appointment.isr) <= set(record.candidates):
+            return False  # only who holds everything is in sync, and a leader is
+        appointed = msgspec.structs.replace(
+            record, leader=appointment.leader, leader_epoch=Epoch(record.leader_epoch + 1)
+        )
+        unproven = set(record.unproven) - {appointment.leader}
+        return self._replace(with_isr(appointed, appointment.isr, unproven=unproven))
+
+    def _disable(self, record: StreamRecord | None, broker: BrokerId) -> bool:
+        """The last one that holds everything stays: nobody else could ever lead."""
+        if record is None or broker not in record.candidates or set(record.candidates) == {broker}:
+            return False
+        leader = None if record.leader == broker else record.leader
+        changed = msgspec.structs.replace(
+            with_isr(record, [member for member in record.isr if member != broker], unproven=record.unproven),
+            leader=leader,
+        )
+        return self._replace(
+            msgspec.structs.replace(
+                changed,
+                eligible=tuple(member for member in changed.eligible if member != broker),
+                unproven=tuple(member for member in changed.unproven if member != broker),
+            )
+        )
+
+    def _move(self, record: StreamRecord, target: tuple[BrokerId, ...]) -> bool:
+        missing = sorted(set(target) - set(self.brokers))
+        if missing or len(set(target)) != record.settings.replicas or len(target) != len(set(target)):
+            raise InvalidRequest(
+                f"stream {record.name!r} has {record.settings.replicas} replicas: name as many different brokers of "
+                f"{sorted(self.brokers)}",
+                stream=record.name,
+            )
+        if target == (record.target or record.replicas):
+            return False
+        staying = [broker for broker in record.replicas if broker not in target]
+        for broker in target:
+            self.tombstones.pop(tombstone_key(record.id, broker), None)
+        return self._replace(_next_version(record, replicas=(*target, *staying), target=target))
+
+    def _finish_move(self, record: StreamRecord | None, version: int, moved_us: int) -> bool:
+        if record is None or record.version != version or not record.target:
+            return False
+        target = record.target
+        if not set(target) <= set(record.isr) or record.leader not in target:
+            return False
+        self._entomb(record, [broker for broker in record.replicas if broker not in target], moved_us)
+        isr = [broker for broker in record.isr if broker in target]
+        finished = msgspec.structs.replace(record, replicas=target, target=())
+        return self._replace(with_isr(finished, isr, unproven=set(record.unproven) & set(target)))
+
+
+def _next_version(record: StreamRecord, **changes: Any) -> StreamRecord:
+    return msgspec.structs.replace(record, version=record.version + 1, **changes)
+
+
+def with_isr(record: StreamRecord, isr: Iterable[BrokerId], *, unproven: Iterable[BrokerId]) -> StreamRecord:
+    """With another ISR. Below `min_isr` nothing more is committed, so those who leave still hold all that is."""
+    members = tuple(broker for broker in record.replicas if broker in set(isr))
+    eligible: tuple[BrokerId, ...] = ()
+    if len(members) < record.settings.min_isr:
+        eligible = tuple(broker for broker in record.replicas if broker in record.candidates and broker not in members)
+    holding = {*members, *eligible}
+    return _next_version(record, isr=members, eligible=eligible, unproven=tuple(sorted(set(unproven) & holding)))
 
 
 def _edited(record: StreamRecord, settings: StreamSettings) -> StreamRecord:

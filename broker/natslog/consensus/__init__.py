@@ -1,1 +1,50 @@
-"""Raft without I/O: messages and ticks in, what to save, send and apply out."""
+"""Raft without I/O: messages and ticks in, what to save, send and apply out.
+
+`raft` is the door; `state`, `following`, `leading` and `elections` are its parts, one concern each, on `raft_log`,
+`progress` and `membership`. Nothing here knows files, sockets, clocks or chance from outside.
+"""
+
+from natslog.consensus.membership import decode_membership, encode_membership
+from natslog.consensus.raft import Raft, Ready
+from natslog.consensus.state import ConfirmedRead, Role
+from natslog.consensus.types import (
+    AppendRequest,
+    AppendResponse,
+    Entry,
+    HardState,
+    Index,
+    Member,
+    Membership,
+    Message,
+    Snapshot,
+    SnapshotChunk,
+    SnapshotResponse,
+    Term,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+
+__all__ = [
+    "AppendRequest",
+    "AppendResponse",
+    "ConfirmedRead",
+    "Entry",
+    "HardState",
+    "Index",
+    "Member",
+    "Membership",
+    "Message",
+    "Raft",
+    "Ready",
+    "Role",
+    "Snapshot",
+    "SnapshotChunk",
+    "SnapshotResponse",
+    "Term",
+    "TimeoutNow",
+    "VoteRequest",
+    "VoteResponse",
+    "decode_membership",
+    "encode_membership",
+]

@@ -108,7 +108,7 @@ class AppendRequest(msgspec.Struct, frozen=True, kw_only=True, tag="append?"):
 
 
 class AppendResponse(msgspec.Struct, frozen=True, kw_only=True, tag="append!"):
-    """Where `rejected`, (`index`, `hint_term`) is the last place that may still agree; else all to `index` is stored."""
+    """If `rejected`, (`index`, `hint_term`) is the last place that may still agree; else all to `index` is stored."""
 
     sender: BrokerId
     to: BrokerId
@@ -156,11 +156,5 @@ class TimeoutNow(msgspec.Struct, frozen=True, kw_only=True, tag="campaign"):
 
 
 Message: TypeAlias = (
-    VoteRequest
-    | VoteResponse
-    | AppendRequest
-    | AppendResponse
-    | SnapshotChunk
-    | SnapshotResponse
-    | TimeoutNow
+    VoteRequest | VoteResponse | AppendRequest | AppendResponse | SnapshotChunk | SnapshotResponse | TimeoutNow
 )

@@ -1,0 +1,197 @@
+"""What the metadata leader decides from what it hears: who leads when a leader is gone, which moves are done, when a
+stream goes back to its preferred leader. Soft state only: a new metadata leader hears everything again.
+
+Theory of operation. A leader is gone when it has no session with the metadata leader, when its process began a new
+life, or when a majority of those who hold everything committed miss it (whoever has no session counts as missing it).
+The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly (power lost
+everywhere), the longest log of enough of them. Nobody else ever leads by itself: the stream waits.
+
+Invariant: every decision names the version of the record that it was made for, so that a stale one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from natslog.cluster.metadata import AppointLeaders, Appointment, Command, FinishMoves, Metadata, MoveReplicas
+from natslog.cluster.placement import Loads
+from natslog.cluster.replica import quorum_position
+from natslog.errors import NotEnoughBrokers
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+
+_REPORT_HOLDS_MS = 6000.0
+_POSITIONS_WAIT_MS = 1500.0
+_SETTLED_MS = 5000.0
+_HANDOVERS_AT_ONCE = 50
+_HANDOVER_AGAIN_MS = 10_000.0
+_MOVES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The leader, alive, is asked to hand a stream over in order."""
+
+    stream_id: StreamId
+    leader: BrokerId
+    to: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    commands: tuple[Command, ...] = ()
+    handovers: tuple[Handover, ...] = ()
+
+
+@dataclass(slots=True)
+class _Positions:
+    version: int
+    since_ms: float
+    known: dict[BrokerId, tuple[Epoch, int]] = field(default_factory=dict)
+
+
+class Controller:
+    """One per term as metadata leader. Times are of a clock that never jumps."""
+
+    def __init__(self, now_ms: float) -> None:
+        self._missed: dict[StreamId, tuple[Epoch, dict[BrokerId, float]]] = {}
+        self._positions: dict[StreamId, _Positions] = {}
+        self._alive: frozenset[BrokerId] = frozenset()
+        self._changed_ms = now_ms
+        self._handed_ms: dict[StreamId, float] = {}
+
+    # ---- what is heard ----
+
+    def missed(self, stream_id: StreamId, epoch: Epoch, by: BrokerId, now_ms: float) -> None:
+        """A replica has not been answered by the leader of this epoch for a while."""
+        known_epoch, reports = self._missed.get(stream_id, (epoch, {}))
+        if epoch > known_epoch:
+            reports = {}
+        if epoch >= known_epoch:
+            reports[by] = now_ms
+            self._missed[stream_id] = (epoch, reports)
+
+    def positioned(
+        self, stream_id: StreamId, version: int, by: BrokerId, last_epoch: Epoch, end_offset: int, now_ms: float
+    ) -> None:
+        """Where the log of a replica ends that restarted uncleanly; it stays so until a leader is appointed."""
+        known = self._positions.get(stream_id)
+        if known is None or version > known.version:
+            known = self._positions[stream_id] = _Positions(version, now_ms)
+        if version == known.version:
+            known.known[by] = (last_epoch, end_offset)
+
+    # ---- what follows ----
+
+    def decide(self, state: Metadata, alive: Collection[BrokerId], now_ms: float, wall_us: int = 0) -> Decisions:
+        """Args: alive: registered brokers that have a session. `wall_us`: of the wall clock, for tombstones."""
+        if frozenset(alive) != self._alive:
+            self._alive, self._changed_ms = frozenset(alive), now_ms
+        appointments: list[Appointment] = []
+        moves: list[tuple[StreamId, int]] = []
+        handovers: list[Handover] = []
+        loads: dict[BrokerId, int] = {}
+        for record in state.streams.values():
+            if self._is_led(record, now_ms):
+                assert record.leader is not None, "it is led"
+                loads[record.leader] = loads.get(record.leader, 0) + 1
+        for record in state.streams.values():
+            if not self._is_led(record, now_ms):
+                if (chosen := self._successor(record, loads, now_ms)) is not None:
+                    loads[chosen.leader] = loads.get(chosen.leader, 0) + 1
+                    appointments.append(chosen)
+            elif _is_move_done(record):
+                moves.append((record.id, record.version))
+            elif (handover := self._handover(state, record, now_ms)) and len(handovers) < _HANDOVERS_AT_ONCE:
+                self._handed_ms[record.id] = now_ms
+                handovers.append(handover)
+        commands: list[Command] = []
+        if appointments:
+            self._changed_ms = now_ms
+            commands.append(AppointLeaders(appointments=tuple(appointments)))
+        if moves:
+            commands.append(FinishMoves(moves=tuple(moves), moved_us=wall_us))
+        return Decisions((*commands, *self._drains(state)), tuple(handovers))
+
+    def _is_led(self, record: StreamRecord, now_ms: float) -> bool:
+        if record.leader is None or record.leader not in self._alive:
+            return False
+        epoch, reports = self._missed.get(record.id, (record.leader_epoch, {}))
+        if epoch != record.leader_epoch or not reports:
+            return True
+        holding = set(record.candidates)
+        missing = {broker for broker, at_ms in reports.items() if now_ms - at_ms < _REPORT_HOLDS_MS}
+        missing |= {broker for broker in holding if broker not in self._alive}
+        return 2 * len(missing & holding) <= len(holding)
+
+    def _successor(self, record: StreamRecord, loads: dict[BrokerId, int], now_ms: float) -> Appointment | None:
+        live = [broker for broker in record.candidates if broker in self._alive]
+        _, reports = self._missed.get(record.id, (record.leader_epoch, {}))
+        others = [broker for broker in live if broker != record.leader]
+        live = others if record.leader in live and reports else live
+        proven = [broker for broker in live if broker not in record.unproven or record.candidates == (broker,)]
+        if proven:
+            in_sync = [broker for broker in proven if broker in record.isr] or proven
+            preferred = (record.target or record.replicas)[0]
+            leader = min(in_sync, key=lambda one: (one != preferred, loads.get(one, 0), record.replicas.index(one)))
+        else:
+            found = self._by_position(record, live, now_ms)
+            if found is None:
+                return None
+            leader = found
+        isr = tuple(broker for broker in record.isr if broker in self._alive or broker == leader)
+        isr = isr if leader in isr else (leader,)
+        if record.leader in isr and record.leader != leader:
+            isr = tuple(broker for broker in isr if broker != record.leader)
+        return Appointment(stream_id=record.id, version=record.version, leader=leader, isr=isr)
+
+    def _by_position(self, record: StreamRecord, live: list[BrokerId], now_ms: float) -> BrokerId | None:
+        positions = self._positions.get(record.id)
+        if positions is None or positions.version != record.version:
+            return None
+        known = {broker: where for broker, where in positions.known.items() if broker in live}
+        if len(known) < len(live) and now_ms - positions.since_ms < _POSITIONS_WAIT_MS:
+            return None
+        return quorum_position(known, record.candidates)
+
+    def _handover(self, state: Metadata, record: StreamRecord, now_ms: float) -> Handover | None:
+        """Back to the preferred leader, or away from a broker that is drained or moved from."""
+        assert record.leader is not None, "only a stream that is led is handed over"
+        wanted = record.target or record.replicas
+        ready = [
+            broker
+            for broker in wanted
+            if broker in record.isr and broker in self._alive and broker not in record.unproven
+        ]
+        ready = [broker for broker in ready if not state.brokers[broker].is_draining]
+        if not ready or record.leader == ready[0] or now_ms - self._changed_ms < _SETTLED_MS:
+            return None
+        leaves = record.leader not in wanted or state.brokers[record.leader].is_draining
+        if not leaves and (ready[0] != wanted[0] or len(record.isr) < len(record.replicas)):
+            return None
+        if now_ms - self._handed_ms.get(record.id, -_HANDOVER_AGAIN_MS) < _HANDOVER_AGAIN_MS:
+            return None
+        return Handover(record.id, record.leader, ready[0])
+
+    def _drains(self, state: Metadata) -> list[Command]:
+        """Moves off brokers that are being drained, a few at a time."""
+        draining = {broker.id for broker in state.brokers.values() if broker.is_draining}
+        if not draining:
+            return []
+        usable = [broker for broker in sorted(state.brokers) if broker not in draining and broker in self._alive]
+        loads = Loads(state)
+        under_way = sum(bool(record.target) for record in state.streams.values())
+        moves: list[Command] = []
+        for record in state.streams.values():
+            leaving = next((broker for broker in record.target or record.replicas if broker in draining), None)
+            if leaving is None or under_way + len(moves) >= _MOVES_AT_ONCE:
+                continue
+            try:
+                moves.append(MoveReplicas(name=record.name, target=loads.replace(record, leaving, usable)))
+            except NotEnoughBrokers:
+                continue  # it stays until there is another broker; `cluster remove` says so before it drains
+        return moves
+
+
+def _is_move_done(record: StreamRecord) -> bool:
+    return bool(record.target) and set(record.target) <= set(record.isr) and record.leader in record.target

@@ -1,0 +1,339 @@
+"""What this broker's part of the Raft group must not forget: hard state, snapshot, and the log entries after it.
+
+    FOLDER/hard-state         checked file: term, vote, commit, and what the other files hold (`_Contents`)
+    FOLDER/snapshot           checked file: the applied state up to an index
+    FOLDER/log-<first index>  a header line, then a record for each entry from that index on; the newest file grows
+
+Theory of operation. `hard-state` is the table of contents, replaced whole and last: a save syncs the log, then replaces
+`hard-state`, then returns. So all up to the end it names was durable before it was named, and a log that ends before
+that, be it between two records, is damage. What lies beyond is of a save that never returned, or was on its way out:
+whole records that follow on are kept, the rest is a torn tail and is cut off. In detail:
+- To replace entries: name the lower end, remove and cut, append, name the new end.
+- To compact: the snapshot, a new log file, `hard-state`; then the log files it covers are removed.
+- A snapshot that the log disagrees with: the snapshot, a `hard-state` that names no log file; then all are removed.
+- A snapshot newer than the one `hard-state` names is a crash between the two: opening does the rest.
+- Opening makes the names it found durable first (a kill may have left a rename that no fsync followed), and writes what
+  it keeps beyond the end anew: after a kill or a failed fsync such bytes may be in the page cache only.
+
+Invariants. Nothing is changed before all was read and proven. Once anything was saved there is a `hard-state`, never
+alone. Terms never fall along the log, none is above the hard state's; snapshot index <= commit <= last index. The first
+OSError is final: what is on disk after it is known only to whoever opens the folder anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+
+from natslog.consensus.types import Entry, HardState, Index, Snapshot, Term
+from natslog.errors import CorruptLog, DataDirError, StorageFailed
+from natslog.log.checked_file import read_checked, sync_folder, write_all, write_checked
+
+logger = logging.getLogger("natslog.raft")
+
+FORMAT_VERSION = 1
+LOG_FILE_BYTES = 4 * 1024 * 1024
+_LOG_NAME = re.compile(r"log-(\d{20})")
+_HEADER = re.compile(rb"natslog raft-log v(\d+) first_index=(\d{20}) crc32c=([0-9a-f]{8})\n")
+_NO_SNAPSHOT = Snapshot()
+_REMEDY = (
+    "This broker does not start, nothing is deleted: remove it from the cluster (natslog cluster remove ID), give it "
+    "an empty data folder and add it again (natslog cluster add URL); a single broker: restore the folder from a copy"
+)
+
+
+class _Contents(msgspec.Struct, frozen=True):
+    """`snapshot_index` is None before the first one; `log_file` is the newest's first index, 0: any found are void."""
+
+    hard_state: HardState
+    last_index: Index
+    last_term: Term
+    snapshot_index: Index | None
+    log_file: Index
+
+
+class RaftStore:
+    """Opens the store in `folder` (made if missing) and finishes what a crash interrupted. Blocking, one owner.
+
+    Raises:
+        CorruptLog: what was stored is not all there, or not whole. Nothing was changed; the broker must not start.
+        DataDirError: a newer format.
+        StorageFailed: the folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, *, log_file_bytes: int = LOG_FILE_BYTES) -> None:
+        self.hard_state, self.snapshot = HardState(), _NO_SNAPSHOT
+        self._folder, self._log_file_bytes = folder, log_file_bytes
+        self._entries: list[Entry] = []
+        self._files: list[Index] = []  # first index of each
+        self._is_made, self._failure = False, ""
+        with self._first_failure_is_final():
+            self._open()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that are stored after the snapshot."""
+        return tuple(self._entries)
+
+    @property
+    def last_index(self) -> Index:
+        return Index(self.snapshot.index + len(self._entries))
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing was ever saved."""
+        return (self.hard_state, self.snapshot, self._entries) == (HardState(), _NO_SNAPSHOT, [])
+
+    def save(
+        self,
+        hard_state: HardState | None,
+        truncate_from: Index | None,
+        entries: Sequence[Entry],
+        snapshot: Snapshot | None,
+    ) -> None:
+        """All of it is on stable storage on return: a snapshot (where the log does not hold its index and term, it
+        replaces the whole log), then the log cut from `truncate_from` on, then entries at its end.
+
+        Raises:
+            StorageFailed: a write failed, now or before.
+        """
+        self._check(hard_state or self.hard_state, truncate_from, entries, snapshot)
+        with self._first_failure_is_final():
+            if not self._is_made:
+                self._name_contents(self.hard_state)
+            if snapshot is not None:
+                write_checked(self._folder / "snapshot", "raft-snapshot", FORMAT_VERSION, snapshot)
+                self._adopt(snapshot)
+            if truncate_from is not None and truncate_from <= self.last_index:
+                del self._entries[truncate_from - self.snapshot.index - 1 :]
+                self._files = [first for first in self._files if first <= truncate_from]
+                self._name_contents(self.hard_state)
+                self._remove_unnamed()
+            self._append(entries)
+            self._name_contents(hard_state or self.hard_state)
+
+    def compact(self, snapshot: Snapshot) -> None:
+        """Stores a snapshot of applied state, and drops log files that it covers; no change if it is not newer."""
+        if snapshot.index > self.snapshot.index:
+            assert self._term_at(snapshot.index) == snapshot.term, "what was applied is in the log"
+            self.save(None, None, (), snapshot)
+
+    def close(self) -> None:
+        """No file is held open: this is the end of saving."""
+        self._failure = self._failure or "it is closed"
+
+    def _check(self, state: HardState, cut: Index | None, entries: Sequence[Entry], snapshot: Snapshot | None) -> None:
+        """Raft's own invariants: to break one is a bug of the caller's, and is found before it is on disk."""
+        commit, base, last = self.hard_state.commit, snapshot or self.snapshot, self.last_index
+        is_held = self._term_at(base.index) == base.term
+        assert base.index >= (self.snapshot.index if is_held else commit), "a snapshot never takes the log back"
+        last = last if is_held else base.index
+        last = last if cut is None else Index(min(last, cut - 1))
+        assert cut is None or cut > max(commit, base.index), f"entries to {commit} are committed, and {cut} is to go"
+        assert all(entry.index == index for index, entry in enumerate(entries, last + 1)), f"a gap after {last}"
+        last_term = self._term_at(last) if is_held else base.term
+        terms = [base.term, last_term or base.term, *(entry.term for entry in entries), state.term]
+        assert terms == sorted(terms), f"terms fall: {terms}"
+        assert state.term >= self.hard_state.term, f"the term falls to {state.term}"
+        assert commit <= state.commit <= last + len(entries), f"commit {state.commit} falls or is beyond the log's end"
+
+    # What follows changes the disk: between any two steps, and after the loss of what was not synced, the folder opens.
+
+    def _name_contents(self, hard_state: HardState) -> None:
+        """Replaces `hard-state`: with what is stored now, and no lower term or commit than log and snapshot prove."""
+        last_term = self._term_at(self.last_index) or Term(0)
+        is_behind, commit = hard_state.term < last_term, max(hard_state.commit, self.snapshot.index)
+        term, vote = (last_term, None) if is_behind else (hard_state.term, hard_state.vote)
+        self.hard_state = HardState(term=term, vote=vote, commit=commit)
+        snapshot_index = None if self.snapshot is _NO_SNAPSHOT else self.snapshot.index
+        newest = self._files[-1] if self._files else Index(0)
+        contents = _Contents(self.hard_state, self.last_index, last_term, snapshot_index, newest)
+        write_checked(self._folder / "hard-state", "raft-hard-state", FORMAT_VERSION, contents)
+        self._is_made = True
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        if not self._files or os.path.getsize(_log_path(self._folder, self._files[-1])) >= self._log_file_bytes:
+            self._start_file()
+        if entries:
+            with open(_log_path(self._folder, self._files[-1]), "ab", buffering=0) as file:
+                write_all(file.fileno(), [_record(msgspec.msgpack.encode(entry)) for entry in entries])
+                os.fdatasync(file.fileno())
+            self._entries += entries
+
+    def _start_file(self) -> None:
+        """A log file at the end, durable with its name before anything refers to it; none where one has just begun."""
+        first = Index(self.last_index + 1)
+        if self._files[-1:] == [first]:
+            return
+        line = b"natslog raft-log v%d first_index=%020d crc32c=" % (FORMAT_VERSION, first)
+        with open(_log_path(self._folder, first), "xb", buffering=0) as file:
+            write_all(file.fileno(), [line, b"%08x\n" % crc32c(line)])
+            os.fsync(file.fileno())
+        sync_folder(self._folder)
+        self._files.append(first)
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        """Goes on from a snapshot that is on stable storage."""
+        if self._term_at(snapshot.index) != snapshot.term:
+            self._files, self._entries = [], []
+        elif self._files:
+            self._start_file()
+            oldest = max(first for first in self._files if first <= snapshot.index + 1)
+            self._files = [first for first in self._files if first >= oldest]
+        del self._entries[: snapshot.index - self.snapshot.index]
+        self.snapshot = snapshot
+        self._name_contents(self.hard_state)
+        self._remove_unnamed()
+
+    def _remove_unnamed(self) -> None:
+        """Takes away the log files, and the bytes of the newest one, that `hard-state` does not name."""
+        unnamed = [_log_path(self._folder, first) for first in _log_files(self._folder) if first not in self._files]
+        for path in [*reversed(unnamed), *self._folder.glob("*.new")]:
+            logger.info("%s is of no use any more: removed", path)
+            os.unlink(path)
+        sync_folder(self._folder)
+        if not self._files:
+            return
+        path, records = _log_path(self._folder, self._files[-1]), self.last_index + 1 - self._files[-1]
+        ends, _, problem = _read_file(path, self._files[-1], Term(0))
+        if records >= len(ends):
+            raise _damage(path, problem)
+        if (size_bytes := os.path.getsize(path)) > ends[records]:
+            logger.info("%s: %d bytes after entry %d are cut off", path, size_bytes - ends[records], self.last_index)
+            with open(path, "ab", buffering=0) as file:
+                os.ftruncate(file.fileno(), ends[records])
+                os.fsync(file.fileno())
+
+    def _open(self) -> None:
+        if not self._folder.exists():
+            self._folder.mkdir(parents=True)
+            sync_folder(self._folder.parent)
+        contents: _Contents | None = _read(self._folder / "hard-state", "raft-hard-state", _Contents | None)
+        snapshot: Snapshot = _read(self._folder / "snapshot", "raft-snapshot", Snapshot | None) or _NO_SNAPSHOT
+        if contents is None:
+            if snapshot is not _NO_SNAPSHOT or _log_files(self._folder):
+                raise _damage(self._folder / "hard-state", "it is missing, and other files of the store are there")
+            return
+        named, found = contents.snapshot_index, None if snapshot is _NO_SNAPSHOT else snapshot.index
+        if named is not None and (found is None or found < named):
+            raise _damage(self._folder / "snapshot", f"it is missing or old: the one of index {named} was stored")
+        self.snapshot = snapshot if found == named else _NO_SNAPSHOT if named is None else Snapshot(index=named)
+        self._is_made, self.hard_state = True, contents.hard_state
+        self._files, entries = _read_log(self._folder, contents, self.snapshot)
+        beyond = [entry for entry in entries if entry.index > contents.last_index]
+        self._entries = [entry for entry in entries if self.snapshot.index < entry.index <= contents.last_index]
+        sync_folder(self._folder)
+        self._remove_unnamed()
+        if beyond:
+            logger.info("%s: %d whole entries after entry %d are kept", self._folder, len(beyond), self.last_index)
+            self._append(beyond)
+            self._name_contents(self.hard_state)
+        if found != named:
+            logger.info("%s: goes on from the snapshot of index %d", self._folder, snapshot.index)
+            self._adopt(snapshot)
+
+    def _term_at(self, index: Index) -> Term | None:
+        if index == self.snapshot.index:
+            return self.snapshot.term
+        position = index - self.snapshot.index - 1
+        return self._entries[position].term if 0 <= position < len(self._entries) else None
+
+    @contextmanager
+    def _first_failure_is_final(self) -> Iterator[None]:
+        if self._failure:
+            raise StorageFailed(f"{self._folder} takes nothing more: {self._failure}", folder=str(self._folder))
+        self._failure = "a change of it did not come to its end"
+        try:
+            yield
+        except OSError as error:
+            self._failure = f"{error}. The broker must stop; mend the cause and start it again"
+            raise StorageFailed(f"{self._folder}: {self._failure}", folder=str(self._folder)) from error
+        self._failure = ""
+
+
+def _read_log(folder: Path, contents: _Contents, snapshot: Snapshot) -> tuple[list[Index], list[Entry]]:
+    """The named log files; the entries in them, and those that follow the named end whole, in them or in newer ones."""
+    newest, found_files, entries = contents.log_file, _log_files(folder), list[Entry]()
+    if newest == 0:
+        return [], []
+    start = min(Index(snapshot.index + 1), newest)
+    expected = max((first for first in found_files if first <= start), default=start)
+    term = snapshot.term if expected > snapshot.index else Term(0)
+    files = sorted(first for first in {expected, newest, *found_files} if first >= expected)
+    for first in files:
+        path = _log_path(folder, first)
+        ends, found, problem = _read_file(path, first, term)
+        if first != expected:
+            ends, found, problem = [], [], f"it begins with entry {first}, and entry {expected} is missing"
+        expected = Index(expected + len(found))
+        is_all_read = first >= newest and ends and expected > contents.last_index
+        if first == newest and not is_all_read and not problem:
+            problem = f"it ends before entry {expected}, and entries to {contents.last_index} were stored"
+        if problem and first <= newest and not is_all_read:
+            raise _damage(path, problem)
+        entries += found
+        if problem:
+            break
+        term = found[-1].term if found else term
+    known = {snapshot.index: snapshot.term, contents.last_index: contents.last_term}
+    if wrong := [entry for entry in entries if entry.term != (known.get(entry.index) or entry.term)]:
+        raise _damage(folder, f"log and hard-state or snapshot disagree on the term of entry {wrong[0].index}")
+    return [first for first in files if first <= newest], entries
+
+
+def _read_file(path: Path, first: Index, term: Term) -> tuple[list[int], list[Entry], str]:
+    """Where the header and each whole record end (empty: no header), their entries, and what is wrong after them."""
+    raw = path.read_bytes() if path.exists() else b""
+    line = raw[: raw.find(b"\n") + 1]
+    header = _HEADER.fullmatch(line)
+    if header is None or int(header[3], 16) != crc32c(line[:-9]) or int(header[2]) != first:
+        return [], [], "it is missing, or its first line is damaged"
+    if int(header[1]) > FORMAT_VERSION:
+        known = f"this natslog knows up to {FORMAT_VERSION}: upgrade natslog"
+        raise DataDirError(f"{path} is of format version {int(header[1])}; {known}", file=str(path))
+    ends, entries = [len(line)], list[Entry]()
+    while (start := ends[-1]) < len(raw):
+        end = start + 8 + int.from_bytes(raw[start : start + 4], "little")
+        where = f"the record at byte {start}, of entry {first + len(entries)},"
+        if end > len(raw) or raw[start:end] != _record(raw[start + 8 : end]):
+            return ends, entries, f"{where} is cut short, or its CRC32C does not hold"
+        entry = msgspec.msgpack.decode(raw[start + 8 : end], type=Entry)
+        if entry.index != first + len(entries) or entry.term < term:
+            return ends, entries, f"{where} is entry {entry.index} of term {entry.term}, after one of term {term}"
+        term = entry.term
+        entries.append(entry)
+        ends.append(end)
+    return ends, entries, ""
+
+
+def _record(payload: bytes) -> bytes:
+    length = len(payload).to_bytes(4, "little")
+    return length + crc32c(payload, crc32c(length)).to_bytes(4, "little") + payload
+
+
+def _read(path: Path, kind: str, content: Any) -> Any:
+    try:
+        return msgspec.convert(read_checked(path, kind, FORMAT_VERSION), content)
+    except (CorruptLog, msgspec.DecodeError) as error:
+        raise _damage(path, f"it is not a whole {kind} file") from error
+
+
+def _log_path(folder: Path, first: Index) -> Path:
+    return folder / f"log-{first:020d}"
+
+
+def _log_files(folder: Path) -> list[Index]:
+    names = (_LOG_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(Index(int(name[1])) for name in names if name)
+
+
+def _damage(path: Path, what: str) -> CorruptLog:
+    return CorruptLog(f"{path}: {what}. {_REMEDY}", file=str(path))

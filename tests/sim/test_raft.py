@@ -1,0 +1,44 @@
+"""Raft under many seeds (`NATSLOG_SIM_SEEDS`, 800 of them unless told): see `raft_world`.
+
+To replay one: `run_seed(seed, trace=[])`.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.sim.raft_world import Result, run_seed
+
+SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "800"))
+CHUNK_SEEDS = 20
+TAIL_LINES = 60
+
+
+def outcomes(seeds: range) -> list[tuple[int, Result | str]]:
+    """The result of each seed, or how it failed."""
+    return [(seed, outcome(seed)) for seed in seeds]
+
+
+def outcome(seed: int) -> Result | str:
+    trace: list[str] = []
+    try:
+        return run_seed(seed, trace=trace)
+    except Exception as error:
+        return "\n".join([*trace[-TAIL_LINES:], f"seed {seed}: {type(error).__name__}: {error}"])
+
+
+def test_seeds_hold_every_promise() -> None:
+    chunks = [range(start, min(start + CHUNK_SEEDS, SEEDS)) for start in range(0, SEEDS, CHUNK_SEEDS)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = [one for chunk in pool.map(outcomes, chunks) for one in chunk]
+    failures = [told for _, told in found if isinstance(told, str)]
+    assert not failures, f"{len(failures)} of {SEEDS} seeds failed, the first:\n{failures[0]}"
+    results = [result for _, result in found if isinstance(result, Result)]
+    for wanted in ("terms", "committed", "commands", "reads", "snapshots", "memberships"):
+        assert sum(getattr(result, wanted) for result in results) >= len(results), f"too little happens: {wanted}"
+
+
+def test_same_seed_gives_same_world() -> None:
+    for seed in (1, 2, 3):
+        assert run_seed(seed) == run_seed(seed)
