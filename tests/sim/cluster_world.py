@@ -142,7 +142,9 @@ class Broker:
         after, disk.clean_life = disk.clean_life, ""
         self.registration = Proposal(
             id=self.incarnation,
-            command=RegisterBroker(broker=BrokerRecord(id=self.me, url="", incarnation=self.incarnation), after=after),
+            command=RegisterBroker(
+                broker=BrokerRecord(id=self.me, url="", directory=str(me), life=disk.lives), after=after
+            ),
         )
         self.every(TICK_MS, self.tick)
         self.every(FETCH_EVERY_MS, self.fetch)

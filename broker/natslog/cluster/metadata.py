@@ -26,13 +26,19 @@ _OUTCOMES_KEPT = 1000
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`incarnation` is of one life of its process; `is_draining`: it is to keep no replica."""
+    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it is to keep no replica."""
 
     id: BrokerId
     url: str
     rack: str = ""
-    incarnation: str = ""
+    directory: str = ""
+    life: int = 0
     is_draining: bool = False
+
+    @property
+    def incarnation(self) -> str:
+        """Names one life of one folder."""
+        return f"{self.directory}.{self.life}"
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,6 +298,8 @@ class Metadata(msgspec.Struct, kw_only=True):
         is_new_life = known is not None and known.incarnation != broker.incarnation
         is_clean = known is not None and known.incarnation == after != ""
         if known is not None:
+            if known.directory == broker.directory and known.life > broker.life:
+                return False  # late, from a life that is over
             broker = msgspec.structs.replace(broker, is_draining=known.is_draining)
         self.brokers[broker.id] = broker
         if not is_new_life:

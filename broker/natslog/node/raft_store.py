@@ -41,7 +41,6 @@ logger = logging.getLogger("natslog.raft")
 
 FORMAT_VERSION = 1
 LOG_FILE_BYTES = 4 * 1024 * 1024
-_LOG_NAME = re.compile(r"log-(\d{20})")
 _HEADER = re.compile(rb"natslog raft-log v(\d+) first_index=(\d{20}) crc32c=([0-9a-f]{8})\n")
 _NO_SNAPSHOT = Snapshot()
 _REMEDY = (
@@ -74,7 +73,8 @@ class RaftStore:
         self._folder, self._log_file_bytes = folder, log_file_bytes
         self._entries: list[Entry] = []
         self._files: list[Index] = []  # first index of each
-        self._is_made, self._failure = False, ""
+        self._contents: _Contents | None = None  # of `hard-state`, on stable storage
+        self._failure = ""
         with self._first_failure_is_final():
             self._open()
 
@@ -99,67 +99,58 @@ class RaftStore:
         entries: Sequence[Entry],
         snapshot: Snapshot | None,
     ) -> None:
-        """All of it is on stable storage on return: a snapshot (where the log does not hold its index and term, it
-        replaces the whole log), then the log cut from `truncate_from` on, then entries at its end.
-
-        Raises:
-            StorageFailed: a write failed, now or before.
+        """On stable storage on return: a snapshot (where the log does not hold its index and term, it replaces the
+        whole log), then the log cut from `truncate_from` on, then entries at its end. Raises StorageFailed.
         """
-        self._check(hard_state or self.hard_state, truncate_from, entries, snapshot)
+        state = hard_state or self.hard_state
+        assert state.term >= self.hard_state.term, f"the term falls from {self.hard_state.term} to {state.term}"
+        assert state.commit >= self.hard_state.commit, f"commit falls from {self.hard_state.commit} to {state.commit}"
         with self._first_failure_is_final():
-            if not self._is_made:
+            if self._contents is None:
                 self._name_contents(self.hard_state)
             if snapshot is not None:
+                assert self._holds(snapshot) or snapshot.index >= self.hard_state.commit, "committed entries stay"
                 write_checked(self._folder / "snapshot", "raft-snapshot", FORMAT_VERSION, snapshot)
                 self._adopt(snapshot)
             if truncate_from is not None and truncate_from <= self.last_index:
+                assert truncate_from > self.hard_state.commit, f"entries to {self.hard_state.commit} are committed"
                 del self._entries[truncate_from - self.snapshot.index - 1 :]
                 self._files = [first for first in self._files if first <= truncate_from]
                 self._name_contents(self.hard_state)
                 self._remove_unnamed()
             self._append(entries)
-            self._name_contents(hard_state or self.hard_state)
+            assert self._last_term <= state.term, f"entries of term {self._last_term}, and the term is {state.term}"
+            assert state.commit <= self.last_index, f"commit {state.commit} is beyond the end, {self.last_index}"
+            self._name_contents(state)
 
     def compact(self, snapshot: Snapshot) -> None:
         """Stores a snapshot of applied state, and drops log files that it covers; no change if it is not newer."""
         if snapshot.index > self.snapshot.index:
-            assert self._term_at(snapshot.index) == snapshot.term, "what was applied is in the log"
+            assert self._holds(snapshot), "what was applied is in the log"
             self.save(None, None, (), snapshot)
 
     def close(self) -> None:
         """No file is held open: this is the end of saving."""
         self._failure = self._failure or "it is closed"
 
-    def _check(self, state: HardState, cut: Index | None, entries: Sequence[Entry], snapshot: Snapshot | None) -> None:
-        """Raft's own invariants: to break one is a bug of the caller's, and is found before it is on disk."""
-        commit, base, last = self.hard_state.commit, snapshot or self.snapshot, self.last_index
-        is_held = self._term_at(base.index) == base.term
-        assert base.index >= (self.snapshot.index if is_held else commit), "a snapshot never takes the log back"
-        last = last if is_held else base.index
-        last = last if cut is None else Index(min(last, cut - 1))
-        assert cut is None or cut > max(commit, base.index), f"entries to {commit} are committed, and {cut} is to go"
-        assert all(entry.index == index for index, entry in enumerate(entries, last + 1)), f"a gap after {last}"
-        last_term = self._term_at(last) if is_held else base.term
-        terms = [base.term, last_term or base.term, *(entry.term for entry in entries), state.term]
-        assert terms == sorted(terms), f"terms fall: {terms}"
-        assert state.term >= self.hard_state.term, f"the term falls to {state.term}"
-        assert commit <= state.commit <= last + len(entries), f"commit {state.commit} falls or is beyond the log's end"
-
     # What follows changes the disk: between any two steps, and after the loss of what was not synced, the folder opens.
 
     def _name_contents(self, hard_state: HardState) -> None:
         """Replaces `hard-state`: with what is stored now, and no lower term or commit than log and snapshot prove."""
-        last_term = self._term_at(self.last_index) or Term(0)
-        is_behind, commit = hard_state.term < last_term, max(hard_state.commit, self.snapshot.index)
-        term, vote = (last_term, None) if is_behind else (hard_state.term, hard_state.vote)
-        self.hard_state = HardState(term=term, vote=vote, commit=commit)
+        is_behind = hard_state.term < self._last_term
+        term, vote = (self._last_term, None) if is_behind else (hard_state.term, hard_state.vote)
+        self.hard_state = HardState(term=term, vote=vote, commit=max(hard_state.commit, self.snapshot.index))
         snapshot_index = None if self.snapshot is _NO_SNAPSHOT else self.snapshot.index
         newest = self._files[-1] if self._files else Index(0)
-        contents = _Contents(self.hard_state, self.last_index, last_term, snapshot_index, newest)
-        write_checked(self._folder / "hard-state", "raft-hard-state", FORMAT_VERSION, contents)
-        self._is_made = True
+        contents = _Contents(self.hard_state, self.last_index, self._last_term, snapshot_index, newest)
+        if contents != self._contents:
+            write_checked(self._folder / "hard-state", "raft-hard-state", FORMAT_VERSION, contents)
+            self._contents = contents
 
     def _append(self, entries: Sequence[Entry]) -> None:
+        terms = [self._last_term, *(entry.term for entry in entries)]
+        assert terms == sorted(terms), f"terms fall after entry {self.last_index}: {terms}"
+        assert all(entry.index == at for at, entry in enumerate(entries, self.last_index + 1)), "indexes have no gap"
         if not self._files or os.path.getsize(_log_path(self._folder, self._files[-1])) >= self._log_file_bytes:
             self._start_file()
         if entries:
@@ -171,18 +162,17 @@ class RaftStore:
     def _start_file(self) -> None:
         """A log file at the end, durable with its name before anything refers to it; none where one has just begun."""
         first = Index(self.last_index + 1)
-        if self._files[-1:] == [first]:
-            return
-        line = b"natslog raft-log v%d first_index=%020d crc32c=" % (FORMAT_VERSION, first)
-        with open(_log_path(self._folder, first), "xb", buffering=0) as file:
-            write_all(file.fileno(), [line, b"%08x\n" % crc32c(line)])
-            os.fsync(file.fileno())
-        sync_folder(self._folder)
-        self._files.append(first)
+        if first not in self._files:
+            line = b"natslog raft-log v%d first_index=%020d crc32c=" % (FORMAT_VERSION, first)
+            with open(_log_path(self._folder, first), "xb", buffering=0) as file:
+                write_all(file.fileno(), [line, b"%08x\n" % crc32c(line)])
+                os.fsync(file.fileno())
+            sync_folder(self._folder)
+            self._files.append(first)
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Goes on from a snapshot that is on stable storage."""
-        if self._term_at(snapshot.index) != snapshot.term:
+        if not self._holds(snapshot):
             self._files, self._entries = [], []
         elif self._files:
             self._start_file()
@@ -197,7 +187,6 @@ class RaftStore:
         """Takes away the log files, and the bytes of the newest one, that `hard-state` does not name."""
         unnamed = [_log_path(self._folder, first) for first in _log_files(self._folder) if first not in self._files]
         for path in [*reversed(unnamed), *self._folder.glob("*.new")]:
-            logger.info("%s is of no use any more: removed", path)
             os.unlink(path)
         sync_folder(self._folder)
         if not self._files:
@@ -213,9 +202,8 @@ class RaftStore:
                 os.fsync(file.fileno())
 
     def _open(self) -> None:
-        if not self._folder.exists():
-            self._folder.mkdir(parents=True)
-            sync_folder(self._folder.parent)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self._folder.parent)
         contents: _Contents | None = _read(self._folder / "hard-state", "raft-hard-state", _Contents | None)
         snapshot: Snapshot = _read(self._folder / "snapshot", "raft-snapshot", Snapshot | None) or _NO_SNAPSHOT
         if contents is None:
@@ -226,7 +214,7 @@ class RaftStore:
         if named is not None and (found is None or found < named):
             raise _damage(self._folder / "snapshot", f"it is missing or old: the one of index {named} was stored")
         self.snapshot = snapshot if found == named else _NO_SNAPSHOT if named is None else Snapshot(index=named)
-        self._is_made, self.hard_state = True, contents.hard_state
+        self._contents, self.hard_state = contents, contents.hard_state
         self._files, entries = _read_log(self._folder, contents, self.snapshot)
         beyond = [entry for entry in entries if entry.index > contents.last_index]
         self._entries = [entry for entry in entries if self.snapshot.index < entry.index <= contents.last_index]
@@ -237,14 +225,15 @@ class RaftStore:
             self._append(beyond)
             self._name_contents(self.hard_state)
         if found != named:
-            logger.info("%s: goes on from the snapshot of index %d", self._folder, snapshot.index)
             self._adopt(snapshot)
 
-    def _term_at(self, index: Index) -> Term | None:
-        if index == self.snapshot.index:
-            return self.snapshot.term
-        position = index - self.snapshot.index - 1
-        return self._entries[position].term if 0 <= position < len(self._entries) else None
+    def _holds(self, snapshot: Snapshot) -> bool:
+        terms = [self.snapshot.term, *(entry.term for entry in self._entries)]
+        return self.last_index >= snapshot.index and terms[snapshot.index - self.snapshot.index] == snapshot.term
+
+    @property
+    def _last_term(self) -> Term:
+        return self._entries[-1].term if self._entries else self.snapshot.term
 
     @contextmanager
     def _first_failure_is_final(self) -> Iterator[None]:
@@ -274,11 +263,10 @@ def _read_log(folder: Path, contents: _Contents, snapshot: Snapshot) -> tuple[li
         if first != expected:
             ends, found, problem = [], [], f"it begins with entry {first}, and entry {expected} is missing"
         expected = Index(expected + len(found))
-        is_all_read = first >= newest and ends and expected > contents.last_index
-        if first == newest and not is_all_read and not problem:
-            problem = f"it ends before entry {expected}, and entries to {contents.last_index} were stored"
-        if problem and first <= newest and not is_all_read:
-            raise _damage(path, problem)
+        is_beyond = first > newest or (first == newest and ends and expected > contents.last_index)
+        if not is_beyond and (problem or first == newest):
+            ending = f"it ends before entry {expected}, and entries to {contents.last_index} were stored"
+            raise _damage(path, problem or ending)
         entries += found
         if problem:
             break
@@ -331,8 +319,7 @@ def _log_path(folder: Path, first: Index) -> Path:
 
 
 def _log_files(folder: Path) -> list[Index]:
-    names = (_LOG_NAME.fullmatch(path.name) for path in folder.iterdir())
-    return sorted(Index(int(name[1])) for name in names if name)
+    return sorted(Index(int(path.name[4:])) for path in folder.glob("log-" + "[0-9]" * 20))
 
 
 def _damage(path: Path, what: str) -> CorruptLog:
