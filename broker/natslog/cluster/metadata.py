@@ -26,7 +26,7 @@ _OUTCOMES_KEPT = 1000
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it is to keep no replica."""
+    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it shall keep no replica."""
 
     id: BrokerId
     url: str

@@ -51,6 +51,13 @@ class BatchIndex:
         self.lengths.append(entry.length)
         self.max_timestamps_us.append(entry.max_timestamp_us)
 
+    def first(self, count: int) -> BatchIndex:
+        """A new index of the first `count` batches."""
+        kept = BatchIndex()
+        for column, source in zip(kept._columns(), self._columns(), strict=True):
+            column.extend(source[:count])
+        return kept
+
     def first_covering(self, offset: int) -> int:
         """Index of the first batch that ends above `offset` (its length if there is none)."""
         return bisect_right(self.end_offsets, offset, 0, len(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 from natslog.errors import CorruptLog
@@ -19,11 +20,16 @@ class SegmentChain:
     """Guarded by `lock` where the list changes or files are opened by what it says.
 
     Where the log stands is read without the lock, by the event loop too, so that nobody waits for a disk to learn it:
-    the list is changed by single steps (append, replace one, drop the first ones), and is never empty again.
+    the list is changed by single steps (append, replace one, drop the first or last ones), and is never empty again.
+
+    Attributes:
+        committed: the high watermark as the replica's role knows it; None where this is the only replica, so that what
+            is on its stable storage is committed.
     """
 
     segments: list[Segment] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
+    committed: int | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -40,8 +46,8 @@ class SegmentChain:
 
     @property
     def high_watermark(self) -> int:
-        """With one replica, what is fsynced is committed."""
-        return self.log_end_offset
+        end = self.log_end_offset
+        return end if self.committed is None else min(self.committed, end)
 
     @property
     def size_bytes(self) -> int:
@@ -64,10 +70,11 @@ class SegmentChain:
         return found
 
     def oldest_unsealed(self) -> ActiveSegment | None:
-        """The full segment to be sealed next; the last segment takes commits and is none."""
+        """The full segment to be sealed next; the last one takes commits, and what is not committed may yet be cut."""
         with self.lock:
             unsealed = (segment for segment in self.segments[:-1] if isinstance(segment, ActiveSegment))
-            return next((segment for segment in unsealed if not segment.unsealable), None)
+            oldest = next((segment for segment in unsealed if not segment.unsealable), None)
+            return oldest if oldest is not None and oldest.end_offset <= self.high_watermark else None
 
     def droppable_prefix(self) -> list[Segment]:
         """What retention may take: sealed segments (and those that cannot be) at the start, never the log's last one,
@@ -75,8 +82,10 @@ class SegmentChain:
         """
         prefix: list[Segment] = []
         with self.lock:
-            for segment in self.segments[:-1]:
+            for segment, following in pairwise(self.segments):
                 if isinstance(segment, ActiveSegment) and not segment.unsealable:
+                    break
+                if following.base_offset > self.high_watermark:
                     break
                 prefix.append(segment)
         return prefix

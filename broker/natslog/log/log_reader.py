@@ -105,24 +105,27 @@ class LogReader:
     def __init__(self, chain: SegmentChain) -> None:
         self._chain = chain
 
-    def plan_read(self, start: int, end: int | None = None, *, max_bytes: int, prove: bool = True) -> ReadPlan:
+    def plan_read(
+        self, start: int, end: int | None = None, *, max_bytes: int, prove: bool = True, uncommitted: bool = False
+    ) -> ReadPlan:
         """Opens the files that hold `[start, end)`, whole batches, at most about `max_bytes` (but at least one batch).
 
         Args:
             start: from the log start to the high watermark, both included (at the latter the plan is empty).
             end: exclusive; None or above the high watermark means up to it.
             prove: reads sealed batches that this process has not proven yet; else the caller proves what it reads.
+            uncommitted: up to the log end offset, for another replica.
 
         Raises:
             OffsetOutOfRange: `start` is not in the log; the facts hold both bounds.
             CorruptLog: the range begins in a damaged part.
         """
-        high_watermark = self._check_in_log(start)
-        limit = high_watermark if end is None else min(end, high_watermark)
+        upto = self._check_in_log(start, uncommitted)
+        limit = upto if end is None else min(end, upto)
         plan = ReadPlan(start)
         try:
             while plan.next_offset < limit and plan.length < max_bytes:
-                self._extend(plan, limit, max_bytes - plan.length, prove)
+                self._extend(plan, limit, max_bytes - plan.length, prove, uncommitted)
         except OffsetOutOfRange:  # retention took the next segment meanwhile
             if not plan.ranges:
                 raise
@@ -136,8 +139,9 @@ class LogReader:
         plan.next_offset = max(start, min(plan.next_offset, limit))
         return plan
 
-    def _check_in_log(self, start: int) -> int:
-        log_start_offset, high_watermark = self._chain.log_start_offset, self._chain.high_watermark
+    def _check_in_log(self, start: int, uncommitted: bool = False) -> int:
+        log_start_offset = self._chain.log_start_offset
+        high_watermark = self._chain.log_end_offset if uncommitted else self._chain.high_watermark
         if not log_start_offset <= start <= high_watermark:
             raise OffsetOutOfRange(
                 f"offset {start} is not in the log, which holds {log_start_offset} to {high_watermark}",
@@ -147,11 +151,11 @@ class LogReader:
             )
         return high_watermark
 
-    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool) -> None:
+    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> None:
         """Adds neighbouring batches of one segment to the plan."""
         offset = plan.next_offset
         with self._chain.lock:
-            segment = self._segment_of(offset)
+            segment = self._segment_of(offset, uncommitted)
             fd = os.open(segment.path, os.O_RDONLY)
             try:
                 index = segment.index  # a sealed one may read its footer: by name, so under the lock as well
@@ -185,8 +189,8 @@ class LogReader:
                 return at
         return last
 
-    def _segment_of(self, offset: int) -> Segment:
-        self._check_in_log(offset)  # again, under the lock: retention may have moved on
+    def _segment_of(self, offset: int, uncommitted: bool) -> Segment:
+        self._check_in_log(offset, uncommitted)  # again, under the lock: retention may have moved on
         at = bisect_right([segment.base_offset for segment in self._chain.segments], offset) - 1
         segment = self._chain.segments[at]
         if isinstance(segment, SealedSegment):
@@ -219,7 +223,7 @@ class LogReader:
             CorruptLog: the place to look is damaged.
         """
         with self._chain.lock:  # files are looked into by name
-            end = self._chain.log_end_offset
+            end = self._chain.high_watermark
             segments = [segment for segment in self._chain.segments if segment.base_offset < end]
             at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
             if at == len(segments):
@@ -233,6 +237,8 @@ class LogReader:
             os.close(fd)
         times = batch.column("timestamp").cast(pa.int64()).to_numpy()
         row = int(np.searchsorted(times, timestamp_us))
+        if entry.base_offset + row >= end:
+            return end, None
         return entry.base_offset + row, int(times[row])
 
     def splits(

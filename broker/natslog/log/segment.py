@@ -138,28 +138,45 @@ class ActiveSegment:
         count = len(self.index)
         return self.index.max_timestamps_us[count - 1] if count else 0
 
-    def append(self, batch: EncodedBatch) -> None:
+    def append(self, *batches: EncodedBatch) -> None:
         """Writes one commit at the end and returns when it is on stable storage.
 
         Raises:
             OSError: the write or fsync failed. The file was cut back to what was durable and takes no more.
         """
         assert not self.failed, "nothing is appended to a file after its first failure"
-        header = batch.header
-        assert header.base_offset == self.end_offset, "offsets are dense"
+        assert batches[0].header.base_offset == self.end_offset, "offsets are dense"
         try:
-            write_all(self._writable(), batch.pieces)
+            write_all(self._writable(), [piece for batch in batches for piece in batch.pieces])
             os.fdatasync(self._fd)
         except OSError:
             self.failed = True
             self._cut_back()
             raise
-        self.index.append(
-            BatchEntry(
-                header.base_offset, header.end_offset, self.size_bytes, header.total_bytes, header.max_timestamp_us
+        for header in (batch.header for batch in batches):
+            self.index.append(
+                BatchEntry(
+                    header.base_offset, header.end_offset, self.size_bytes, header.total_bytes, header.max_timestamp_us
+                )
             )
-        )
-        self.size_bytes += header.total_bytes
+            self.size_bytes += header.total_bytes
+
+    def cut_to(self, end_offset: int) -> None:
+        """Drops the batches from `end_offset` on; durable when this returns.
+
+        Raises:
+            CorruptLog: `end_offset` is inside a batch. OSError: the file could not be cut.
+        """
+        kept = self.index.first_covering(end_offset)
+        if kept < len(self.index) and self.index.base_offsets[kept] < end_offset:
+            raise damage(self.path, self.index[kept], f"is to be cut at {end_offset}, in its middle")
+        if kept == len(self.index):
+            return
+        position = self.index.positions[kept]
+        os.ftruncate(self._writable(), position)
+        os.fsync(self._fd)
+        self.size_bytes = position
+        self.index = self.index.first(kept)
 
     def _writable(self) -> int:
         if self._fd < 0:

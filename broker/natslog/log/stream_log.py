@@ -21,23 +21,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from natslog import ipc
+from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
-from natslog.log.batch_encoder import encode_rows
-from natslog.log.chain import SegmentChain, damage_error
+from natslog.log.batch_encoder import EncodedBatch, encode_rows
+from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
-from natslog.log.recovery import Damage, scan_segment
+from natslog.log.opening import Opening
+from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
-from natslog.log.sealed import SealedSegment, read_footer_index
-from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, ActiveSegment, check_file_header, file_header
-from natslog.model import StreamSettings
+from natslog.log.sealed import SealedSegment
+from natslog.log.segment import SEALED_SUFFIX, ActiveSegment
+from natslog.model import Epoch, StreamSettings
 from natslog.row_buffers import RowBuffers
 
 logger = logging.getLogger("natslog.log")
 
-FIRST_EPOCH = 1
+FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _ROOM_HOLDS_S = 0.1
@@ -67,96 +68,28 @@ class StreamLog:
         self.stream_id = stream_id
         self.settings = settings
         self.options = options
-        self.epoch = FIRST_EPOCH
         self.failure: StorageFailed | CorruptLog | None = None
         self.chain = SegmentChain()
         self.reader = LogReader(self.chain)
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
-        self._last_timestamp_us = 0
         self._room_bytes = self._unasked_bytes = 0
         self._ask_room_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
         self._checkpointed: int = checkpoint["high_watermark"] if checkpoint else 0
-        self._open_epochs()
-        self._open_segments()
+        self.epochs = self._open_epochs()
+        self._last_timestamp_us = Opening(folder, stream_id, self.chain, self._checkpointed).open_segments()
         self._refuse_writes_if_damaged()
 
     # ---- recovery ----
 
-    def _open_epochs(self) -> None:
+    def _open_epochs(self) -> EpochHistory:
         history = read_checked(self.folder / "leader-epochs", "leader-epochs", 1)
         if history is None:
-            write_checked(self.folder / "leader-epochs", "leader-epochs", 1, [[FIRST_EPOCH, 0]])
-        else:
-            self.epoch = history[-1][0]
-
-    def _open_segments(self) -> None:
-        for leftover in self.folder.glob("*.tmp"):
-            leftover.unlink()
-        sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
-        active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
-        for base_offset in sorted(set(sealed) & set(active)):
-            read_footer_index(sealed[base_offset])  # whole, or this raises and both are kept
-            active.pop(base_offset).unlink()  # only the removal was missed
-        bases = sorted(sealed | active)
-        for base_offset, next_base in zip(bases, [*bases[1:], None], strict=False):
-            if base_offset in sealed:
-                path = sealed[base_offset]
-                self.chain.segments.append(SealedSegment(path, base_offset, path.stat().st_size))
-            elif (segment := self._recover_active(active[base_offset], base_offset, next_base)) is not None:
-                self.chain.segments.append(segment)
-        self._last_timestamp_us = self._newest_timestamp_us()
-
-    def _newest_timestamp_us(self) -> int:
-        """Of the last segment that has rows."""
-        for segment in reversed(self.chain.segments[-2:]):
-            try:
-                if segment.max_timestamp_us:
-                    return segment.max_timestamp_us
-            except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
-                logger.error("%s", error.message)
-        return 0
-
-    def _recover_active(self, path: Path, base_offset: int, next_base: int | None) -> ActiveSegment | None:
-        """The segment, its torn tail cut off and the rest fsynced; None where nothing was ever in it."""
-        _forget_cached(path)
-        with open(path, "rb") as file:
-            window = file.read(ipc.MAX_HEADER_BYTES)
-        expected = file_header(self.stream_id, base_offset)
-        # An ack of this file, or of one behind it, is durable up to here: nothing below may be cut.
-        durable_offset = max(self._checkpointed, next_base or 0)
-        if durable_offset <= base_offset and (not any(window) or _is_cut(window, expected)):
-            logger.warning("%s: removed; its header was never finished, so nothing was ever in it", path)
-            path.unlink()
-            return None
-        header_bytes = self._checked_header_bytes(window, path, base_offset, len(expected))
-        scan = scan_segment(
-            path,
-            position=header_bytes,
-            base_offset=base_offset,
-            next_base_offset=next_base,
-            durable_offset=durable_offset,
-        )
-        self.chain.damages += scan.damages
-        if scan.torn_bytes and not self.chain.damages:
-            logger.warning("%s: cut an unfinished commit: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
-            os.truncate(path, scan.end_position)
-        created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
-        segment = ActiveSegment(path, base_offset, scan.end_position, scan.index, created_us)
-        segment.sync()
-        if next_base is not None and segment.end_offset != next_base and not scan.damages:
-            end = scan.end_position
-            self.chain.damages.append(Damage(path, end, end, segment.end_offset, next_base))
-        return segment
-
-    def _checked_header_bytes(self, window: bytes, path: Path, base_offset: int, expected_bytes: int) -> int:
-        try:
-            return check_file_header(window, path, self.stream_id, base_offset)
-        except CorruptLog:
-            self.chain.damages.append(Damage(path, 0, expected_bytes, base_offset, base_offset))
-            return expected_bytes
+            history = [[FIRST_EPOCH, 0]]
+            write_checked(self.folder / "leader-epochs", "leader-epochs", 1, history)
+        return EpochHistory((epoch, start) for epoch, start in history)
 
     def _refuse_writes_if_damaged(self) -> None:
         end, committed = self.chain.log_end_offset, self._checkpointed
@@ -169,6 +102,11 @@ class StreamLog:
             logger.error("%s", self.failure.message)
 
     # ---- where the log stands ----
+
+    @property
+    def epoch(self) -> Epoch:
+        """Of the leader that writes now, or that wrote last."""
+        return self.epochs.latest
 
     @property
     def log_start_offset(self) -> int:
@@ -315,6 +253,118 @@ class StreamLog:
         if self.failure is None and isinstance(last, ActiveSegment) and len(last.index):
             self._roll(now_us)
 
+    # ---- replication ----
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """What is appended from here on is of this epoch; durable when this returns."""
+        self.epochs.cut_to(self.log_end_offset)
+        if self.epochs.begin(epoch, self.log_end_offset):
+            self._store_epochs()
+
+    def _store_epochs(self) -> None:
+        write_checked(self.folder / "leader-epochs", "leader-epochs", 1, self.epochs.entries)
+
+    def append_copies(self, batches: list[EncodedBatch], now_us: int) -> None:
+        """A leader's batches, proven by the caller, byte for byte; on stable storage when this returns.
+
+        Raises:
+            As `append`. CorruptLog: they do not continue this log.
+        """
+        if self.failure is not None:
+            raise self.failure
+        first, last = batches[0].header, batches[-1].header
+        if first.base_offset != self.log_end_offset:
+            raise CorruptLog(
+                f"{self.folder}: the leader sent offset {first.base_offset}, and {self.log_end_offset} comes next",
+                start=self.log_end_offset,
+                end=first.base_offset,
+            )
+        try:
+            for header in (batch.header for batch in batches):
+                if header.epoch != self.epochs.latest and self.epochs.begin(Epoch(header.epoch), header.base_offset):
+                    self._store_epochs()
+            self._active_for_append(sum(batch.header.total_bytes for batch in batches), now_us).append(*batches)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._last_timestamp_us = max(self._last_timestamp_us, last.max_timestamp_us)
+
+    def cut_to(self, end_offset: int) -> None:
+        """Drops what a new leader does not have; durable when this returns. What is committed stays: see `discard_from`.
+
+        Raises:
+            CorruptLog: `end_offset` is inside a batch or a sealed segment. StorageFailed: a file could not be cut.
+        """
+        assert end_offset >= self.high_watermark, "what is committed is never cut"
+        try:
+            self._cut(end_offset)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _cut(self, end_offset: int) -> None:
+        chain = self.chain
+        with self._seal_lock, chain.lock:
+            while len(chain.segments) > 1 and chain.segments[-1].base_offset >= end_offset:
+                self._remove(chain.segments.pop())
+            last = chain.last
+            if isinstance(last, ActiveSegment):
+                last.cut_to(end_offset)
+            elif last is not None and last.end_offset > end_offset:
+                raise CorruptLog(
+                    f"{last.path}: is sealed and would have to be cut at {end_offset}", file=str(last.path)
+                )
+            sync_folder(self.folder)
+        if self.epochs.cut_to(end_offset):
+            self._store_epochs()
+
+    @staticmethod
+    def _remove(segment: Segment) -> None:
+        if isinstance(segment, ActiveSegment):
+            segment.close()
+        segment.path.unlink(missing_ok=True)
+
+    def discard_from(self, end_offset: int) -> None:
+        """Drops everything from here on, committed or not: it is damaged, and comes again from another replica.
+
+        The replica must not count for anything before it has caught up.
+
+        Raises:
+            CorruptLog, StorageFailed: as `cut_to`.
+        """
+        try:
+            self._lower_checkpoint(min(self._checkpointed, end_offset))
+            self.chain.committed = min(self.high_watermark, end_offset)
+            self._cut(end_offset)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.chain.damages, self.failure = [], None
+
+    def begin_at(self, log_start_offset: int, now_us: int) -> None:
+        """Drops everything: the log begins anew at this offset.
+
+        Raises:
+            StorageFull, StorageUnavailable, StorageFailed: files could not be removed or made.
+        """
+        try:
+            self._lower_checkpoint(0)
+            with self._seal_lock, self.chain.lock:
+                fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
+                replaced, self.chain.segments = self.chain.segments, [fresh]
+                for segment in reversed(replaced):
+                    if segment.base_offset != log_start_offset or isinstance(segment, SealedSegment):
+                        self._remove(segment)
+                sync_folder(self.folder)
+            self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
+            self.epochs = EpochHistory()
+            self._store_epochs()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _lower_checkpoint(self, high_watermark: int) -> None:
+        with self._checkpoint_lock:
+            if high_watermark < self._checkpointed:
+                write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
+                self._checkpointed = high_watermark
+
     # ---- maintenance ----
 
     def needs_upkeep(self) -> bool:
@@ -406,20 +456,6 @@ class StreamLog:
         for segment in self.chain.segments:
             if isinstance(segment, ActiveSegment):
                 segment.close()
-
-
-def _is_cut(window: bytes, expected: bytes) -> bool:
-    return len(window) < len(expected) and expected.startswith(window)
-
-
-def _forget_cached(path: Path) -> None:
-    """What recovery reads comes from the disk: after a failed fsync the page cache holds what the disk does not."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 def free_bytes(folder: Path) -> int:

@@ -195,11 +195,11 @@ class RaftStore:
         ends, _, problem = _read_file(path, self._files[-1], Term(0))
         if records >= len(ends):
             raise _damage(path, problem)
-        if (size_bytes := os.path.getsize(path)) > ends[records]:
-            logger.info("%s: %d bytes after entry %d are cut off", path, size_bytes - ends[records], self.last_index)
-            with open(path, "ab", buffering=0) as file:
-                os.ftruncate(file.fileno(), ends[records])
-                os.fsync(file.fileno())
+        with open(path, "ab", buffering=0) as file:
+            if extra_bytes := file.tell() - ends[records]:
+                logger.info("%s: %d bytes after entry %d are cut off", path, extra_bytes, self.last_index)
+            os.ftruncate(file.fileno(), ends[records])
+            os.fsync(file.fileno())  # also where there was nothing to cut: whoever was killed may not have come to it
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
