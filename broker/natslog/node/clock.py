@@ -13,3 +13,8 @@ def now_us() -> int:
 def monotonic_us() -> int:
     """Microseconds since some moment; never goes back and never jumps."""
     return time.monotonic_ns() // 1000
+
+
+def monotonic_ms() -> float:
+    """The same in milliseconds."""
+    return time.monotonic() * 1000

@@ -1,8 +1,9 @@
 """The broker's folder: whose it is, and that nobody else is using it.
 
 DIR/lock             held (flock) while a broker runs
-DIR/broker           who owns it: broker id, cluster id
-DIR/metadata         the metadata state machine's snapshot
+DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
+DIR/life             how often it was started, and whether the last life ended in order
+DIR/raft/            the metadata group's log and snapshot
 DIR/streams/<id>/    one log each
 """
 
@@ -12,10 +13,26 @@ import fcntl
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from natslog.errors import DataDirError
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
+
+_IDENTITY_VERSION = 2
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """`directory` is minted with the folder and names it for ever; `cluster_id` is "" before it belongs to a cluster."""
+
+    broker_id: int
+    cluster_id: str = ""
+    directory: str = ""
+
+
+class _Life(msgspec.Struct, frozen=True):
+    number: int = 0
+    has_ended: bool = False
 
 
 class DataDir:
@@ -25,6 +42,9 @@ class DataDir:
         path: made if missing.
         broker_id: must be the one that owns the folder, if anyone does.
 
+    Attributes:
+        life: the number of this start. `after`: the incarnation that ended in order right before it, or "".
+
     Raises:
         DataDirError: another broker's, of a newer format, in use, or not writable, with what to do.
         CorruptLog: its identity file is damaged.
@@ -33,12 +53,14 @@ class DataDir:
     def __init__(self, path: Path, broker_id: int) -> None:
         self.path = path
         self.streams = path / "streams"
+        self.raft = path / "raft"
         self._lock_fd = -1
         try:
             self.streams.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             self._take_lock()
-            self.cluster_id = self._identity(broker_id)
+            self.identity = self._known_identity(broker_id)
+            self.life, self.after = self._begin_life()
         except OSError as error:
             self.release()
             raise DataDirError(
@@ -49,6 +71,10 @@ class DataDir:
         except BaseException:
             self.release()
             raise
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.identity.directory}.{self.life}"
 
     def _take_lock(self) -> None:
         try:
@@ -64,21 +90,40 @@ class DataDir:
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
-    def _identity(self, broker_id: int) -> str:
-        known: dict[str, Any] | None = read_checked(self.path / "broker", "broker", 1)
-        if known is None:
-            cluster_id = secrets.token_hex(8)
-            write_checked(self.path / "broker", "broker", 1, {"broker_id": broker_id, "cluster_id": cluster_id})
-            sync_folder(self.path)
-            return cluster_id
-        if known["broker_id"] != broker_id:
+    def _known_identity(self, broker_id: int) -> Identity:
+        found = read_checked(self.path / "broker", "broker", _IDENTITY_VERSION)
+        known = Identity(broker_id=broker_id) if found is None else msgspec.convert(found, Identity)
+        if known.broker_id != broker_id:
             raise DataDirError(
-                f"the data folder {self.path} belongs to broker {known['broker_id']}, and this is broker {broker_id}: "
+                f"the data folder {self.path} belongs to broker {known.broker_id}, and this is broker {broker_id}: "
                 "correct broker_id, or name another folder with --data-dir",
                 data_dir=str(self.path),
-                owner=known["broker_id"],
+                owner=known.broker_id,
             )
-        return str(known["cluster_id"])
+        if not known.directory:
+            known = msgspec.structs.replace(known, directory=secrets.token_hex(8))
+            self._store(known)
+            sync_folder(self.path)
+        return known
+
+    def _store(self, identity: Identity) -> None:
+        write_checked(self.path / "broker", "broker", _IDENTITY_VERSION, identity)
+        self.identity = identity
+
+    def join(self, cluster_id: str) -> None:
+        """From now on this folder belongs to that cluster."""
+        assert self.identity.cluster_id in ("", cluster_id), "a folder never changes clusters"
+        self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
+
+    def _begin_life(self) -> tuple[int, str]:
+        found = read_checked(self.path / "life", "life", 1)
+        last = _Life() if found is None else msgspec.convert(found, _Life)
+        write_checked(self.path / "life", "life", 1, _Life(last.number + 1))
+        return last.number + 1, f"{self.identity.directory}.{last.number}" if last.has_ended else ""
+
+    def end_life(self) -> None:
+        """Everything is on disk as the logs say: the next life need not prove it."""
+        write_checked(self.path / "life", "life", 1, _Life(self.life, True))
 
     def stream_folder(self, stream_id: str) -> Path:
         return self.streams / stream_id

@@ -12,7 +12,10 @@ Theory of operation. Two owners, and a queue of builders between them:
 Where little has gathered and the disk has been quick of late, the loop takes the turn itself: two thread switches would
 cost more than the fsync. A disk that becomes slow is left to the threads from then on.
 
-Invariants. Nothing is acked before its fsync returned. At most one turn of a stream runs at a time: it is the log's
+A commit is answered when it is committed everywhere it must be: its rows wait in order until the high watermark (HW) has
+passed them. With one replica that is at once.
+
+Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a time: it is the log's
 only writer. Memory is bounded by the broker's `IngestMemory`; what does not fit is refused (answered, where a reply
 subject was given), counted and logged, never silently dropped.
 """
@@ -119,7 +122,7 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of one builder's rows."""
+    """What became of one builder's rows. All of them, duplicates too, are stored below `end_offset`."""
 
     rows: int
     duplicates: int
@@ -127,25 +130,44 @@ class _Outcome:
     seconds: float
     answers: bytes | memoryview | None
     refusal: NatslogError | None = None
+    end_offset: int = 0
 
 
 class StreamIngest:
-    """Takes frames, returns acks. `start` and `stop` it in the event loop."""
+    """Takes frames, returns acks. `start` and `stop` it in the event loop.
+
+    Args:
+        appended: told, in the event loop, where the log ends now; returns HW.
+        refusal: why nothing may be appended now, if so; asked from any thread.
+    """
 
     def __init__(
-        self, name: str, log: StreamLog, *, sender: Sender, executor: Executor, memory: IngestMemory, paused: bool
+        self,
+        name: str,
+        log: StreamLog,
+        *,
+        sender: Sender,
+        executor: Executor,
+        memory: IngestMemory,
+        paused: bool,
+        stats: IngestStats | None = None,
+        appended: Callable[[int], int] = lambda end_offset: end_offset,
+        refusal: Callable[[], NatslogError | None] = lambda: None,
     ) -> None:
         self.name = name
         self.log = log
-        self.stats = IngestStats()
+        self.stats = stats or IngestStats()
         self.paused = paused
-        self.committed = asyncio.Event()
         self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
         self._sender = sender
         self._executor = executor
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._last_complaint = -_LOG_EVERY_S
+        self._appended = appended
+        self._refusal = refusal
+        self._uncommitted: deque[_Outcome] = deque()
+        self._abandoned = False
         self._on_bug: Callable[[str, BaseException], None]
         self._stopped = asyncio.Event()
         self._lock = threading.Lock()  # guards what follows
@@ -161,11 +183,25 @@ class StreamIngest:
         self._on_bug = on_bug
 
     async def stop(self) -> None:
-        """Commits and acks what has been received, then ends."""
+        """Appends what has been received, then ends; what is committed by then is acked."""
         with self._lock:
             self._closing = True
             self._see_to_turn()
         await self._stopped.wait()
+
+    async def abandon(self) -> None:
+        """Ends at once: another broker leads. What was not committed is not acked: its publishers send it again."""
+        self._abandoned = True
+        await self.stop()
+        await asyncio.sleep(0)  # what the last turn handed to the loop is through
+        for outcome in self._uncommitted:
+            self._memory.give_back(outcome.frame_bytes)
+        self._uncommitted.clear()
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether anything gathered or appended is not answered yet."""
+        return bool(self._gathered or self._uncommitted or self._has_turn)
 
     # ---- receiving: the event loop ----
 
@@ -190,7 +226,7 @@ class StreamIngest:
             return ShuttingDown("the broker is shutting down: send again")
         if self.paused:
             return StreamPaused(f"stream {self.name!r} is paused: resume it, then send again")
-        return self.log.failure
+        return self.log.failure or self._refusal()
 
     def _without_unwanted(self, frames: Frames, survey: Survey) -> Frames:
         """The same frames where all can be taken."""
@@ -241,19 +277,28 @@ class StreamIngest:
             self.stats.acks_unsent += rows
 
     def _finish(self, outcome: _Outcome) -> None:
-        """Counts a commit or its refusal, and sends the answers."""
-        self._memory.give_back(outcome.frame_bytes)
+        """Counts a commit or its refusal; answers when HW allows it."""
         if outcome.refusal is not None:
+            self._memory.give_back(outcome.frame_bytes)
             self._count_refused(outcome.rows, outcome.refusal)
-        else:
+            if outcome.answers is not None:
+                self._answer(outcome.answers, outcome.rows)
+            return
+        self.stats.commits += 1
+        self.stats.commit_seconds += outcome.seconds
+        self._uncommitted.append(outcome)
+        self.release(self._appended(outcome.end_offset))
+
+    def release(self, high_watermark: int) -> None:
+        """HW is here now: answers everything below it."""
+        waiting = self._uncommitted
+        while waiting and waiting[0].end_offset <= high_watermark:
+            outcome = waiting.popleft()
+            self._memory.give_back(outcome.frame_bytes)
             self.stats.committed += outcome.rows - outcome.duplicates
             self.stats.duplicates += outcome.duplicates
-            self.stats.commits += 1
-            self.stats.commit_seconds += outcome.seconds
-            self.committed.set()  # wakes long polls; they wait on the event as it was
-            self.committed = asyncio.Event()
-        if outcome.answers is not None:
-            self._answer(outcome.answers, outcome.rows)
+            if outcome.answers is not None:
+                self._answer(outcome.answers, outcome.rows)
 
     def change_window(self, window_s: float) -> None:
         """Another deduplication window; the writer rebuilds it between two commits."""
@@ -347,10 +392,14 @@ class StreamIngest:
         finish(outcome)
 
     def _outcome_of(self, gathering: _Gathering) -> _Outcome:
+        if self._abandoned:
+            return _Outcome(0, 0, gathering.frame_bytes, 0.0, None, ShuttingDown("another broker leads: send again"))
         batch, started = gathering.builder.taken(), time.perf_counter()
         rows, frame_bytes = batch.rows.rows, gathering.frame_bytes
         answers: bytes | memoryview | None = None
         try:
+            if (refusal := self._refusal()) is not None:
+                raise refusal
             offsets, duplicate = self._append(batch)
         except NatslogError as error:
             if batch.replies is not None:
@@ -360,7 +409,8 @@ class StreamIngest:
         self._usual_s += (seconds - self._usual_s) / 8
         if batch.replies is not None:
             answers = acks.stored(batch.replies, offsets, stream=self.name, epoch=self.log.epoch, duplicate=duplicate)
-        return _Outcome(rows, 0 if duplicate is None else int(duplicate.sum()), frame_bytes, seconds, answers)
+        repeated = 0 if duplicate is None else int(duplicate.sum())
+        return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset)
 
     def _append(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
         """Drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""

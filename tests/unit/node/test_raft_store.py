@@ -513,7 +513,9 @@ def test_any_missing_file_is_refused(written: tuple[Path, State]) -> None:
 def test_missing_file_of_the_smallest_store_is_refused(tmp_path: Path) -> None:
     """A vote and nothing else: to forget it would be to vote twice."""
     open_small(tmp_path).save(HardState(term=Term(1), vote=BrokerId(3)), None, (), None)
-    for name, data in files_of(tmp_path).items():
+    files = files_of(tmp_path)
+    (tmp_path / "snapshot.new").write_bytes(b"unfinished, and not touched either")
+    for name, data in files.items():
         (tmp_path / name).unlink()
         assert_refused(tmp_path, f"without {name}")
         (tmp_path / name).write_bytes(data)
@@ -531,6 +533,19 @@ def test_older_file_in_place_of_the_stored_one_is_refused(written: tuple[Path, S
         assert_refused(folder, f"older {name}")
         (folder / name).write_bytes(newer)
     assert open_small(folder).last_index == 12
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_log_file_of_another_broker_is_refused(memory: Path, first: int) -> None:
+    """Whole, of the right name, and with a higher term than was stored: it falls in the next file, or is not the last."""
+    for name, term in (("ours", Term(3)), ("theirs", Term(4))):
+        store = open_small(memory / name)
+        for start in (1, 4):
+            entries = tuple(Entry(Index(at), term, "command", b"x" * 30) for at in range(start, start + 3))
+            store.save(HardState(term=term), None, entries, None)
+    file = f"log-{first:020d}"
+    (memory / "ours" / file).write_bytes((memory / "theirs" / file).read_bytes())
+    assert "term" in assert_refused(memory / "ours", file).message.partition("This broker")[0]
 
 
 def test_bytes_beyond_the_named_end_are_kept_if_whole_and_never_trusted(written: tuple[Path, State]) -> None:

@@ -1,0 +1,182 @@
+"""The leader's end of replication: what each follower asked for last, and what there is to tell it.
+
+Theory of operation. A session belongs to one link. A request names only positions that changed; streams of which there
+is nothing new cost nothing. When a stream gets new records, another HW or another leader, it becomes *due* in the
+sessions that follow it; a request that finds nothing due waits for that. News of HW alone waits a moment for records to
+travel with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from natslog import ipc
+from natslog.cluster.replica import BeforeStart, Diverging, Fenced, FetchPosition, Matching, judge
+from natslog.errors import CorruptLog, NatslogError
+from natslog.log.segment import read_at
+from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.peer_messages import FetchAnswer, FetchRequest, FetchResponse
+from natslog.node.stream import HostedStream
+
+_WAIT_S = 0.5
+_HIGH_WATERMARK_WAITS_S = 0.01
+_SMALL_BYTES = 256 * 1024
+
+
+class FetchSession:
+    """One follower's link.
+
+    Args:
+        find: a stream by its id, where this broker has it.
+    """
+
+    def __init__(self, follower: BrokerId, find: Callable[[StreamId], HostedStream | None], executor: Executor) -> None:
+        self.follower = follower
+        self.incarnation = ""
+        self.heard_s = time.monotonic()
+        self._find = find
+        self._executor = executor
+        self._positions: dict[StreamId, FetchPosition] = {}
+        self._due: dict[StreamId, None] = {}
+        self._due_later: set[StreamId] = set()
+        self._wake = asyncio.Event()
+
+    def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
+        """There is something new of a stream: records, or only another HW."""
+        if stream_id not in self._positions or stream_id in self._due:
+            return
+        if has_records:
+            self._due_later.discard(stream_id)
+            self._due[stream_id] = None
+            self._wake.set()
+        elif stream_id not in self._due_later:
+            if not self._due_later:
+                asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._tell_high_watermarks)
+            self._due_later.add(stream_id)
+
+    def _tell_high_watermarks(self) -> None:
+        self._due |= dict.fromkeys(self._due_later)
+        self._due_later.clear()
+        if self._due:
+            self._wake.set()
+
+    async def serve(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
+        """The answer, when there is one; an empty one after half a second."""
+        self.heard_s = time.monotonic()
+        self.incarnation = request.incarnation
+        for stream_id in request.forget:
+            self._positions.pop(stream_id, None)
+            self._due.pop(stream_id, None)
+            if (stream := self._find(stream_id)) is not None:
+                stream.sessions.discard(self)
+        for stream_id, position in request.changed:
+            self._positions[stream_id] = position
+            self._due[stream_id] = None
+            self._note_position(stream_id, position)
+        if not self._due:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(_WAIT_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        return await self._gathered(request)
+
+    def _note_position(self, stream_id: StreamId, position: FetchPosition) -> None:
+        """What the follower has may move HW, before anything is read for it."""
+        stream = self._find(stream_id)
+        if stream is not None and stream.leading is not None:
+            stream.sessions.add(self)
+            if isinstance(self._judged(stream, position), Matching):
+                stream.fetched(self.follower, position.offset, self.incarnation)
+
+    @staticmethod
+    def _judged(stream: HostedStream, position: FetchPosition) -> Fenced | Diverging | BeforeStart | Matching:
+        log, leading = stream.usable_log(), stream.leading
+        if leading is None:
+            return Fenced(Epoch(0))
+        return judge(
+            position,
+            epoch=leading.epoch,
+            epochs=log.epochs,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+
+    async def _gathered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
+        answers: list[FetchAnswer] = []
+        payload: list[bytes] = []
+        room = request.max_bytes
+        while self._due and room > 0:
+            stream_id = next(iter(self._due))
+            del self._due[stream_id]
+            answer, data = await self._answer(stream_id, room)
+            if answer is not None:
+                answers.append(answer)
+                payload += data
+                room -= answer.length + 64
+        return FetchResponse(request.number, tuple(answers)), payload
+
+    async def _answer(self, stream_id: StreamId, room_bytes: int) -> tuple[FetchAnswer | None, list[bytes]]:
+        position = self._positions.get(stream_id)
+        if position is None:
+            return None, []
+        stream = self._find(stream_id)
+        if stream is None or stream.leading is None or stream.log is None:
+            return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
+        stream.sessions.add(self)
+        leading, log = stream.leading, stream.log
+        verdict = self._judged(stream, position)
+        data: list[bytes] = []
+        if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
+            waiting_bytes = min(room_bytes, log.chain.size_bytes)
+            if waiting_bytes <= _SMALL_BYTES or stream.is_at_tail(position.offset):
+                data = self._records(stream, position.offset, min(room_bytes, _SMALL_BYTES))
+            else:
+                loop = asyncio.get_running_loop()
+                data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)
+        return (
+            FetchAnswer(
+                stream_id,
+                leading.epoch,
+                verdict,
+                leading.high_watermark,
+                log.log_start_offset,
+                sum(len(piece) for piece in data),
+            ),
+            data,
+        )
+
+    @staticmethod
+    def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
+        """Whole batches from `start` on, the very bytes of the files; a batch that begins below `start` is cut there."""
+        try:
+            with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
+                pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
+        except CorruptLog as error:
+            stream.note_damage(error)
+            return []
+        except (NatslogError, OSError):
+            return []  # retention took it, say: the follower asks again
+        return [_from_offset(pieces[0], start), *pieces[1:]] if pieces else []
+
+    def close(self) -> None:
+        for stream_id in self._positions:
+            if (stream := self._find(stream_id)) is not None:
+                stream.sessions.discard(self)
+        self._positions.clear()
+
+
+def _from_offset(data: bytes, start: int) -> bytes:
+    """Encoded batches without the first one's rows below `start`."""
+    header = ipc.proven_header(data[: ipc.MAX_HEADER_BYTES])
+    if header is None or header.base_offset >= start:
+        return data
+    batch = ipc.decode_batch(data[: header.total_bytes]).slice(start - header.base_offset)
+    cut = ipc.encode_batch(
+        batch, base_offset=start, epoch=header.epoch, max_timestamp_us=header.max_timestamp_us, compression=None
+    )
+    return bytes(cut) + data[header.total_bytes :]
