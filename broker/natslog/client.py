@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -40,6 +41,7 @@ from natslog.model import Split
 
 FETCH_BYTES = 8 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 3.0
+_MOST_REDIRECTS = 3
 _LONGEST_WAIT = 8  # times the retry interval
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 
@@ -156,6 +158,7 @@ class NatslogClient:
             NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
         """
         servers = list(dict.fromkeys([*prefer, *self.servers]))
+        request_id = None if method == "GET" else secrets.token_hex(16)  # a retry is applied once
         problem, attempt, patient_until = "", 0, time.monotonic() + self.options.patience_s
         while attempt <= self.options.retries or time.monotonic() < patient_until:
             if attempt:
@@ -163,7 +166,7 @@ class NatslogClient:
             attempt += 1
             for server in servers:
                 try:
-                    response = self._send(method, server + path, query, body, timeout_s)
+                    response = self._send(method, server + path, query, body, timeout_s, request_id)
                     if response.status < 400:
                         return response
                     error = _error_of(response, server)
@@ -179,16 +182,29 @@ class NatslogClient:
         )
 
     def _send(
-        self, method: str, url: str, query: dict[str, Any] | None, body: Any, timeout_s: float | None
+        self,
+        method: str,
+        url: str,
+        query: dict[str, Any] | None,
+        body: Any,
+        timeout_s: float | None,
+        request_id: str | None,
     ) -> urllib3.BaseHTTPResponse:
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        return self._pool.request(
-            method,
-            f"{url}?{urlencode(given)}" if given else url,
-            body=None if body is None else json.dumps(body).encode(),
-            headers=self._headers() | ({} if body is None else {"Content-Type": "application/json"}),
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
-        )
+        url = f"{url}?{urlencode(given)}" if given else url
+        headers = self._headers() | ({} if body is None else {"Content-Type": "application/json"})
+        for _ in range(_MOST_REDIRECTS):
+            response = self._pool.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
+            )
+            if response.status != 307 or "Location" not in response.headers:
+                return response
+            url, headers["Natslog-Redirected"] = response.headers["Location"], "true"
+        return response
 
     def _headers(self) -> dict[str, str]:
         token = self.options.token
@@ -265,6 +281,32 @@ class NatslogClient:
         """`[start, end)` cut for parallel readers. Raises OffsetOutOfRange."""
         query = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows, "min_splits": min_splits}
         return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
+
+    # ---- operators ----
+
+    def add_broker(self, url: str) -> dict[str, Any]:
+        """Makes the blank broker at this URL a member of the cluster; returns it as the cluster shows it."""
+        return dict(self._json("POST", "/v1/cluster/brokers", body={"url": url}))
+
+    def drain_broker(self, number: int, draining: bool = True) -> dict[str, Any]:
+        """Moves its replicas and leaderships to others, bit by bit; False: it may keep some again."""
+        return dict(self._json("PATCH", f"/v1/cluster/brokers/{number}", body={"draining": draining}))
+
+    def remove_broker(self, number: int, *, force: bool = False) -> None:
+        """Out of the cluster. Without `force` it must keep nothing any more."""
+        self._ask("DELETE", f"/v1/cluster/brokers/{number}", query={"force": "true" if force else None})
+
+    def transfer_metadata(self, to: int) -> None:
+        """Hands the metadata leadership to this broker."""
+        self._ask("POST", "/v1/cluster/transfer", body={"to": to})
+
+    def transfer_stream(self, name: str, to: int) -> None:
+        """Hands a stream to another in-sync replica, in order."""
+        self._ask("POST", f"/v1/streams/{_quoted(name)}/leader", body={"to": to})
+
+    def move_stream(self, name: str, brokers: Sequence[int]) -> None:
+        """Brings a stream's replicas onto these brokers, the preferred leader first; returns when it has begun."""
+        self._ask("PUT", f"/v1/streams/{_quoted(name)}/replicas", body={"brokers": list(brokers)})
 
     # ---- messages ----
 

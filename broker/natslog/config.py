@@ -38,11 +38,33 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ingest_memory_bytes: int = 80 * 1024 * 1024
     retention_interval_s: float = 5.0
     tombstone_grace_s: float = 3600.0
+    seeds: tuple[str, ...] = ()
+    cluster_secret_file: str | None = None
 
     @property
     def url(self) -> str:
         """Where clients and other brokers reach this one, as far as it knows."""
         return self.advertise_url or f"http://{self.http_host}:{self.http_port}"
+
+    def secret(self) -> bytes | None:
+        """The cluster's secret, read where it is used.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds too little.
+        """
+        if self.cluster_secret_file is None:
+            return None
+        try:
+            secret = Path(self.cluster_secret_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read cluster_secret_file {self.cluster_secret_file}: {error.strerror}"
+            ) from error
+        if len(secret) < 16:
+            raise ConfigError(
+                f"cluster_secret_file {self.cluster_secret_file} holds fewer than 16 characters: openssl rand -hex 32"
+            )
+        return secret
 
     @property
     def client_urls(self) -> tuple[str, ...]:
@@ -88,6 +110,8 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
+    if isinstance(seeds := settings.get("seeds"), str):
+        settings["seeds"] = [seed.strip() for seed in seeds.split(",") if seed.strip()]
     try:
         for name in _BYTES & set(settings):
             settings[name] = parse_size_bytes(settings[name], name)
@@ -98,6 +122,15 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         raise ConfigError(f"wrong setting: {error}") from error
     if not 0 <= config.http_port <= 65535:
         raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
+    for seed in config.seeds:
+        if not seed.startswith(("http://", "https://")):
+            raise ConfigError(f"seed {seed!r} is not a URL: write http://host:{DEFAULT_HTTP_PORT}")
+    if config.seeds and config.cluster_secret_file is None:
+        raise ConfigError("seeds need cluster_secret_file: a file with the same secret on all brokers of the cluster")
+    if config.seeds and config.http_host in ("0.0.0.0", "::") and config.advertise_url is None:
+        raise ConfigError("a broker with seeds that listens everywhere needs advertise_url: how the others reach it")
+    if not 1 <= config.broker_id <= 2**31:
+        raise ConfigError(f"broker_id {config.broker_id} must be a whole number from 1 on")
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 
@@ -231,6 +232,13 @@ def from_json(body: dict[str, Any]) -> NatslogError:
     kind = KINDS.get(error.pop("code", ""), NatslogError)
     error.pop("retriable", None)
     return kind(str(error.pop("message", "the broker gave no reason")), **error)
+
+
+def natslog_version() -> str:
+    try:
+        return version("natslog")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "unknown"
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

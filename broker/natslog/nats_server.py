@@ -79,7 +79,7 @@ class NatsServer:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # ^C is for the caller, who stops it in order
-                preexec_fn=_end_with_parent if self._ends_with_parent else None,
+                preexec_fn=end_with_parent if self._ends_with_parent else None,
             )
         deadline = time.monotonic() + _START_WITHIN_S
         while not is_listening(self.port):
@@ -103,8 +103,8 @@ class NatsServer:
         self._process = None
 
 
-def _end_with_parent() -> None:
-    """prctl(PR_SET_PDEATHSIG, SIGTERM), in the child before it becomes nats-server."""
+def end_with_parent() -> None:
+    """For `preexec_fn`: the kernel ends the child with SIGTERM when its parent ends in whatever way."""
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
 
 

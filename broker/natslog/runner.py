@@ -48,7 +48,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
     try:
         port = await server.start()
         config = msgspec.structs.replace(config, http_port=port)
-        broker.config = config
+        broker.use_config(config)
         await broker.start()
         on_ready(config)
         await broker.stopping_soon.wait()

@@ -25,6 +25,7 @@ class World:
         self.drop_share = 0.0
         self.double_share = 0.0
         self.late_share = 0.0
+        self.late_ms = (50.0, 1500.0)
         self.cut: set[tuple[int, int]] = set()
         self.events = 0
         self._numbers = count()
@@ -54,7 +55,7 @@ class World:
         for _ in range(copies):
             delay_ms = chance.uniform(*self.delay_ms)
             if self.late_share and chance.random() < self.late_share:
-                delay_ms += chance.uniform(50, 1500)
+                delay_ms += chance.uniform(*self.late_ms)
             self.after(delay_ms, lambda: None if (sender, to) in self.cut else deliver(message))
 
     def run_until(self, end_ms: float, check: Callable[[], None] | None = None) -> None:

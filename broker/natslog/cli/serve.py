@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from natslog.cli.common import out
+from natslog.cli.dev_cluster import DevCluster
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
 from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer
@@ -40,7 +41,7 @@ def _run(config: BrokerConfig, greeting: list[str]) -> None:
 
 
 def dev(
-    brokers: Annotated[int, typer.Option("--brokers", help="How many brokers (this version: 1).")] = 1,
+    brokers: Annotated[int, typer.Option("--brokers", min=1, max=9, help="How many brokers, each a process.")] = 1,
     data_dir: Annotated[Path, typer.Option("--data-dir", help="Where state is kept.")] = Path(DEFAULT_DATA_DIR),
     nats_url: Annotated[
         str | None, typer.Option("--nats-url", help="Use this NATS server instead of an own one.")
@@ -55,20 +56,45 @@ def dev(
 ) -> None:
     """A NATS server and a broker on this machine, for trying things out; ^C stops both, state stays."""
     _log_to_stderr(log_level)
-    if brokers != 1:
-        raise ConfigError(f"--brokers {brokers}: this version runs one broker; clusters come with a later one")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the data folder {data_dir}: {error.strerror}") from error
-    flags = {"data_dir": str(data_dir), "http_port": http_port}
-    if nats_url is not None:
-        return _run(load_config(None, flags | {"nats_url": nats_url}), [f"NATS   {without_secrets(nats_url)}"])
-    nats = NatsServer(nats_port, data_dir / "nats-server.log", ends_with_parent=True).start()
+    _check_same_kind(data_dir, brokers)
+    nats = None
+    if nats_url is None:
+        nats = NatsServer(nats_port, data_dir / "nats-server.log", ends_with_parent=True).start()
+        nats_url = nats.url
     try:
-        _run(load_config(None, flags | {"nats_url": nats.url}), [f"NATS   {nats.url}"])
+        if brokers == 1:
+            flags = {"data_dir": str(data_dir), "http_port": http_port, "nats_url": nats_url}
+            _run(load_config(None, flags), [f"NATS   {without_secrets(nats_url)}"])
+        else:
+            _run_cluster(DevCluster(data_dir, nats_url, brokers, http_port, log_level), nats_url)
     finally:
-        nats.stop()
+        if nats is not None:
+            nats.stop()
+
+
+def _check_same_kind(data_dir: Path, brokers: int) -> None:
+    """A folder keeps one broker's state, or that of as many as it was made for."""
+    known = len(list(data_dir.glob("broker-*/"))) or (1 if (data_dir / "broker").exists() else brokers)
+    if known != brokers:
+        raise ConfigError(
+            f"{data_dir} holds the state of {known} broker(s): use --brokers {known}, or another folder with --data-dir"
+        )
+
+
+def _run_cluster(cluster: DevCluster, nats_url: str) -> None:
+    cluster.start()
+    try:
+        out.print(f"NATS   {without_secrets(nats_url)}")
+        for number, url in enumerate(cluster.urls, start=1):
+            out.print(f"HTTP   {url}  (broker {number})")
+        out.print("ready")
+        cluster.wait()
+    finally:
+        cluster.stop()
 
 
 def server(
@@ -89,6 +115,12 @@ def server(
     ingest_memory_bytes: Annotated[str | None, typer.Option(help="Memory for uncommitted messages: 80MiB.")] = None,
     retention_interval: Annotated[str | None, typer.Option(help="How often limits are enforced: 5s.")] = None,
     tombstone_grace: Annotated[str | None, typer.Option(help="How long deleted files are kept: 1h.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="URLs of the cluster's first brokers, comma-separated; the same on all of them.")
+    ] = None,
+    cluster_secret_file: Annotated[
+        str | None, typer.Option(help="File with the secret that the cluster's brokers share.")
+    ] = None,
     log_level: LogLevel = "info",
 ) -> None:
     """One broker. Every setting also as a NATSLOG_… variable or a line of the TOML file."""

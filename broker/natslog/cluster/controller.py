@@ -20,6 +20,7 @@ from natslog.cluster.replica import quorum_position
 from natslog.errors import NotEnoughBrokers
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 
+_HEARING_MS = 3000.0
 _REPORT_HOLDS_MS = 6000.0
 _POSITIONS_WAIT_MS = 1500.0
 _SETTLED_MS = 5000.0
@@ -57,8 +58,12 @@ class Controller:
         self._missed: dict[StreamId, tuple[Epoch, dict[BrokerId, float]]] = {}
         self._positions: dict[StreamId, _Positions] = {}
         self._alive: frozenset[BrokerId] = frozenset()
-        self._changed_ms = now_ms
+        self._changed_ms = self._began_ms = now_ms
         self._handed_ms: dict[StreamId, float] = {}
+
+    def is_settled(self, now_ms: float) -> bool:
+        """Whether every broker has had the time to be heard since this one leads."""
+        return now_ms - self._began_ms >= _HEARING_MS
 
     # ---- what is heard ----
 

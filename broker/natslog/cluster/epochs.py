@@ -43,13 +43,17 @@ class EpochHistory:
         return NO_EPOCH, end
 
     def begin(self, epoch: Epoch, start_offset: int) -> bool:
-        """Records from `start_offset` on are of `epoch`. Returns whether that is new."""
+        """Records from `start_offset` on are of `epoch`. Returns whether that is new.
+
+        An epoch may begin and leave no records; what is copied from the next leader may then be of an older one.
+        """
         if epoch == self.latest:
             return False
         while self.entries and self.entries[-1][1] >= start_offset:
             self.entries.pop()  # an epoch without records
-        assert epoch > self.latest, f"epoch {epoch} comes after {self.latest}"
-        self.entries.append((epoch, start_offset))
+        assert epoch >= self.latest, f"epoch {epoch} comes after {self.latest}"
+        if epoch > self.latest:
+            self.entries.append((epoch, start_offset))
         return True
 
     def cut_to(self, end_offset: int) -> bool:

@@ -26,7 +26,7 @@ _OUTCOMES_KEPT = 1000
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it shall keep no replica."""
+    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica."""
 
     id: BrokerId
     url: str
@@ -302,16 +302,26 @@ class Metadata(msgspec.Struct, kw_only=True):
                 return False  # late, from a life that is over
             broker = msgspec.structs.replace(broker, is_draining=known.is_draining)
         self.brokers[broker.id] = broker
+        if known is not None and known.directory not in ("", broker.directory):
+            self.brokers[broker.id] = msgspec.structs.replace(broker, is_draining=False)
+            self._forget_copies(broker.id)
         if not is_new_life:
             return True
         for record in list(self.streams.values()):
             leader = None if record.leader == broker.id else record.leader
             unproven = record.unproven
-            if not is_clean and broker.id in record.candidates:
+            is_unproven = not is_clean and broker.id in record.candidates
+            if is_unproven:
                 unproven = tuple(sorted({*unproven, broker.id}))
-            if (leader, unproven) != (record.leader, record.unproven):
+            if is_unproven or leader != record.leader:  # again, too: what its former life said of its log is void
                 self._replace(_next_version(record, leader=leader, unproven=unproven))
         return True
+
+    def _forget_copies(self, broker: BrokerId) -> None:
+        """It came back with another folder: whatever it held is gone. A stream that only it held has nobody to lead."""
+        for record in list(self.streams.values()):
+            if broker in record.candidates:
+                self._replace(_without(record, broker))
 
     # ---- streams ----
 
@@ -409,18 +419,7 @@ class Metadata(msgspec.Struct, kw_only=True):
         """The last one that holds everything stays: nobody else could ever lead."""
         if record is None or broker not in record.candidates or set(record.candidates) == {broker}:
             return False
-        leader = None if record.leader == broker else record.leader
-        changed = msgspec.structs.replace(
-            with_isr(record, [member for member in record.isr if member != broker], unproven=record.unproven),
-            leader=leader,
-        )
-        return self._replace(
-            msgspec.structs.replace(
-                changed,
-                eligible=tuple(member for member in changed.eligible if member != broker),
-                unproven=tuple(member for member in changed.unproven if member != broker),
-            )
-        )
+        return self._replace(_without(record, broker))
 
     def _move(self, record: StreamRecord, target: tuple[BrokerId, ...]) -> bool:
         missing = sorted(set(target) - set(self.brokers))
@@ -443,9 +442,12 @@ class Metadata(msgspec.Struct, kw_only=True):
         target = record.target
         if not set(target) <= set(record.isr) or record.leader not in target:
             return False
-        self._entomb(record, [broker for broker in record.replicas if broker not in target], moved_us)
+        left = [broker for broker in record.replicas if broker not in target]
+        self._entomb(record, left, moved_us)
         isr = [broker for broker in record.isr if broker in target]
-        finished = msgspec.structs.replace(record, replicas=target, target=())
+        # another epoch, so that one who is moved back is never counted by what it asked before its files went
+        epoch = Epoch(record.leader_epoch + bool(left))
+        finished = msgspec.structs.replace(record, replicas=target, target=(), leader_epoch=epoch)
         return self._replace(with_isr(finished, isr, unproven=set(record.unproven) & set(target)))
 
 
@@ -461,6 +463,17 @@ def with_isr(record: StreamRecord, isr: Iterable[BrokerId], *, unproven: Iterabl
         eligible = tuple(broker for broker in record.replicas if broker in record.candidates and broker not in members)
     holding = {*members, *eligible}
     return _next_version(record, isr=members, eligible=eligible, unproven=tuple(sorted(set(unproven) & holding)))
+
+
+def _without(record: StreamRecord, broker: BrokerId) -> StreamRecord:
+    """This one holds not everything any more, and is not eligible either."""
+    left = with_isr(record, [member for member in record.isr if member != broker], unproven=record.unproven)
+    return msgspec.structs.replace(
+        left,
+        leader=None if record.leader == broker else record.leader,
+        eligible=tuple(member for member in left.eligible if member != broker),
+        unproven=tuple(member for member in left.unproven if member != broker),
+    )
 
 
 def _edited(record: StreamRecord, settings: StreamSettings) -> StreamRecord:

@@ -7,10 +7,13 @@ from typing import Any
 
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, NotReady, did_you_mean
+from natslog.errors import InvalidRequest, NoLeader, NotReady, did_you_mean
 from natslog.log import StreamLog
+from natslog.model import StreamRecord
 from natslog.node.broker import Broker
+from natslog.node.stream import HostedStream
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 BROKER = web.AppKey("broker", Broker)
@@ -24,9 +27,46 @@ def broker_of(request: web.Request) -> Broker:
     return broker
 
 
-def log_of(request: web.Request) -> StreamLog:
-    """The log of the stream in the path. Raises StreamNotFound, or why it cannot be served."""
-    return broker_of(request).hosted(request.match_info["name"]).usable_log()
+async def leading(request: web.Request) -> HostedStream:
+    """The stream in the path, where this broker leads it.
+
+    Raises:
+        StreamNotFound, NoLeader, or why it cannot be served. HTTPTemporaryRedirect: to the broker that leads it.
+    """
+    broker = broker_of(request)
+    record = await broker.record(request.match_info["name"])
+    stream = broker.streams.get(record.name)
+    if stream is not None and stream.is_leading:
+        return stream
+    if stream is not None and record.leader == broker.cluster.me and stream.problem is not None:
+        raise stream.problem
+    url = None if record.leader in (None, broker.cluster.me) else broker.url_of(record.leader)
+    if url is None or _has_come_around(request):
+        raise no_leader(record)
+    raise web.HTTPTemporaryRedirect(url + request.path_qs)
+
+
+def no_leader(record: StreamRecord) -> NoLeader:
+    return NoLeader(
+        f"stream {record.name!r} has no leader that serves now; its replicas are on brokers {list(record.replicas)}, "
+        f"in sync are {list(record.isr)}: it goes on when enough of them are up (natslog cluster status)",
+        stream=record.name,
+        replicas=list(record.replicas),
+        isr=list(record.isr),
+    )
+
+
+def _has_come_around(request: web.Request) -> bool:
+    """The redirect ends where it began: nobody leads just now."""
+    return request.headers.get("Natslog-Redirected") == "true"
+
+
+def request_id(request: web.Request) -> str | None:
+    """What a client names its change by, so that a retry is applied once. Raises InvalidRequest."""
+    given = request.headers.get("Natslog-Request-Id")
+    if given is not None and not _REQUEST_ID.fullmatch(given):
+        raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
+    return given
 
 
 def query(request: web.Request, *known: str) -> dict[str, str]:

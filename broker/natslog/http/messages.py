@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from aiohttp import web
 
 from natslog import ipc
-from natslog.errors import InvalidRequest
-from natslog.http.context import broker_of, log_of, position, query, whole
+from natslog.errors import CorruptLog, InvalidRequest
+from natslog.http.context import broker_of, leading, position, query, whole
 from natslog.log import ReadPlan, StreamLog
 from natslog.messages_json import json_line
 from natslog.node.stream import HostedStream
@@ -90,16 +90,26 @@ def _wants_ndjson(accept: str) -> bool:
 @routes.get("/v1/streams/{name}/messages", allow_head=False)
 async def messages(request: web.Request) -> web.StreamResponse:
     broker = broker_of(request)
-    stream = broker.hosted(request.match_info["name"])
-    log = log_of(request)
+    stream = await _serving(request)
+    log = stream.usable_log()
     asked = _question(request, log)
+    if asked.start > log.high_watermark and not stream.is_leading:
+        stream = await leading(request)  # this replica does not know yet how far the stream is committed
+        log = stream.usable_log()
     await _wait_for_data(stream, log, asked)
     loop = asyncio.get_running_loop()
     limit_bytes = min(asked.max_bytes, _MAX_REWRITTEN_BYTES) if asked.changes_rows else asked.max_bytes
     planning = loop.run_in_executor(
         broker.readers, lambda: log.reader.plan_read(asked.start, asked.end, max_bytes=limit_bytes)
     )
-    with await _held(planning) as plan:
+    try:
+        holding = await _held(planning)
+    except CorruptLog as error:
+        if stream.record.settings.replicas > 1:
+            stream.note_damage(error)
+            raise await _elsewhere(request, stream, error) from error
+        raise
+    with holding as plan:
         rewrite = asked.changes_rows or _is_crumbly(plan)
         body = await loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
         headers = {
@@ -113,6 +123,19 @@ async def messages(request: web.Request) -> web.StreamResponse:
             return await _send_whole(request, plan, headers)
     kind = NDJSON if asked.ndjson else ARROW_STREAM
     return web.Response(body=body, content_type=kind, headers=headers | {"Natslog-Batches": "exact"})
+
+
+async def _serving(request: web.Request) -> HostedStream:
+    """The stream in the path, where this broker may serve it. Raises as `leading`."""
+    stream = broker_of(request).streams.get(request.match_info["name"])
+    return stream if stream is not None and stream.may_serve else await leading(request)
+
+
+async def _elsewhere(request: web.Request, stream: HostedStream, error: CorruptLog) -> Exception:
+    """What is damaged here is whole on another in-sync replica."""
+    broker = broker_of(request)
+    others = [url for one in stream.wanted.isr if one != broker.cluster.me and (url := broker.url_of(one)) is not None]
+    return web.HTTPTemporaryRedirect(others[0] + request.path_qs) if others else error
 
 
 async def _held(planning: asyncio.Future[ReadPlan]) -> ReadPlan:
@@ -131,15 +154,15 @@ def _close_plan(planning: asyncio.Future[ReadPlan]) -> None:
 
 async def _wait_for_data(stream: HostedStream, log: StreamLog, asked: _Question) -> None:
     """The long poll: returns when there is something at `start`, or the time is up."""
-    if asked.start != log.high_watermark or stream.ingest is None or asked.end == asked.start or not asked.wait_ms:
+    if asked.start != log.high_watermark or asked.end == asked.start or not asked.wait_ms:
         return
     try:
         async with asyncio.timeout(asked.wait_ms / 1000):
             while asked.start >= log.high_watermark:
-                committed = stream.ingest.committed
-                if committed.is_set():
-                    return  # the broker is stopping
-                await committed.wait()
+                advanced = stream.advanced
+                if advanced.is_set() or not stream.may_serve:
+                    return  # the broker is stopping, or the role has changed
+                await advanced.wait()
     except TimeoutError:
         return
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from natslog.http.status import natslog_version
+from natslog.errors import natslog_version
 from natslog.model import SETTING_NAMES
 
 routes = web.RouteTableDef()

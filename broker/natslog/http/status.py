@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,19 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
-from natslog.http.context import BROKER, broker_of, query
+from natslog.errors import natslog_version
+from natslog.http.context import BROKER
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
 from natslog.node.stream import HostedStream
 
 routes = web.RouteTableDef()
-
-
-def natslog_version() -> str:
-    try:
-        return version("natslog")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"
 
 
 @routes.get("/healthz")
@@ -40,27 +33,10 @@ async def readyz(request: web.Request) -> web.Response:
     troubled = {
         name: problem.message
         for name, stream in broker.streams.items()
-        if (problem := stream.problem or (stream.log.failure if stream.log else None)) is not None
+        if (problem := stream.problem or stream.damage or (stream.log.failure if stream.log else None)) is not None
     }
     body = {"status": "ready" if reason is None else "not ready", "reason": reason, "streams_with_problems": troubled}
     return web.json_response(body, status=200 if reason is None else 503)
-
-
-@routes.get("/v1/cluster")
-async def cluster(request: web.Request) -> web.Response:
-    query(request)
-    broker = broker_of(request)
-    state = broker.metadata.state
-    brokers = [
-        {"id": known.id, "url": known.url, "rack": known.rack, "alive": True} for known in state.brokers.values()
-    ]
-    body = {
-        "cluster_id": state.cluster_id,
-        "metadata_leader": broker.config.broker_id,
-        "brokers": brokers,
-        "version": natslog_version(),
-    }
-    return web.json_response(body)
 
 
 class _BrokerCollector:
@@ -79,15 +55,73 @@ class _BrokerCollector:
             "natslog_disk_free_bytes", "Room left on the data folder's disk", value=free_bytes(broker.data_path)
         )
         streams = list(broker.streams.items())
+        yield from self._cluster()
+        yield from self._replicas(streams)
         yield from self._gauges(streams)
         yield from self._counters(streams)
         refused = CounterMetricFamily(
             "natslog_messages_refused", "Messages not stored, by reason", labels=["stream", "reason"]
         )
         for name, stream in streams:
-            for reason, count in stream.ingest.stats.refused.items() if stream.ingest else ():
+            for reason, count in stream.stats.refused.items():
                 refused.add_metric([name, reason], count)
         yield refused
+
+    def _cluster(self) -> Iterator[Metric]:
+        group, hosting = self._broker.cluster.group, self._broker.hosting
+        numbers: dict[str, tuple[str, float]] = {
+            "natslog_metadata_term": ("Raft term", group.raft.term),
+            "natslog_metadata_leader": ("1 on the metadata leader", float(group.is_leader)),
+            "natslog_metadata_commit_index": ("Committed metadata entries", group.raft.commit),
+            "natslog_metadata_applied_index": ("Applied metadata entries", group.raft.applied),
+            "natslog_metadata_session": ("1 while a metadata leader is heard", float(group.has_session())),
+            "natslog_brokers": ("Brokers of the cluster", len(group.state.brokers)),
+            "natslog_links_up": (
+                "Brokers this one has a link to",
+                sum(link.is_up for link in self._broker.cluster.links.all),
+            ),
+        }
+        for name, (text, value) in numbers.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        yield CounterMetricFamily(
+            "natslog_metadata_elections", "Times this broker became metadata leader", value=group.elections
+        )
+        yield CounterMetricFamily(
+            "natslog_leaderships", "Times this broker began to lead a stream", value=hosting.leaders_appointed
+        )
+        fetched = CounterMetricFamily("natslog_fetched_bytes", "Bytes copied from a leader", labels=["leader"])
+        for leader, fetcher in hosting.fetchers.items():
+            fetched.add_metric([str(leader)], fetcher.fetched_bytes)
+        yield fetched
+
+    @staticmethod
+    def _replicas(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
+        gauges: dict[str, tuple[str, Callable[[HostedStream], float]]] = {
+            "leader": ("1 where this broker leads", lambda stream: float(stream.is_leading)),
+            "leader_epoch": ("Leader epoch", lambda stream: stream.wanted.leader_epoch),
+            "isr_size": ("Replicas in sync", lambda stream: len(stream.wanted.isr)),
+            "under_replicated": (
+                "1 where replicas are missing from the ISR",
+                lambda stream: float(len(stream.wanted.isr) < len(stream.wanted.replicas)),
+            ),
+            "below_min_isr": (
+                "1 where writes are refused for lack of replicas",
+                lambda stream: float(len(stream.wanted.isr) < stream.wanted.settings.min_isr),
+            ),
+            "damaged": (
+                "1 while a part of this replica is damaged and not mended",
+                lambda stream: float(stream.damage is not None),
+            ),
+            "high_watermark_lag": (
+                "Messages on this broker's disk that are not known to be committed",
+                lambda stream: stream.log.log_end_offset - stream.log.high_watermark if stream.log else 0,
+            ),
+        }
+        for name, (text, read) in gauges.items():
+            family = GaugeMetricFamily(f"natslog_stream_{name}", text, labels=["stream"])
+            for stream_name, stream in streams:
+                family.add_metric([stream_name], read(stream))
+            yield family
 
     @staticmethod
     def _gauges(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
@@ -122,8 +156,7 @@ class _BrokerCollector:
         for name, (text, attribute) in counters.items():
             family = CounterMetricFamily(f"natslog_{name}", text, labels=["stream"])
             for stream_name, stream in streams:
-                if stream.ingest is not None:
-                    family.add_metric([stream_name], getattr(stream.ingest.stats, attribute))
+                family.add_metric([stream_name], getattr(stream.stats, attribute))
             yield family
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from natslog.errors import InvalidRequest
-from natslog.http.context import broker_of, log_of, position, query, whole
-from natslog.model import parse_settings
-from natslog.node.stream import HostedStream
+from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
+from natslog.http.context import broker_of, leading, no_leader, position, query, request_id, whole
+from natslog.model import StreamRecord, parse_settings
+from natslog.node.broker import Broker
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
@@ -21,9 +21,8 @@ routes = web.RouteTableDef()
 _MAX_SPLITS = 100_000
 
 
-def stream_json(stream: HostedStream) -> dict[str, Any]:
-    """A stream as the API shows it."""
-    record, log = stream.record, stream.log
+def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
+    """A stream as the API shows it; without a leader's word, without where its log stands."""
     body: dict[str, Any] = {"name": record.name, "id": record.id} | record.settings.to_json()
     body |= {
         "paused": record.paused,
@@ -34,18 +33,16 @@ def stream_json(stream: HostedStream) -> dict[str, Any]:
         "replica_ids": list(record.replicas),
         "isr": list(record.isr),
     }
-    if log is not None:
-        body |= {
-            "log_start_offset": log.log_start_offset,
-            "high_watermark": log.high_watermark,
-            "bytes": log.chain.size_bytes,
-            "segments": len(log.chain.segments),
-        }
-    problem = stream.problem or (log.failure if log is not None else None)
+    if position is not None:
+        body |= position
+    stream = broker.streams.get(record.name)
+    problem = stream.problem or stream.damage or (stream.log.failure if stream.log else None) if stream else None
+    if problem is None and position is None:
+        problem = no_leader(record)
     return body | ({"problem": problem.to_json()["error"]} if problem else {})
 
 
-async def _json_body(request: web.Request) -> dict[str, Any]:
+async def json_body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
     except (ValueError, RecursionError) as error:
@@ -58,41 +55,60 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
 @routes.get("/v1/streams")
 async def list_streams(request: web.Request) -> web.Response:
     query(request)
-    streams = broker_of(request).streams
-    return web.json_response([stream_json(streams[name]) for name in sorted(streams)])
+    broker = broker_of(request)
+    await broker.up_to_date()
+    positions = await broker.all_positions()
+    streams = [
+        stream_json(broker, record, positions.get(name)) for name, record in sorted(broker.state.streams.items())
+    ]
+    return web.json_response(streams)
 
 
 @routes.post("/v1/streams")
 async def create_stream(request: web.Request) -> web.Response:
-    body = await _json_body(request)
+    body = await json_body(request)
     name = check_name(body.pop("name", None))
-    stream, created = await broker_of(request).create_stream(name, parse_settings(body))
-    return web.json_response(stream_json(stream), status=201 if created else 200)
+    broker = broker_of(request)
+    created = await broker.create_stream(name, parse_settings(body), request_id(request))
+    return web.json_response(await _shown(broker, name), status=201 if created else 200)
+
+
+async def _shown(broker: Broker, name: str) -> dict[str, Any]:
+    """After a change: as the metadata has it, and as its leader says where it stands."""
+    record = broker.state.stream(name)
+    return stream_json(broker, record, (await broker.all_positions()).get(name))
 
 
 @routes.get("/v1/streams/{name}")
 async def show_stream(request: web.Request) -> web.Response:
     query(request)
-    return web.json_response(stream_json(broker_of(request).hosted(request.match_info["name"])))
+    broker = broker_of(request)
+    try:
+        stream = await leading(request)
+    except StreamNotFound:
+        raise
+    except NatslogError:  # shown all the same, with its problem
+        return web.json_response(stream_json(broker, await broker.record(request.match_info["name"]), None))
+    return web.json_response(stream_json(broker, stream.wanted, broker.position_of(stream)))
 
 
 @routes.patch("/v1/streams/{name}")
 async def edit_stream(request: web.Request) -> web.Response:
-    broker, name, body = broker_of(request), request.match_info["name"], await _json_body(request)
-    stream = broker.hosted(name)
+    broker, name, body = broker_of(request), request.match_info["name"], await json_body(request)
+    record = await broker.record(name)
     paused = body.pop("paused", None)
     if paused is not None and not isinstance(paused, bool):
         raise InvalidRequest("paused must be true or false")
     if body:
-        stream = await broker.edit_stream(name, parse_settings(body, stream.record.settings))
+        await broker.edit_stream(name, parse_settings(body, record.settings), request_id(request))
     if paused is not None:
-        stream = await broker.pause_stream(name, paused)
-    return web.json_response(stream_json(stream))
+        await broker.pause_stream(name, paused)
+    return web.json_response(await _shown(broker, name))
 
 
 @routes.delete("/v1/streams/{name}")
 async def delete_stream(request: web.Request) -> web.Response:
-    await broker_of(request).delete_stream(request.match_info["name"])
+    await broker_of(request).delete_stream(request.match_info["name"], request_id(request))
     return web.Response(status=204)
 
 
@@ -103,7 +119,7 @@ async def offset_at(request: web.Request) -> web.Response:
     if "timestamp" not in values:
         raise InvalidRequest("name a time: ?timestamp=2026-11-20T10:30:00Z or epoch milliseconds")
     timestamp_us = parse_timestamp_us(values["timestamp"])
-    reader = log_of(request).reader
+    reader = (await leading(request)).usable_log().reader
     loop = asyncio.get_running_loop()
     offset, found_us = await loop.run_in_executor(broker_of(request).readers, reader.offset_at, timestamp_us)
     found = None if found_us is None else format_timestamp_us(found_us)
@@ -112,8 +128,9 @@ async def offset_at(request: web.Request) -> web.Response:
 
 @routes.get("/v1/streams/{name}/splits")
 async def splits(request: web.Request) -> web.Response:
-    values = query(request, "start", "end", "max_bytes", "max_rows", "min_splits")
-    log, broker = log_of(request), broker_of(request)
+    values = query(request, "start", "end", "max_bytes", "max_rows", "min_splits", "rack")
+    stream, broker = await leading(request), broker_of(request)
+    log = stream.usable_log()
     start = position(values, "start", log.log_start_offset, log)
     end = position(values, "end", log.high_watermark, log)
     max_rows = whole(values, "max_rows", None, low=1)
@@ -129,5 +146,29 @@ async def splits(request: web.Request) -> web.Response:
             min_splits=whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS),
         ),
     )
-    urls = broker.config.client_urls
-    return web.json_response([msgspec.to_builtins(msgspec.structs.replace(split, urls=urls)) for split in cut])
+    urls = _replica_urls(broker, stream.wanted, values.get("rack", broker.config.rack))
+    return web.json_response(
+        [
+            msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
+            for number, split in enumerate(cut)
+        ]
+    )
+
+
+def _replica_urls(broker: Broker, record: StreamRecord, rack: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """In-sync replicas of the asker's rack, and the others. Nothing where this broker does not know its own name."""
+    if record.replicas == (broker.cluster.me,):
+        return broker.config.client_urls, ()
+    known = [broker.state.brokers[one] for one in record.isr if one in broker.state.brokers]
+    near = tuple(one.url for one in known if rack and one.rack == rack)
+    return near, tuple(one.url for one in known if one.url not in near)
+
+
+def _in_turn(urls: tuple[tuple[str, ...], tuple[str, ...]], number: int) -> tuple[str, ...]:
+    """Nearest first, and each split begins with another one of the equally near."""
+    return tuple(url for group in urls for url in _rotated(group, number))
+
+
+def _rotated(group: tuple[str, ...], by: int) -> tuple[str, ...]:
+    at = by % len(group) if group else 0
+    return (*group[at:], *group[:at])

@@ -32,7 +32,7 @@ from natslog.log.opening import Opening
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import SEALED_SUFFIX, ActiveSegment
+from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch
 from natslog.model import Epoch, StreamSettings
 from natslog.row_buffers import RowBuffers
 
@@ -119,6 +119,23 @@ class StreamLog:
     @property
     def high_watermark(self) -> int:
         return self.chain.high_watermark
+
+    @property
+    def checkpointed(self) -> int:
+        """The high watermark on stable storage."""
+        return self._checkpointed
+
+    def first_damaged_offset(self) -> int | None:
+        """Where the log must be cut so that nothing damaged is left; reads all of it. None where all is well."""
+        for segment in list(self.chain.segments):
+            try:
+                bad = first_bad_offset(segment)
+            except CorruptLog:
+                return segment.base_offset
+            if bad is not None:
+                return bad
+        starts = [known.start_offset for known in self.chain.damages]
+        return min(starts) if starts else None
 
     # ---- writing ----
 
@@ -289,7 +306,7 @@ class StreamLog:
         self._last_timestamp_us = max(self._last_timestamp_us, last.max_timestamp_us)
 
     def cut_to(self, end_offset: int) -> None:
-        """Drops what a new leader does not have; durable when this returns. What is committed stays: see `discard_from`.
+        """Drops what a new leader does not have; durable when this returns. What is committed stays.
 
         Raises:
             CorruptLog: `end_offset` is inside a batch or a sealed segment. StorageFailed: a file could not be cut.
@@ -456,6 +473,22 @@ class StreamLog:
         for segment in self.chain.segments:
             if isinstance(segment, ActiveSegment):
                 segment.close()
+
+
+def first_bad_offset(segment: Segment) -> int | None:
+    """The base offset of the first batch that is not what was written; for a sealed segment its own base offset, as it
+    is replaced whole.
+    """
+    fd = os.open(segment.path, os.O_RDONLY)
+    try:
+        index = segment.index
+        for at in range(len(index)):
+            read_batch(fd, index[at], segment.path)
+    except CorruptLog:
+        return segment.base_offset if isinstance(segment, SealedSegment) else index.base_offsets[at]
+    finally:
+        os.close(fd)
+    return None
 
 
 def free_bytes(folder: Path) -> int:

@@ -1,8 +1,9 @@
-"""One broker: its folder, its metadata, its streams, its link to NATS. HTTP stands in front of it and holds no state.
+"""One broker: its folder, its place in the cluster, its replicas, its link to NATS. HTTP stands before it and holds
+no state.
 
-Order of things. Start: claim the folder, read the metadata, recover the logs, connect to NATS, subscribe. Stop:
-unsubscribe
-(what the server had sent still arrives), commit and ack it, close the logs, let go of NATS and of the folder.
+Order of things. Start: claim the folder, read the metadata log, connect to NATS, join the cluster, open the logs, take
+the roles the metadata says. Stop: hand streams over to others, unsubscribe (what the server had sent still arrives),
+commit and ack it, close the logs, leave links, NATS and the folder.
 """
 
 from __future__ import annotations
@@ -10,35 +11,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import shutil
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from natslog.cluster.metadata import (
-    BrokerRecord,
-    BuryStream,
-    Command,
-    CreateStream,
-    DeleteStream,
-    EditStream,
-    PauseStream,
-    RegisterBroker,
-    Tombstone,
-)
+from natslog.cluster.metadata import BuryStream, Command, CreateStream, DeleteStream, EditStream, PauseStream, Tombstone
+from natslog.cluster.placement import Loads
 from natslog.config import BrokerConfig
-from natslog.errors import NatslogError, NotEnoughBrokers, ShuttingDown, StorageFailed, StreamNotFound
+from natslog.errors import (
+    BrokerUnavailable,
+    MetadataUnavailable,
+    NatslogError,
+    ShuttingDown,
+    StreamNotFound,
+)
 from natslog.ingest.warmup import compile_aside, warm_up
-from natslog.log import LogOptions, StreamLog
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us
+from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
-from natslog.node.dedupe_rebuild import rebuilt_dedupe
-from natslog.node.metadata_store import MetadataStore
+from natslog.node.fetch_sessions import FetchSession
+from natslog.node.hosting import Hosting
+from natslog.node.peer_messages import FetchRequest, HandOver, Hello
 from natslog.node.stream import HostedStream, Pacer
-from natslog.node.stream_ingest import IngestMemory, StreamIngest
+from natslog.node.stream_ingest import IngestMemory
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
 
@@ -49,27 +47,30 @@ Result = TypeVar("Result")
 _WRITER_THREADS = 8
 _READER_THREADS = 8
 _STOP_WITHIN_S = 4.0
+_HAND_OVER_WITHIN_S = 3.0
+_READY_WITHIN_S = 10.0
+_BARRIER_WITHIN_S = 2.0
+_LOOK_AGAIN_S = 0.05
 _RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
 
 
 class Broker:
-    """Open with `await Broker(config).start()`; everything but construction runs in one event loop."""
+    """Open with `await Broker(config).start()`; everything but construction runs in one event loop.
+
+    Raises:
+        ConfigError, DataDirError, CorruptLog: it cannot start; the message says what to do.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self.streams: dict[str, HostedStream] = {}
         self.memory = IngestMemory(config.ingest_memory_bytes)
         self.stopping = False
         self.stopping_soon = asyncio.Event()
         self.failed: BaseException | None = None
         self.readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="read")
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="write")
+        secret = config.secret()
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
-        try:
-            self.metadata = MetadataStore(self._data_dir.path / "metadata", self._data_dir.cluster_id)
-        except BaseException:
-            self._data_dir.release()
-            raise
         credentials = NatsCredentials(config.nats_creds_file, config.nats_user, config.nats_password_file)
         self.link = NatsLink(
             config.nats_url,
@@ -77,39 +78,79 @@ class Broker:
             credentials=credentials,
             on_state=self._on_nats_state,
         )
+        try:
+            self.cluster = ClusterNode(
+                config, self._data_dir, secret=secret, on_applied=self._on_applied, on_bug=self._halt
+            )
+        except BaseException:
+            self._data_dir.release()
+            raise
+        self.hosting = Hosting(
+            config,
+            self._data_dir,
+            self.cluster.group,
+            nats=self.link,
+            writers=self._writers,
+            readers=self.readers,
+            memory=self.memory,
+            link_to=self.cluster.link_to,
+            on_bug=self._halt,
+        )
         self._nats_down_since: float | None = None
-        self._changing = asyncio.Lock()
-        self._maintenance: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
         self._stop_upkeep = asyncio.Event()
-        self._changes: set[asyncio.Task[Any]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
+
+    def use_config(self, config: BrokerConfig) -> None:
+        """The same settings with the port filled in that it listens on."""
+        self.config = self.cluster.config = config
 
     # ---- life ----
 
     async def start(self) -> Broker:
-        """Recovers all logs, then connects; returns when messages are taken or NATS is being waited for."""
+        """Joins the cluster, opens all logs; returns when messages are taken or NATS is being waited for."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writers, compile_aside)
         await loop.run_in_executor(self._writers, warm_up)
-        me = BrokerRecord(id=BrokerId(self.config.broker_id), url=self.config.url, rack=self.config.rack)
-        await self._propose(RegisterBroker(broker=me))
         await self.link.open()
-        await asyncio.gather(*(self._host(record) for record in self.metadata.state.streams.values()))
-        self._warn_of_strays()
-        self._maintenance = asyncio.create_task(self._maintain(), name="maintenance")
-        self._maintenance.add_done_callback(self._halt_if_failed)
+        cluster = self.cluster
+        cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
+        cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
+        cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
+        await cluster.start()
+        self.hosting.start()
+        self.hosting.warn_of_strays(self.cluster.state)
+        await self._wait_for_own_streams()
+        self._upkeep = asyncio.create_task(self._maintain(), name="upkeep")
+        self._upkeep.add_done_callback(self._halt_if_failed)
         self.has_started = True
         return self
 
+    async def _wait_for_own_streams(self) -> None:
+        """Until every replica here is open, and those that only this broker can lead are led."""
+
+        for stream in list(self.streams.values()):
+            alone = stream.wanted.replicas == (self.cluster.me,)
+            while not stream.is_ready and stream.problem is None and (alone or stream.log is None):
+                if self.stopping_soon.is_set() or self.stopping:
+                    return
+                await asyncio.wait([asyncio.ensure_future(stream.settled.wait())], timeout=_LOOK_AGAIN_S)
+
     async def stop(self) -> None:
-        """Stops taking messages, commits and acks what has come, and leaves, within 5 s."""
+        """Hands over, stops taking messages, commits and acks what has come, and leaves, within some seconds."""
         if self.stopping:
             return
         self.stopping = True
         for stream in self.streams.values():
-            if stream.ingest is not None:
-                stream.ingest.committed.set()  # long polls answer now
+            stream.advanced.set()  # long polls answer now
         self._stop_upkeep.set()
+        try:
+            if self.has_started and self.failed is None:
+                async with asyncio.timeout(_HAND_OVER_WITHIN_S):
+                    await self.hosting.hand_over_all()
+        except TimeoutError:
+            logger.warning("not every stream could be handed over; the others will notice")
         try:
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await self._stop_all()
@@ -122,15 +163,15 @@ class Broker:
         self.readers.shutdown(wait=False)
 
     async def _stop_all(self) -> None:
-        hosted = list(self.streams.values())
-        problems = await asyncio.gather(*(stream.unsubscribe(self.link) for stream in hosted), return_exceptions=True)
-        problems += await asyncio.gather(*(stream.stop(self._writers) for stream in hosted), return_exceptions=True)
-        if self._maintenance is not None:
-            await asyncio.wait([self._maintenance])
+        problems = await self.hosting.close()
+        if self._upkeep is not None:
+            await asyncio.wait([self._upkeep])
+        await self.cluster.stop()
         await self.link.close()
         for problem in problems:
-            if isinstance(problem, BaseException):
-                logger.error("while stopping: %s", problem, exc_info=problem)
+            logger.error("while stopping: %s", problem, exc_info=problem)
+        if not problems and self.has_started and self.failed is None:
+            self._data_dir.end_life()
 
     def _halt_if_failed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -138,7 +179,7 @@ class Broker:
 
     def _halt(self, what: str, error: BaseException) -> None:
         """What must not end has ended with an exception: stop rather than go on half alive."""
-        self.failed = error
+        self.failed = self.failed or error
         logger.critical("stopping: %s failed", what, exc_info=error)
         self.stopping_soon.set()
 
@@ -163,156 +204,203 @@ class Broker:
         """Why this broker cannot serve fully now; None if it can."""
         if self.stopping:
             return "shutting down"
+        if not self.cluster.has_joined.is_set():
+            return "waiting for the other brokers of the cluster"
         if not self.has_started:
-            return "recovering logs"
+            return "joining the cluster and recovering logs"
+        if not self.cluster.group.has_session():
+            return "no metadata leader is heard: too few brokers are up, or the network is cut"
         if not self.link.is_up:
             return f"no connection to NATS at {self.link.shown_url}"
         return None
 
+    # ---- the cluster ----
+
+    def _on_applied(self) -> None:
+        self.hosting.look()
+
+    def _hand_over(self, frame: HandOver) -> None:
+        for stream_id, to in frame.streams:
+            self.hosting.hand_over(stream_id, to)
+
+    def _serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
+        sessions = self.hosting.sessions
+        session = sessions.get(peer.broker)
+        if session is None or request.number == 1 or session.incarnation != request.incarnation:
+            if session is not None:
+                session.close()
+            session = sessions[peer.broker] = FetchSession(peer.broker, self.hosting.find, self.readers)
+        self._in_background(self._answer_fetch(session, request, reply), "serving a fetch")
+
+    async def _answer_fetch(self, session: FetchSession, request: FetchRequest, reply: Reply) -> None:
+        response, payload = await session.serve(request)
+        reply(response, payload)
+
+    async def _answer_ready(self, name: str) -> None:
+        """Returns when the stream takes messages here."""
+        async with asyncio.timeout(_READY_WITHIN_S):
+            while (stream := self.streams.get(name)) is None or not stream.is_ready:
+                waiting = self.cluster.group.changed() if stream is None else stream.settled.wait()
+                await asyncio.wait([asyncio.ensure_future(waiting)], timeout=_LOOK_AGAIN_S)
+
+    async def _answer_leading(self) -> dict[str, Any]:
+        """Where the streams stand that this broker leads."""
+        return {name: self.position_of(stream) for name, stream in self.streams.items() if stream.is_leading}
+
+    @staticmethod
+    def position_of(stream: HostedStream) -> dict[str, int]:
+        log = stream.usable_log()
+        return {
+            "log_start_offset": log.log_start_offset,
+            "high_watermark": log.high_watermark,
+            "bytes": log.chain.size_bytes,
+            "segments": len(log.chain.segments),
+        }
+
+    async def all_positions(self) -> dict[str, dict[str, int]]:
+        """Of every stream whose leader answers; those of brokers that do not are missing."""
+        found: dict[str, dict[str, int]] = await self._answer_leading()
+        leaders = {record.leader for record in self.state.streams.values()} - {None, self.cluster.me}
+        links = [link for one in leaders if one is not None and (link := self.cluster.link_to(one)) is not None]
+        for answer in await asyncio.gather(*(link.ask("leading", 2.0) for link in links), return_exceptions=True):
+            if isinstance(answer, dict):
+                found |= answer
+            elif not isinstance(answer, NatslogError):
+                logger.error("a broker's positions are unknown: %s", answer)
+        return found
+
     # ---- streams ----
 
-    def hosted(self, name: str) -> HostedStream:
-        """Raises StreamNotFound."""
-        if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r}", stream=name)
-        return self.streams[name]
+    @property
+    def streams(self) -> dict[str, HostedStream]:
+        return self.hosting.streams
 
-    async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """Carries a change out even where the client that asked for it hangs up in the middle."""
-        task = asyncio.create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+    @property
+    def state(self) -> Any:
+        return self.cluster.state
 
-    async def create_stream(self, name: str, settings: StreamSettings) -> tuple[HostedStream, bool]:
-        """The stream, and whether it is new (False: it was there with the same settings).
-
-        Raises:
-            InvalidRequest, StreamConflict, NotEnoughBrokers.
-        """
-        return await self._to_the_end(self._create_stream(name, settings))
-
-    async def _create_stream(self, name: str, settings: StreamSettings) -> tuple[HostedStream, bool]:
-        check_name(name)
-        async with self._changing:
-            brokers = sorted(self.metadata.state.brokers)
-            if settings.replicas > len(brokers):
-                raise NotEnoughBrokers(
-                    f"{settings.replicas} replicas need as many brokers, and there are {len(brokers)}",
-                    brokers=len(brokers),
-                    replicas=settings.replicas,
-                )
-            stream_id = StreamId(secrets.token_hex(16))
-            placement = tuple(brokers[: settings.replicas])
-            created = await self._propose(
-                CreateStream(name=name, id=stream_id, settings=settings, created_us=now_us(), placement=placement)
-            )
-            if created:
-                await self._host(self.metadata.state.stream(name))
-        return self.hosted(name), created
-
-    async def edit_stream(self, name: str, settings: StreamSettings) -> HostedStream:
-        """Raises StreamNotFound, InvalidRequest."""
-        return await self._to_the_end(self._edit_stream(name, settings))
-
-    async def _edit_stream(self, name: str, settings: StreamSettings) -> HostedStream:
-        async with self._changing:
-            before = self.hosted(name)
-            await self._propose(EditStream(name=name, settings=settings))
-            record = self.metadata.state.stream(name)
-            was = before.record.settings
-            resubscribe = settings.subject != was.subject
-            before.record = record
-            if before.log is not None:
-                before.log.settings = settings
-            if before.ingest is not None and settings.dedupe_window_s != was.dedupe_window_s:
-                before.ingest.change_window(settings.dedupe_window_s)
-            if resubscribe and before.subscription is not None:
-                await self.link.move(before.subscription, settings.subject, queue=settings.group or "")
-        return before
-
-    async def pause_stream(self, name: str, paused: bool) -> HostedStream:
-        """Raises StreamNotFound."""
-        return await self._to_the_end(self._pause_stream(name, paused))
-
-    async def _pause_stream(self, name: str, paused: bool) -> HostedStream:
-        async with self._changing:
-            await self._propose(PauseStream(name=name, paused=paused))
-            stream = self.hosted(name)
-            stream.record = self.metadata.state.stream(name)
-            if stream.ingest is not None:
-                stream.ingest.paused = paused
-        return stream
-
-    async def delete_stream(self, name: str) -> None:
-        """The stream is gone at once; its files after a grace period.
+    async def record(self, name: str) -> StreamRecord:
+        """The stream as the metadata has it now; before it is said not to exist, the metadata leader is asked.
 
         Raises:
             StreamNotFound.
         """
-        await self._to_the_end(self._delete_stream(name))
+        if name not in self.state.streams:
+            await self.up_to_date()
+        found: StreamRecord = self.state.stream(name)
+        return found
 
-    async def _delete_stream(self, name: str) -> None:
-        async with self._changing:
-            stream = self.hosted(name)
-            await self._propose(DeleteStream(name=name, deleted_us=now_us()))
-            del self.streams[name]
-            await stream.unsubscribe(self.link)
-            await stream.stop(self._writers)
-            if stream.ingest is not None:
-                stream.ingest.committed.set()
+    async def up_to_date(self) -> bool:
+        """Returns when all that anyone was told of the metadata is known here; False where nobody could be asked."""
+        try:
+            async with asyncio.timeout(_BARRIER_WITHIN_S):
+                await self.cluster.barrier()
+        except (TimeoutError, MetadataUnavailable, BrokerUnavailable, NatslogError) as error:
+            logger.debug("answering from what is known here: %s", error)
+            return False
+        return True
 
-    async def _propose(self, command: Command) -> bool:
+    def url_of(self, broker: BrokerId) -> str | None:
+        known = self.state.brokers.get(broker)
+        return None if known is None else str(known.url)
+
+    def _in_background(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
+        task = asyncio.create_task(work, name=name)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """Carries a change out even where the client that asked for it hangs up in the middle."""
         if self.stopping:
-            raise ShuttingDown("this broker is shutting down: ask again when it is back")
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._writers, self.metadata.propose, command)
-        except OSError as error:
-            raise StorageFailed(
-                f"the change could not be stored ({error.strerror or error}); nothing changed"
-            ) from error
+            change.close()
+            raise ShuttingDown("this broker is shutting down: ask another, or this one when it is back")
+        return await asyncio.shield(self._in_background(change, "a change"))
 
-    async def _host(self, record: StreamRecord) -> None:
-        loop = asyncio.get_running_loop()
-        stream = HostedStream(record, None)
-        self.streams[record.name] = stream
-        try:
-            stream.log = await loop.run_in_executor(self._writers, self._open_log, record)
-        except NatslogError as error:
-            stream.problem = error
-        except OSError as error:
-            stream.problem = StorageFailed(f"stream {record.name!r}: its folder cannot be used: {error}")
-        if stream.log is None:
-            logger.error("stream %s is not served: %s", record.name, stream.problem)
-            return
-        ingest = StreamIngest(
-            record.name,
-            stream.log,
-            sender=self.link,
-            executor=self._writers,
-            memory=self.memory,
-            paused=record.paused,
+    async def create_stream(self, name: str, settings: StreamSettings, request_id: str | None = None) -> bool:
+        """Whether it is new (False: it was there with the same settings); by then its leader takes messages.
+
+        Raises:
+            InvalidRequest, StreamConflict, NotEnoughBrokers, MetadataUnavailable.
+        """
+        return await self._to_the_end(self._create_stream(name, settings, request_id))
+
+    async def _create_stream(self, name: str, settings: StreamSettings, request_id: str | None) -> bool:
+        check_name(name)
+        existing = self.state.streams.get(name)
+        usable = [one for one in self.state.brokers if one == self.cluster.me or self.cluster.link_to(one) is not None]
+        usable = [one for one in usable if not self.state.brokers[one].is_draining]
+        placement = existing.replicas if existing else Loads(self.state).place(settings.replicas, usable)
+        created = await self._propose(
+            CreateStream(
+                name=name,
+                id=StreamId(secrets.token_hex(16)),
+                settings=settings,
+                created_us=now_us(),
+                placement=placement,
+            ),
+            request_id,
         )
-        window_s = record.settings.dedupe_window_s
-        ingest.dedupe = await loop.run_in_executor(self._writers, rebuilt_dedupe, window_s, stream.log)
-        stream.ingest = ingest
-        ingest.start(self._halt)
-        await stream.subscribe(self.link)
+        if created:
+            await self._wait_until_ready(name)
+        return created
 
-    def _open_log(self, record: StreamRecord) -> StreamLog:
-        config = self.config
-        options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes)
-        return StreamLog(self._data_dir.stream_folder(record.id), record.id, record.settings, options)
+    async def _wait_until_ready(self, name: str) -> None:
+        """Best effort: where its leader fails at once, another one comes."""
+        record = self.state.streams.get(name)
+        try:
+            if record is None or record.leader is None:
+                return
+            if record.leader == self.cluster.me:
+                await self._answer_ready(name)
+            elif (link := self.cluster.link_to(record.leader)) is not None:
+                await link.ask("ready", _READY_WITHIN_S, name=name)
+        except (TimeoutError, NatslogError) as error:
+            logger.warning("stream %s exists and is not led yet: %s", name, error)
+
+    async def edit_stream(self, name: str, settings: StreamSettings, request_id: str | None = None) -> None:
+        """Raises StreamNotFound, InvalidRequest, MetadataUnavailable."""
+        await self._to_the_end(self._propose(EditStream(name=name, settings=settings), request_id))
+        await self._settled(name)
+
+    async def pause_stream(self, name: str, paused: bool, request_id: str | None = None) -> None:
+        """Raises StreamNotFound, MetadataUnavailable."""
+        await self._to_the_end(self._propose(PauseStream(name=name, paused=paused), request_id))
+        await self._settled(name)
+
+    async def _settled(self, name: str) -> None:
+        """The replica here, if there is one, has done what was changed."""
+        stream = self.streams.get(name)
+        if stream is not None:
+            await self.hosting.settled(stream)
+
+    async def delete_stream(self, name: str, request_id: str | None = None) -> None:
+        """The stream is gone at once; its files after a grace period.
+
+        Raises:
+            StreamNotFound, MetadataUnavailable.
+        """
+        await self._to_the_end(self._propose(DeleteStream(name=name, deleted_us=now_us()), request_id))
+
+    async def _propose(self, command: Command, request_id: str | None = None) -> bool:
+        return await self.cluster.group.propose(command, request_id)
+
+    async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """An operator's change, to the end. Raises what it raises, and ShuttingDown."""
+        return await self._to_the_end(change)
+
+    def hosted(self, name: str) -> HostedStream:
+        """Raises StreamNotFound."""
+        if name not in self.streams:
+            raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
+        return self.streams[name]
 
     # ---- upkeep ----
 
     async def _maintain(self) -> None:
         loop = asyncio.get_running_loop()
         while not await self._is_stopping_within(self.config.retention_interval_s):
-            for stream in list(self.streams.values()):
-                if isinstance(stream.problem, StorageFailed):
-                    await self._host(stream.record)  # it may open now: there is room again, say
-            due = self._rolled_and_due([stream for stream in self.streams.values() if stream.ingest is not None])
+            due = self._rolled_and_due([stream for stream in self.streams.values() if stream.log is not None])
             await loop.run_in_executor(self.readers, self._maintain_all, due)
             await self._bury_tombstones()
 
@@ -326,12 +414,10 @@ class Broker:
         recovery_bytes = {stream.record.name: stream.usable_log().recovery_bytes for stream in streams}
         excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
         for stream in sorted(streams, key=lambda one: recovery_bytes[one.record.name], reverse=True):
-            log, ingest = stream.usable_log(), stream.ingest
-            assert ingest is not None, "only such streams are looked at"
-            if excess > 0 or log.is_roll_due(now_us()):
-                ingest.roll()
+            if stream.ingest is not None and (excess > 0 or stream.usable_log().is_roll_due(now_us())):
+                stream.ingest.roll()
                 excess -= recovery_bytes[stream.record.name]
-        return [stream for stream in streams if stream.usable_log().needs_upkeep()]
+        return [stream for stream in streams if stream.log is not None and stream.log.needs_upkeep()]
 
     def _maintain_all(self, streams: list[HostedStream]) -> None:
         """In a thread."""
@@ -348,10 +434,11 @@ class Broker:
             return False
 
     async def _bury_tombstones(self) -> None:
-        """Removes the files of streams deleted longer ago than the grace period; what fails is tried again."""
+        """Removes the files of replicas deleted longer ago than the grace period; what fails is tried again."""
         grace_us = int(self.config.tombstone_grace_s * 1_000_000)
-        for tombstone in list(self.metadata.state.tombstones.values()):
-            if now_us() - tombstone.deleted_us < grace_us or self._stop_upkeep.is_set():
+        for tombstone in list(self.state.tombstones.values()):
+            is_due = tombstone.broker == self.cluster.me and now_us() - tombstone.deleted_us >= grace_us
+            if not is_due or self._stop_upkeep.is_set() or self.hosting.find(tombstone.id) is not None:
                 continue
             try:
                 await self._bury(tombstone)
@@ -359,17 +446,6 @@ class Broker:
                 logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
 
     async def _bury(self, tombstone: Tombstone) -> None:
-        hosted = {stream.record.id for stream in self.streams.values()}
-        assert tombstone.id not in hosted, "a stream that is being served is not deleted"
-        folder = self._data_dir.stream_folder(tombstone.id)
-        if folder.exists():
-            await asyncio.get_running_loop().run_in_executor(self.readers, shutil.rmtree, folder)
+        await self.hosting.bury(tombstone.id)
         logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
-        await self._propose(BuryStream(id=tombstone.id))
-
-    def _warn_of_strays(self) -> None:
-        state = self.metadata.state
-        known = {record.id for record in state.streams.values()} | set(state.tombstones)
-        for folder in sorted(self._data_dir.streams.iterdir()):
-            if folder.name not in known:
-                logger.warning("%s belongs to no known stream; it is left alone", folder)
+        await self._propose(BuryStream(id=tombstone.id, broker=tombstone.broker))

@@ -23,7 +23,7 @@ _IDENTITY_VERSION = 2
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """`directory` is minted with the folder and names it for ever; `cluster_id` is "" before it belongs to a cluster."""
+    """`directory` is minted with the folder and names it for ever; `cluster_id` is "" before it has a cluster."""
 
     broker_id: int
     cluster_id: str = ""

@@ -152,7 +152,7 @@ class FetchSession:
 
     @staticmethod
     def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
-        """Whole batches from `start` on, the very bytes of the files; a batch that begins below `start` is cut there."""
+        """Whole batches from `start` on, as they are in the files; one that begins below `start` is cut there."""
         try:
             with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
                 pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]

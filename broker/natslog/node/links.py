@@ -15,7 +15,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import aiohttp
@@ -43,7 +43,8 @@ logger = logging.getLogger("natslog.links")
 LINK_PATH = "/internal/link"
 _HANDSHAKE_S = 5.0
 _REDIAL_S = (0.1, 1.0)
-_PING_S = 10.0
+_PING_S = 5.0
+_GUEST_S = 30.0
 _WAITING_FRAMES = 4096
 _WAITING_BYTES = 64 * 1024 * 1024
 _COMPLAIN_EVERY_S = 30.0
@@ -124,10 +125,12 @@ class DialledLink:
         self.url = url
         self.peer: Hello | None = None
         self.problem = "it was never reached"
+        self.is_self = False
         self.on_fetched: Callable[[FetchResponse, memoryview], None] | None = None
         self._owner = owner
         self._session = session
         self._outbox: Outbox | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
@@ -165,7 +168,7 @@ class DialledLink:
 
     async def _run(self) -> None:
         pause_s = _REDIAL_S[0]
-        while True:
+        while not self.is_self:
             try:
                 await self._connect_and_read()
                 pause_s = _REDIAL_S[0]
@@ -176,7 +179,12 @@ class DialledLink:
 
     def _note_problem(self, error: BaseException) -> None:
         self.problem = error.message if isinstance(error, NatslogError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, NatslogError) and time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S:
+        self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
+        if (
+            isinstance(error, NatslogError)
+            and not self.is_self
+            and time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S
+        ):
             self._complained_s = time.monotonic()
             logger.error("no link to %s: %s", self.url, self.problem)
 
@@ -186,7 +194,7 @@ class DialledLink:
             address, max_msg_size=MAX_FRAME_BYTES, compress=0, heartbeat=_PING_S, autoping=True
         )
         async with asyncio.timeout(_HANDSHAKE_S):
-            socket = await connecting
+            socket = self._socket = await connecting
         try:
             self.peer = await self._introduce(socket)
             self._outbox = Outbox(socket)
@@ -230,6 +238,7 @@ class DialledLink:
 
     async def _down(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         outbox, self._outbox = self._outbox, None
+        self._socket = None
         self._up.clear()
         for future in self._asked.values():
             if not future.done():
@@ -240,6 +249,11 @@ class DialledLink:
             self._owner.link_changed(self.peer, False)
             await outbox.close()
         await socket.close()
+
+    def hang_up(self) -> None:
+        """Dials again at once, and introduces itself anew."""
+        if self._socket is not None:
+            self._hanging_up = asyncio.create_task(self._socket.close(), name=f"hanging up on {self.url}")
 
     async def close(self) -> None:
         self._task.cancel()
@@ -257,19 +271,19 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse) -> None:
     except (TimeoutError, ConnectionError):
         return
     outbox = Outbox(socket)
+
+    def reply(frame: Frame, payload: list[bytes] | None) -> None:
+        outbox.send(frame, payload)  # what cannot be sent is lost, and asked for again
+
     try:
         if (welcome := owner.welcome_for(hello)) is not None:
             outbox.send(welcome)
         while (received := await _received(socket)) is not None:
-            owner.received(hello, received[0], lambda frame, payload: void(outbox.send(frame, payload)))
+            owner.received(hello, received[0], reply)
     except ClusterMismatch as error:
         logger.error("the link of broker %d is cut: %s", hello.broker, error.message)
     finally:
         await outbox.close()
-
-
-def void(_: object) -> None:
-    """A reply that cannot be sent is one that was lost."""
 
 
 async def _admit(owner: LinkOwner, socket: web.WebSocketResponse) -> Hello:
@@ -282,17 +296,14 @@ async def _admit(owner: LinkOwner, socket: web.WebSocketResponse) -> Hello:
         raise ClusterMismatch("a link begins with who is calling")
     if hello.protocol != PROTOCOL:
         raise ClusterMismatch(
-            f"broker {hello.broker} ({hello.version}) speaks protocol {hello.protocol}, and this one {PROTOCOL}: upgrade "
-            "the older one",
+            f"broker {hello.broker} ({hello.version}) speaks protocol {hello.protocol}, this one {PROTOCOL}: upgrade the "
+            "older one",
             broker=hello.broker,
         )
     hello.check(owner.secret, nonce)
     owner.check_peer(hello)
     await socket.send_bytes(encode_frame(owner.hello("").signed(owner.secret, hello.nonce)))
     return hello
-
-
-Handler = Callable[..., Awaitable[Any]]
 
 
 class Links:
@@ -302,15 +313,21 @@ class Links:
         self._owner = owner
         self._session: aiohttp.ClientSession | None = None
         self._by_url: dict[str, DialledLink] = {}
+        self._guests: dict[str, float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def dial(self, urls: set[str]) -> None:
         """Keeps links to exactly these."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=_HANDSHAKE_S))
+        self._guests = {url: until for url, until in self._guests.items() if until > time.monotonic()}
+        urls = urls | set(self._guests)
         for url in urls - set(self._by_url):
             self._by_url[url] = DialledLink(self._owner, self._session, url)
         for url in set(self._by_url) - urls:
-            asyncio.create_task(self._by_url.pop(url).close(), name=f"closing the link to {url}")
+            closing = asyncio.create_task(self._by_url.pop(url).close(), name=f"closing the link to {url}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def of(self, broker: BrokerId) -> DialledLink | None:
         """The link to a broker, where it is up."""
@@ -321,6 +338,28 @@ class Links:
 
     def to(self, url: str) -> DialledLink | None:
         return self._by_url.get(url)
+
+    def redial(self) -> None:
+        """What this broker says of itself has changed."""
+        for link in self._by_url.values():
+            link.hang_up()
+
+    async def meet(self, url: str) -> Hello:
+        """Who is at this URL; the link stays for a while.
+
+        Raises:
+            BrokerUnavailable: nobody answers there, or not as a broker of this cluster would.
+        """
+        self.dial({*self._by_url, url})
+        self._guests[url] = time.monotonic() + _GUEST_S
+        link = self._by_url[url]
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await link.wait_until_up()
+        except TimeoutError as error:
+            raise BrokerUnavailable(f"no broker could be met at {url}: {link.problem}", url=url) from error
+        assert link.peer is not None, "a link that is up has a peer"
+        return link.peer
 
     @property
     def all(self) -> list[DialledLink]:

@@ -25,11 +25,11 @@ MAX_FRAME_BYTES = 96 * 1024 * 1024
 _MAX_HEADER_BYTES = 32 * 1024 * 1024
 
 
-class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
+class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge", array_like=True):
     nonce: str
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
     """Who is speaking. `cluster_id` is "" while its folder is blank; `wall_us` is its clock, to warn of wrong ones."""
 
     broker: BrokerId
@@ -65,13 +65,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
         return hmac.new(secret, said, hashlib.sha256).hexdigest()
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", array_like=True):
     """The handshake's end; `error` in its JSON form."""
 
     error: dict[str, Any]
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", array_like=True):
     """To a blank broker that the cluster counts as a member: it belongs to it now."""
 
     cluster_id: str

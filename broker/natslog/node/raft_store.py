@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from crc32c import crc32c
@@ -154,9 +154,7 @@ class RaftStore:
         if not self._files or os.path.getsize(_log_path(self._folder, self._files[-1])) >= self._log_file_bytes:
             self._start_file()
         if entries:
-            with open(_log_path(self._folder, self._files[-1]), "ab", buffering=0) as file:
-                write_all(file.fileno(), [_record(msgspec.msgpack.encode(entry)) for entry in entries])
-                os.fdatasync(file.fileno())
+            self._write(self._files[-1], "ab", [_record(msgspec.msgpack.encode(entry)) for entry in entries])
             self._entries += entries
 
     def _start_file(self) -> None:
@@ -164,11 +162,14 @@ class RaftStore:
         first = Index(self.last_index + 1)
         if first not in self._files:
             line = b"natslog raft-log v%d first_index=%020d crc32c=" % (FORMAT_VERSION, first)
-            with open(_log_path(self._folder, first), "xb", buffering=0) as file:
-                write_all(file.fileno(), [line, b"%08x\n" % crc32c(line)])
-                os.fsync(file.fileno())
+            self._write(first, "xb", [line, b"%08x\n" % crc32c(line)])
             sync_folder(self._folder)
             self._files.append(first)
+
+    def _write(self, first: Index, mode: Literal["ab", "xb"], pieces: list[bytes]) -> None:
+        with open(_log_path(self._folder, first), mode, buffering=0) as file:
+            write_all(file.fileno(), pieces)
+            os.fdatasync(file.fileno())
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Goes on from a snapshot that is on stable storage."""

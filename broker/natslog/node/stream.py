@@ -76,6 +76,13 @@ class HostedStream:
         self.advanced = asyncio.Event()
         self.is_handing_over = False
         self.is_ready = False
+        self.settled = asyncio.Event()
+
+    def has_role_of(self, record: StreamRecord) -> bool:
+        """Whether its role is the one that this record asks for."""
+        if record.leader == self.me:
+            return self.leading is not None
+        return self.leading is None and (record.leader is None or self.following is not None)
 
     def usable_log(self) -> StreamLog:
         """Raises the problem where there is one."""

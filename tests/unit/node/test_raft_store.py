@@ -537,7 +537,7 @@ def test_older_file_in_place_of_the_stored_one_is_refused(written: tuple[Path, S
 
 @pytest.mark.parametrize("first", [1, 4])
 def test_log_file_of_another_broker_is_refused(memory: Path, first: int) -> None:
-    """Whole, of the right name, and with a higher term than was stored: it falls in the next file, or is not the last."""
+    """Whole, of the right name, with a higher term than was stored: it falls in the next file, or is not the last."""
     for name, term in (("ours", Term(3)), ("theirs", Term(4))):
         store = open_small(memory / name)
         for start in (1, 4):

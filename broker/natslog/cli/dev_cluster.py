@@ -1,0 +1,121 @@
+"""Several brokers on this machine, each a process of its own, for `natslog dev --brokers 3`."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from natslog.errors import ConfigError, NatslogError
+from natslog.nats_server import end_with_parent, free_port, is_listening
+
+_READY_WITHIN_S = 60.0
+_STOP_WITHIN_S = 15.0
+
+
+class DevCluster:
+    """Runs from `start` to `stop`. Broker n keeps its state in `folder/broker-n`.
+
+    Args:
+        first_port: of broker 1; the others count up. 0: any free ones.
+    """
+
+    def __init__(self, folder: Path, nats_url: str, brokers: int, first_port: int, log_level: str) -> None:
+        self._folder = folder
+        self._nats_url = nats_url
+        self._log_level = log_level
+        ports = [first_port + at if first_port else free_port() for at in range(brokers)]
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self._ports = ports
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stopping = threading.Event()
+
+    def start(self) -> DevCluster:
+        """Returns when all are ready.
+
+        Raises:
+            ConfigError: a port is taken. NatslogError: a broker ended; the last line of its log is named.
+        """
+        taken = [port for port in self._ports if is_listening(port)]
+        if taken:
+            raise ConfigError(f"port {taken[0]} is taken: choose another first port with --http-port", port=taken[0])
+        secret = self._secret_file()
+        try:
+            for number, port in enumerate(self._ports, start=1):
+                self._processes.append(self._spawn(number, port, secret))
+            deadline = time.monotonic() + _READY_WITHIN_S
+            while not self._stopping.is_set() and not all(_is_ready(url) for url in self.urls):
+                self._raise_if_ended()
+                if time.monotonic() > deadline:
+                    raise NatslogError(f"the brokers were not ready in time: see {self._folder}/broker-*.log")
+                time.sleep(0.05)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _secret_file(self) -> Path:
+        path = self._folder / "cluster-secret"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(32) + "\n")
+        return path
+
+    def _spawn(self, number: int, port: int, secret: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "natslog", "server", "--broker-id", str(number), "--http-port", str(port)]
+        command += ["--data-dir", str(self._folder / f"broker-{number}"), "--nats-url", self._nats_url]
+        command += [
+            "--seeds",
+            ",".join(self.urls),
+            "--cluster-secret-file",
+            str(secret),
+            "--log-level",
+            self._log_level,
+        ]
+        with open(self._folder / f"broker-{number}.log", "ab") as log:
+            return subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+
+    def _raise_if_ended(self) -> None:
+        for number, process in enumerate(self._processes, start=1):
+            if process.poll() is not None:
+                log = self._folder / f"broker-{number}.log"
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise NatslogError(f"broker {number} ended: {' '.join(last)} (see {log})")
+
+    def wait(self) -> None:
+        """Returns when SIGINT, SIGTERM or SIGHUP comes; raises NatslogError where a broker ends by itself."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: self._stopping.set())
+        while not self._stopping.wait(0.5):
+            self._raise_if_ended()
+
+    def stop(self) -> None:
+        """SIGTERM one after another, so that each can hand over; SIGKILL after 15 s."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,204 @@
+"""The cluster: who belongs to it and is up, what operators change, and the door for the other brokers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from natslog.cluster.metadata import DrainBroker, ForgetBroker, MoveReplicas
+from natslog.errors import InvalidRequest, MetadataUnavailable, NotEnoughBrokers, natslog_version
+from natslog.http.context import BROKER, broker_of, leading, query
+from natslog.http.streams import json_body
+from natslog.model import BrokerId
+from natslog.node.broker import Broker
+from natslog.node.links import LINK_PATH, serve_link
+from natslog.node.peer_messages import MAX_FRAME_BYTES
+
+routes = web.RouteTableDef()
+
+
+@routes.get(LINK_PATH)
+async def link(request: web.Request) -> web.WebSocketResponse:
+    """Another broker calls."""
+    socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=5.0)
+    await socket.prepare(request)
+    await serve_link(request.app[BROKER].cluster, socket)
+    await socket.close()
+    return socket
+
+
+@routes.get("/v1/cluster")
+async def cluster(request: web.Request) -> web.Response:
+    query(request)
+    broker = broker_of(request)
+    is_current = await broker.up_to_date()
+    node, state = broker.cluster, broker.state
+    body = {
+        "cluster_id": node.cluster_id,
+        "metadata_leader": node.group.leader,
+        "metadata_term": node.group.raft.term,
+        "is_current": is_current,
+        "brokers": [_broker_json(broker, number) for number in _numbers(broker)],
+        "streams": len(state.streams),
+        "under_replicated": sum(len(one.isr) < len(one.replicas) for one in state.streams.values()),
+        "leaderless": sum(one.leader is None for one in state.streams.values()),
+        "version": natslog_version(),
+    }
+    return web.json_response(body)
+
+
+def _numbers(broker: Broker) -> list[BrokerId]:
+    members = broker.cluster.group.raft.membership.members
+    return sorted({member.id for member in members} | set(broker.state.brokers))
+
+
+def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
+    node, state = broker.cluster, broker.state
+    member, known = node.group.raft.membership.find(number), state.brokers.get(number)
+    records = state.streams.values()
+    return {
+        "id": number,
+        "url": known.url if known else member.url if member else None,
+        "rack": known.rack if known else "",
+        "alive": number == node.me or node.link_to(number) is not None,
+        "role": "none" if member is None else "voter" if member.is_voter else "learner",
+        "draining": known.is_draining if known else False,
+        "leads": sum(one.leader == number for one in records),
+        "replicas": sum(number in one.replicas for one in records),
+        "in_sync": sum(number in one.isr for one in records),
+        "clock_apart_s": round(node.clocks_apart_s.get(number, 0.0), 1),
+    }
+
+
+def _at_metadata_leader(request: web.Request) -> Broker:
+    """Raises HTTPTemporaryRedirect: to the metadata leader. MetadataUnavailable: there is none."""
+    broker = broker_of(request)
+    group = broker.cluster.group
+    if group.is_leader:
+        return broker
+    url = broker.url_of(group.leader) if group.leader is not None else None
+    if url is None or request.headers.get("Natslog-Redirected") == "true":
+        raise group.unavailable()
+    raise web.HTTPTemporaryRedirect(url + request.path_qs)
+
+
+def _number(body: dict[str, Any], name: str) -> BrokerId:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a broker's number")
+    return BrokerId(value)
+
+
+@routes.post("/v1/cluster/brokers")
+async def add_broker(request: web.Request) -> web.Response:
+    body = await json_body(request)
+    url = body.get("url")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise InvalidRequest('name the newcomer\'s URL: {"url": "http://host:9292"}')
+    broker = _at_metadata_leader(request)
+    number = await broker.change_cluster(broker.cluster.add(url))
+    return web.json_response(_broker_json(broker, number), status=201)
+
+
+@routes.patch("/v1/cluster/brokers/{id}")
+async def drain_broker(request: web.Request) -> web.Response:
+    """`{"draining": true}`: its replicas move to others, and its leaderships."""
+    body = await json_body(request)
+    draining = body.get("draining")
+    if not isinstance(draining, bool):
+        raise InvalidRequest("draining must be true or false")
+    broker, number = _at_metadata_leader(request), _path_number(request)
+    if draining:
+        _check_can_be_drained(broker, number)
+    await broker.cluster.group.propose(DrainBroker(broker=number, is_draining=draining))
+    return web.json_response(_broker_json(broker, number))
+
+
+def _path_number(request: web.Request) -> BrokerId:
+    text = request.match_info["id"]
+    if not text.isdecimal():
+        raise InvalidRequest(f"{text!r} is not a broker's number")
+    return BrokerId(int(text))
+
+
+def _check_can_be_drained(broker: Broker, number: BrokerId) -> None:
+    """Raises NotEnoughBrokers: a stream would have nowhere to go. InvalidRequest: no such broker, or the last one."""
+    state = broker.state
+    if number not in _numbers(broker):
+        raise InvalidRequest(f"there is no broker {number}; there are {_numbers(broker)}", broker=number)
+    staying = [one for one in state.brokers if one != number and not state.brokers[one].is_draining]
+    if not staying:
+        raise InvalidRequest(f"broker {number} is the last one: a cluster keeps at least one broker", broker=number)
+    for record in state.streams.values():
+        if number in record.replicas and record.settings.replicas > len(staying):
+            raise NotEnoughBrokers(
+                f"stream {record.name!r} has {record.settings.replicas} replicas, and without broker {number} there "
+                f"are {len(staying)} brokers: add one first (natslog cluster add URL)",
+                stream=record.name,
+                brokers=len(staying),
+            )
+
+
+@routes.delete("/v1/cluster/brokers/{id}")
+async def remove_broker(request: web.Request) -> web.Response:
+    """Out of the group. It must keep nothing any more, unless `force=true`: then it is gone for good."""
+    values = query(request, "force")
+    broker, number = _at_metadata_leader(request), _path_number(request)
+    if number not in _numbers(broker):
+        raise InvalidRequest(f"there is no broker {number}; there are {_numbers(broker)}", broker=number)
+    keeps = sorted(record.name for record in broker.state.streams.values() if number in record.replicas)
+    if keeps and values.get("force") != "true":
+        raise InvalidRequest(
+            f"broker {number} keeps {len(keeps)} streams: drain it first (natslog cluster remove does), or, if it is "
+            "lost for good, use --force",
+            broker=number,
+            streams=keeps[:10],
+        )
+    await broker.change_cluster(broker.cluster.remove(number))
+    if not keeps:
+        await broker.cluster.group.propose(ForgetBroker(broker=number))
+    else:
+        await broker.cluster.group.propose(DrainBroker(broker=number, is_draining=True))
+    return web.Response(status=204)
+
+
+@routes.post("/v1/cluster/transfer")
+async def transfer(request: web.Request) -> web.Response:
+    """`{"metadata": true, "to": 2}`: the metadata leadership."""
+    body = await json_body(request)
+    broker = _at_metadata_leader(request)
+    broker.cluster.group.transfer(_number(body, "to"))
+    return web.json_response({"to": body["to"]}, status=202)
+
+
+@routes.post("/v1/streams/{name}/leader")
+async def transfer_stream(request: web.Request) -> web.Response:
+    """`{"to": 2}`: in order: this broker stops taking messages, lets the other catch up, and proposes it."""
+    body = await json_body(request)
+    stream, broker = await leading(request), broker_of(request)
+    to = _number(body, "to")
+    record = stream.wanted
+    if to not in record.isr:
+        raise InvalidRequest(
+            f"broker {to} is not an in-sync replica of stream {record.name!r}; those are {list(record.isr)}", broker=to
+        )
+    if to != record.leader:
+        await broker.change_cluster(broker.hosting.handed_over(stream, to))
+        if broker.state.stream(record.name).leader != to:
+            raise MetadataUnavailable(f"stream {record.name!r} was not handed over to broker {to} in time: ask again")
+    return web.json_response({"stream": record.name, "leader": to})
+
+
+@routes.put("/v1/streams/{name}/replicas")
+async def move_stream(request: web.Request) -> web.Response:
+    """`{"brokers": [1, 2, 4]}`: where its replicas shall be, the preferred leader first."""
+    body, broker = await json_body(request), broker_of(request)
+    brokers = body.get("brokers")
+    if not isinstance(brokers, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in brokers):
+        raise InvalidRequest("brokers must be a list of brokers' numbers")
+    record = await broker.record(request.match_info["name"])
+    await broker.change_cluster(
+        broker.cluster.group.propose(MoveReplicas(name=record.name, target=tuple(map(BrokerId, brokers))))
+    )
+    return web.json_response({"stream": record.name, "brokers": brokers}, status=202)

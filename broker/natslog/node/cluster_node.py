@@ -1,0 +1,488 @@
+"""This broker as a member of its cluster: who may talk to it, what is heard on links, how a cluster begins and grows.
+
+Theory of operation. A folder is blank until it belongs to a cluster. A broker without seeds founds one alone. Among
+seeds, the one with the lowest id founds it once it has met all the others and all are blank; it counts them as members,
+and tells them so on the next link (`Welcome`). Later ones are added by an operator, as learners; the metadata leader
+makes them voters when they have caught up. A member is a broker id *with its folder*: whoever lost the folder is not
+let in until it was removed and added anew, so nobody votes twice.
+
+Invariant. Raft's messages, fetches and questions pass only between folders of one cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from natslog.cluster.controller import Controller
+from natslog.cluster.metadata import BrokerRecord, Metadata, Proposal, RegisterBroker, Tombstone
+from natslog.config import BrokerConfig
+from natslog.consensus import Member, Message
+from natslog.errors import ClusterMismatch, CorruptLog, NatslogError, NotMetadataLeader, natslog_version
+from natslog.log.checked_file import read_checked
+from natslog.model import BrokerId
+from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.data_dir import DataDir
+from natslog.node.links import DialledLink, Links
+from natslog.node.metadata_group import SESSION_TICKS, TICK_S, MetadataGroup, founding_snapshot
+from natslog.node.peer_messages import (
+    PROTOCOL,
+    Answered,
+    Ask,
+    FetchRequest,
+    Forwarded,
+    Frame,
+    HandOver,
+    Hello,
+    Missed,
+    Positioned,
+    RaftMessages,
+    Welcome,
+)
+
+logger = logging.getLogger("natslog.cluster")
+
+_REPORT_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.2
+_CLOCKS_APART_S = 30.0
+_MOST_VOTERS = 7
+
+Reply = Callable[[Frame, list[bytes] | None], None]
+Answerer = Callable[..., Awaitable[Any]]
+
+
+class ClusterNode:
+    """Args: `on_applied`: told when metadata was applied; `on_bug`: told what must stop the broker.
+
+    `serve_fetch`, `hand_over`, `missed`, `positions` and `answerers` are set by the broker before `start`.
+    """
+
+    serve_fetch: Callable[[Hello, FetchRequest, Reply], None]
+    hand_over: Callable[[HandOver], None]
+    missed: Callable[[], list[Any]]
+    positions: Callable[[], list[Any]]
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        data_dir: DataDir,
+        *,
+        secret: bytes | None,
+        on_applied: Callable[[], None],
+        on_bug: Callable[[str, BaseException], None],
+    ) -> None:
+        self.me = BrokerId(config.broker_id)
+        self.config = config
+        self.secret = secret
+        self.links = Links(self)
+        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
+        self.clocks_apart_s: dict[BrokerId, float] = {}
+        self.has_joined = asyncio.Event()
+        self._data_dir = data_dir
+        self._on_applied, self._on_bug = on_applied, on_bug
+        self._lives: dict[BrokerId, str] = {}
+        self._controller: tuple[int, Controller] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._answering: set[asyncio.Task[None]] = set()
+        self.group = MetadataGroup(
+            data_dir.raft,
+            self.me,
+            send=self._send_raft,
+            forward=self._forward,
+            on_applied=self._applied,
+            on_bug=on_bug,
+        )
+
+    @property
+    def cluster_id(self) -> str:
+        return self._data_dir.identity.cluster_id
+
+    @property
+    def state(self) -> Metadata:
+        return self.group.state
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Returns when this broker belongs to a cluster and the cluster knows its new life."""
+        self._lives[self.me] = self._data_dir.incarnation
+        others = self._seeds()
+        if not self.cluster_id and not self.group.store.is_blank:
+            raise CorruptLog(f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files")
+        if self.cluster_id:
+            self._check_not_lost()
+            self._begin()
+        elif not others:
+            self._found([])
+        else:
+            logger.warning("this folder is blank: waiting for the other brokers of the cluster: %s", ", ".join(others))
+        for work, name in ((self._keep_links(), "links"), (self._control(), "controller"), (self._report(), "reports")):
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(self._watch)
+            self._tasks.append(task)
+        await self.has_joined.wait()
+        await self._register()
+
+    def _check_not_lost(self) -> None:
+        """A folder that belongs to a cluster has a log, unless it was welcomed and heard nothing since."""
+        member = self.group.raft.membership.find(self.me)
+        if member is not None and member.directory != self._data_dir.identity.directory:
+            raise CorruptLog(
+                f"{self._data_dir.raft} was written by another folder ({member.directory}): mixed up files",
+            )
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_bug(task.get_name(), error)
+
+    def _begin(self) -> None:
+        self.group.start()
+        self.has_joined.set()
+
+    async def stop(self) -> None:
+        for task in [*self._tasks, *self._answering]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.links.close()
+        await self.group.stop()
+
+    async def _register(self) -> None:
+        """Tells the cluster of this life, until it is heard."""
+        while True:
+            me = BrokerRecord(
+                id=self.me,
+                url=self.config.url,
+                rack=self.config.rack,
+                directory=self._data_dir.identity.directory,
+                life=self._data_dir.life,
+            )
+            try:
+                await self.group.propose(
+                    RegisterBroker(broker=me, after=self._data_dir.after), f"{me.incarnation} is up"
+                )
+                return
+            except NatslogError as error:
+                logger.warning("this broker waits for the cluster: %s", error.message)
+
+    # ---- founding and growing ----
+
+    def _seeds(self) -> set[str]:
+        return {seed.rstrip("/") for seed in self.config.seeds} - {self.config.url}
+
+    def _found(self, peers: list[Hello]) -> None:
+        identity = self._data_dir.identity
+        state = self._former_metadata() or Metadata(cluster_id=secrets.token_hex(8))
+        members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
+        members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]
+        members.sort(key=lambda member: member.id)
+        self.group.found(founding_snapshot(state, tuple(members)))
+        self._data_dir.join(state.cluster_id)
+        logger.info("founded cluster %s of brokers %s", state.cluster_id, [member.id for member in members])
+        self._begin()
+        self.links.redial()
+
+    def _former_metadata(self) -> Metadata | None:
+        """What a single broker of version 0.1 kept in one file."""
+        kept = read_checked(self._data_dir.path / "metadata", "metadata", 1)
+        if kept is None:
+            return None
+        kept["tombstones"] = {
+            one.key: one
+            for one in (msgspec.convert(each, Tombstone, strict=False) for each in kept["tombstones"].values())
+        }
+        return msgspec.convert(kept, Metadata, strict=False, from_attributes=True)
+
+    def _join(self, cluster_id: str) -> None:
+        if not self.cluster_id:
+            self._data_dir.join(cluster_id)
+            logger.info("this broker belongs to cluster %s now", cluster_id)
+            self._begin()
+            self.links.redial()
+
+    async def _keep_links(self) -> None:
+        while True:
+            self.links.dial(self._urls())
+            if not self.cluster_id:
+                self._found_if_all_are_blank()
+            for link in self.links.all:
+                if link.is_up and link.peer is not None and (welcome := self.welcome_for(link.peer)) is not None:
+                    link.send(welcome)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _urls(self) -> set[str]:
+        """Of everyone else: as they registered, as they were added, or, before all that, as the seeds say."""
+        urls = {member.id: member.url for member in self.group.raft.membership.members}
+        urls |= {broker.id: broker.url for broker in self.state.brokers.values() if broker.id in urls}
+        urls.pop(self.me, None)
+        return set(urls.values()) or self._seeds()
+
+    def _found_if_all_are_blank(self) -> None:
+        links = [link for link in self.links.all if not link.is_self]
+        peers = [link.peer for link in links if link.is_up and link.peer is not None]
+        if len(peers) < len(links) or any(peer.cluster_id for peer in peers):
+            return
+        numbers = [self.me, *(peer.broker for peer in peers)]
+        if len(set(numbers)) == len(numbers) and self.me == min(numbers):
+            self._found(peers)
+
+    # ---- who may talk: LinkOwner ----
+
+    def hello(self, nonce: str) -> Hello:
+        identity = self._data_dir.identity
+        return Hello(
+            broker=self.me,
+            url=self.config.url,
+            directory=identity.directory,
+            life=self._data_dir.life,
+            cluster_id=identity.cluster_id,
+            protocol=PROTOCOL,
+            version=natslog_version(),
+            wall_us=now_us(),
+            nonce=nonce,
+        )
+
+    def check_peer(self, hello: Hello) -> None:
+        mine = self._data_dir.identity
+        if hello.directory == mine.directory:
+            raise ClusterMismatch(f"{hello.url} is this broker itself", itself=True)
+        if hello.broker == self.me:
+            raise ClusterMismatch(
+                f"two brokers have the id {self.me}: this one at {self.config.url} and one at {hello.url}. Give each "
+                "its own broker_id",
+                broker=self.me,
+            )
+        if mine.cluster_id and hello.cluster_id and mine.cluster_id != hello.cluster_id:
+            raise ClusterMismatch(
+                f"broker {hello.broker} at {hello.url} belongs to cluster {hello.cluster_id}, and broker {self.me} to "
+                f"{mine.cluster_id}: correct the seeds, or give the newcomer an empty data folder",
+                broker=hello.broker,
+            )
+        self._check_member(hello)
+        self._note_clock(hello)
+
+    def _check_member(self, hello: Hello) -> None:
+        membership = self.group.raft.membership
+        member = membership.find(hello.broker)
+        if member is not None and member.directory != hello.directory:
+            raise ClusterMismatch(
+                f"broker {hello.broker} at {hello.url} has another data folder than the one that is the "
+                f"cluster's. If that one is lost: natslog cluster remove {hello.broker} --force, then natslog cluster "
+                f"add {hello.url}; otherwise start the broker with its own folder",
+                broker=hello.broker,
+            )
+        if member is None and membership.members and hello.cluster_id:
+            raise ClusterMismatch(
+                f"broker {hello.broker} is no member of this cluster (any more): give it an empty data folder, then "
+                f"natslog cluster add {hello.url}",
+                broker=hello.broker,
+            )
+
+    def _note_clock(self, hello: Hello) -> None:
+        apart_s = (hello.wall_us - now_us()) / 1e6
+        known_s = self.clocks_apart_s.get(hello.broker, 0.0)
+        self.clocks_apart_s[hello.broker] = apart_s
+        if abs(apart_s) > _CLOCKS_APART_S >= abs(known_s):
+            logger.warning(
+                "the clocks of broker %d and of this one are %.0f s apart: set them right (NTP). Nothing is lost, "
+                "but timestamps of messages are those of the leader's clock",
+                hello.broker,
+                apart_s,
+            )
+
+    def welcome_for(self, hello: Hello) -> Welcome | None:
+        member = self.group.raft.membership.find(hello.broker)
+        if hello.cluster_id or not self.cluster_id or member is None or member.directory != hello.directory:
+            return None
+        return Welcome(cluster_id=self.cluster_id)
+
+    def link_changed(self, peer: Hello, is_up: bool) -> None:
+        logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")
+
+    # ---- what is heard: LinkOwner ----
+
+    def received(self, peer: Hello, frame: Frame, reply: Reply) -> None:
+        if isinstance(frame, Welcome):
+            self._join(frame.cluster_id)
+            return
+        if not self.cluster_id or peer.cluster_id != self.cluster_id:
+            return
+        match frame:
+            case RaftMessages(messages=messages):
+                self._lives[peer.broker] = peer.incarnation
+                self.group.received(tuple(one for one in messages if one.sender == peer.broker))
+            case FetchRequest():
+                self.serve_fetch(peer, frame, reply)
+            case Forwarded(proposal=proposal):
+                self.group.forwarded(proposal)
+            case Missed(replicas=replicas):
+                self._heard_missed(peer.broker, replicas)
+            case Positioned(positions=positions):
+                self._heard_positions(peer.broker, positions)
+            case HandOver():
+                if peer.broker == self.group.leader:
+                    self.hand_over(frame)
+            case Ask():
+                task = asyncio.create_task(self._answer(frame, reply), name=f"answering {frame.what}")
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case _:
+                logger.warning("broker %d said what nobody asked: %s", peer.broker, type(frame).__name__)
+
+    async def _answer(self, ask: Ask, reply: Reply) -> None:
+        try:
+            result = await self.answerers[ask.what](**ask.arguments)
+        except NatslogError as error:
+            reply(Answered(ask.number, error=error.to_json()["error"]), None)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.exception("the question %r could not be answered", ask.what)
+            reply(Answered(ask.number, error=NatslogError(f"{ask.what}: {error!r}").to_json()["error"]), None)
+        else:
+            reply(Answered(ask.number, result), None)
+
+    async def _answer_read_index(self) -> int:
+        return await self.group.read_index()
+
+    def _heard_missed(self, by: BrokerId, replicas: Any) -> None:
+        if self._controller is not None and self.group.is_leader:
+            for stream_id, epoch in replicas:
+                self._controller[1].missed(stream_id, epoch, by, monotonic_ms())
+
+    def _heard_positions(self, by: BrokerId, positions: Any) -> None:
+        if self._controller is not None and self.group.is_leader:
+            for stream_id, version, last_epoch, end in positions:
+                self._controller[1].positioned(stream_id, version, by, last_epoch, end, monotonic_ms())
+
+    # ---- what is said ----
+
+    def link_to(self, broker: BrokerId) -> DialledLink | None:
+        return self.links.of(broker)
+
+    def _send_raft(self, messages: list[Message]) -> None:
+        by_broker: dict[BrokerId, list[Message]] = {}
+        for message in messages:
+            by_broker.setdefault(message.to, []).append(message)
+        for broker, batch in by_broker.items():
+            if (link := self.links.of(broker)) is not None:
+                link.send(RaftMessages(tuple(batch)))
+
+    def _forward(self, leader: BrokerId, proposal: Proposal) -> None:
+        if (link := self.links.of(leader)) is not None:
+            link.send(Forwarded(proposal))
+
+    def _applied(self) -> None:
+        self._on_applied()
+
+    async def barrier(self) -> None:
+        """Returns when all that anyone was told of the metadata before now is applied here.
+
+        Raises:
+            MetadataUnavailable: no majority could be asked in time.
+        """
+        group = self.group
+        if group.is_leader:
+            index = await group.read_index()
+        else:
+            link = self.links.of(group.leader) if group.leader is not None else None
+            if link is None:
+                raise group.unavailable()
+            index = await link.ask("read_index", 2.0)
+        await group.applied(index)
+
+    # ---- the metadata leader's duties ----
+
+    def alive(self) -> set[BrokerId]:
+        """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
+        active = self.group.raft.active_within(SESSION_TICKS)
+        known = self.state.brokers
+        return {one for one in active if one in known and known[one].incarnation == self._lives.get(one)}
+
+    async def _control(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self.group.is_leader:
+                continue
+            term = self.group.raft.term
+            if self._controller is None or self._controller[0] != term:
+                self._controller = (term, Controller(monotonic_ms()))
+                continue
+            controller, alive = self._controller[1], self.alive()
+            if len(alive) < len(self.state.brokers) and not controller.is_settled(monotonic_ms()):
+                continue  # a new leader hears the others first
+            decisions = controller.decide(self.state, alive, monotonic_ms(), now_us())
+            for command in decisions.commands:
+                self.group.submit(command)
+            for handover in decisions.handovers:
+                self._ask_to_hand_over(handover.leader, HandOver(((handover.stream_id, handover.to),)))
+            await self._promote_learners()
+
+    def _ask_to_hand_over(self, leader: BrokerId, frame: HandOver) -> None:
+        if leader == self.me:
+            self.hand_over(frame)
+        elif (link := self.links.of(leader)) is not None:
+            link.send(frame)
+
+    async def _promote_learners(self) -> None:
+        raft = self.group.raft
+        for member in raft.membership.members:
+            caught_up = raft.match_of(member.id) >= raft.commit and member.id in self.state.brokers
+            if not member.is_voter and caught_up and len(raft.membership.voters) < _MOST_VOTERS:
+                await self._promote(msgspec.structs.replace(member, is_voter=True))
+                return
+
+    async def _promote(self, member: Member) -> None:
+        try:
+            await self.group.change_members(lambda membership: membership.with_member(member))
+            logger.info("broker %d has caught up and is a voter now", member.id)
+        except NatslogError as error:
+            logger.info("broker %d is not a voter yet: %s", member.id, error.message)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
+            leader = self.group.leader
+            if leader is None or not self.has_joined.is_set():
+                continue
+            missed, positions = self.missed(), self.positions()
+            if leader == self.me:
+                self._heard_missed(self.me, missed)
+                self._heard_positions(self.me, positions)
+            elif (link := self.links.of(leader)) is not None:
+                if missed:
+                    link.send(Missed(tuple(missed)))
+                if positions:
+                    link.send(Positioned(tuple(positions)))
+
+    # ---- what operators ask for: of the metadata leader ----
+
+    async def add(self, url: str) -> BrokerId:
+        """Makes the broker at this URL a member; it becomes a voter when it has caught up.
+
+        Raises:
+            NotMetadataLeader, MembershipChanging. ClusterMismatch, BrokerUnavailable: why it cannot be added.
+        """
+        self._require_leader()
+        hello = await self.links.meet(url.rstrip("/"))
+        known = self.group.raft.membership.find(hello.broker)
+        if known is None:
+            if hello.cluster_id:
+                raise ClusterMismatch(f"the broker at {url} belongs to a cluster already: give it an empty data folder")
+            newcomer = Member(id=hello.broker, directory=hello.directory, url=hello.url, is_voter=False)
+            await self.group.change_members(lambda membership: membership.with_member(newcomer))
+        return hello.broker
+
+    async def remove(self, broker: BrokerId) -> None:
+        """Takes a broker out of the group. Raises InvalidRequest (the last voter), MembershipChanging."""
+        self._require_leader()
+        await self.group.change_members(lambda membership: membership.without(broker))
+
+    def _require_leader(self) -> None:
+        if not self.group.is_leader:
+            raise NotMetadataLeader(
+                f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
+            )

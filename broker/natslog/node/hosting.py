@@ -1,0 +1,514 @@
+"""The replicas that this broker keeps: opened, given the roles that the metadata says, repaired, closed.
+
+Theory of operation. Whenever commands were applied, every record is compared with the replica here; where they differ,
+a task of that stream's own settles it, under the stream's `writing` lock: the old role ends, the new one begins. Twice
+in a row or ten times, the last word of the metadata is what it ends with.
+
+Invariants. Roles are taken only in a life that the metadata knows. A leader has its epoch on stable storage and is
+subscribed to NATS before it counts as ready. A replica with damage neither leads nor follows until the metadata has
+taken it out of the in-sync replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from natslog.cluster.metadata import AppointLeaders, Appointment, ChangeIsrs, DisableReplicas, IsrChange, Metadata
+from natslog.cluster.replica import FollowerReplica, LeaderReplica
+from natslog.config import BrokerConfig
+from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed, StreamNotFound
+from natslog.log import LogOptions, StreamLog
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.node.clock import monotonic_ms
+from natslog.node.data_dir import DataDir
+from natslog.node.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.fetch_sessions import FetchSession
+from natslog.node.fetcher import Fetcher
+from natslog.node.links import DialledLink
+from natslog.node.metadata_group import MetadataGroup
+from natslog.node.stream import HostedStream
+from natslog.node.stream_ingest import IngestMemory, StreamIngest
+from natslog.wire.link import NatsLink
+
+logger = logging.getLogger("natslog.node")
+
+_WATCH_S = 0.25
+_LOOK_AGAIN_S = 0.005
+_HANDOVER_WITHIN_S = 3.0
+_SUBSCRIBE_WITHIN_S = 2.0
+
+
+class Hosting:
+    """Args: everything a replica needs of its broker; `on_bug` is told what must stop it."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        data_dir: DataDir,
+        group: MetadataGroup,
+        *,
+        nats: NatsLink,
+        writers: Executor,
+        readers: Executor,
+        memory: IngestMemory,
+        link_to: Callable[[BrokerId], DialledLink | None],
+        on_bug: Callable[[str, BaseException], None],
+    ) -> None:
+        self.me = BrokerId(config.broker_id)
+        self.streams: dict[str, HostedStream] = {}
+        self.sessions: dict[BrokerId, FetchSession] = {}
+        self.fetchers: dict[BrokerId, Fetcher] = {}
+        self.leaders_appointed = 0
+        self._config, self._data_dir, self._group, self._nats = config, data_dir, group, nats
+        self._writers, self._readers, self._memory = writers, readers, memory
+        self._link_to, self._on_bug = link_to, on_bug
+        self._by_id: dict[StreamId, HostedStream] = {}
+        self._settling: dict[StreamId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._seen_version = -1
+        self._is_closing = False
+
+    # ---- what there is ----
+
+    def find(self, stream_id: StreamId) -> HostedStream | None:
+        return self._by_id.get(stream_id)
+
+    def hosted(self, name: str) -> HostedStream:
+        """Raises StreamNotFound."""
+        if name not in self.streams:
+            raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
+        return self.streams[name]
+
+    @property
+    def is_registered(self) -> bool:
+        known = self._group.state.brokers.get(self.me)
+        return known is not None and known.incarnation == self._data_dir.incarnation
+
+    def start(self) -> None:
+        self._spawn(self._watch(), "roles")
+        self.look()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_bug(task.get_name(), error)
+
+    # ---- from metadata to roles ----
+
+    def look(self) -> None:
+        """Compares what the metadata says with what is here. Costs nothing while nothing changed."""
+        state = self._group.state
+        if self._is_closing or not self.is_registered or state.version == self._seen_version:
+            return
+        self._seen_version = state.version
+        mine = {record.id: record for record in state.streams.values() if self.me in record.replicas}
+        for stream_id, record in mine.items():
+            stream = self._by_id.get(stream_id)
+            if stream is None:
+                stream = self._by_id[stream_id] = self.streams[record.name] = HostedStream(record, self.me)
+                self._settle_soon(stream)
+            elif stream.wanted is not record and stream.wanted != record:
+                stream.wanted = record
+                self._settle_soon(stream)
+        for stream_id in set(self._by_id) - set(mine):
+            stream = self._by_id.pop(stream_id)
+            if self.streams.get(stream.record.name) is stream:
+                del self.streams[stream.record.name]
+            self._spawn(self._let_go(stream), f"closing stream {stream.record.name}")
+
+    def _settle_soon(self, stream: HostedStream) -> None:
+        """One task for each stream; a role that has not changed is brought up to date at once."""
+        running = self._settling.get(stream.record.id)
+        if running is not None and not running.done():
+            return
+        if stream.log is not None and self._same_role(stream) and self._same_settings(stream):
+            stream.updated(stream.wanted)
+            return
+        stream_id = stream.record.id
+        self._settling[stream_id] = self._spawn(self._settle(stream), f"roles of stream {stream.record.name}")
+
+    async def settled(self, stream: HostedStream) -> None:
+        """Returns when the replica is as its record says, as far as it can be."""
+        running = self._settling.get(stream.record.id)
+        if running is not None and not running.done():
+            await asyncio.wait([running])
+
+    @staticmethod
+    def _same_role(stream: HostedStream) -> bool:
+        record, wanted = stream.record, stream.wanted
+        same = (record.leader, record.leader_epoch) == (wanted.leader, wanted.leader_epoch)
+        return same and (stream.leading is not None or stream.following is not None or wanted.leader is None)
+
+    @staticmethod
+    def _same_settings(stream: HostedStream) -> bool:
+        return (stream.record.settings, stream.record.paused) == (stream.wanted.settings, stream.wanted.paused)
+
+    async def _settle(self, stream: HostedStream) -> None:
+        while True:
+            wanted = stream.wanted
+            async with stream.writing:
+                if stream.log is None:
+                    await self._open(stream)
+                if stream.log is not None:
+                    await self._take_role(stream, wanted)
+            stream.settled.set()
+            stream.settled = asyncio.Event()
+            if stream.wanted is wanted or self._is_closing:
+                return
+
+    async def _take_role(self, stream: HostedStream, wanted: StreamRecord) -> None:
+        await self._adopt_settings(stream, wanted)
+        if self._same_role(stream) and stream.record.leader_epoch == wanted.leader_epoch and stream.has_role_of(wanted):
+            stream.updated(wanted)
+            return
+        await self._end_role(stream)
+        stream.record = wanted
+        if stream.damage is not None or stream.usable_log().chain.damages:
+            await self._mend(stream)
+        if stream.damage is not None or wanted.leader is None or self._is_closing:
+            return
+        if wanted.leader == self.me:
+            await self._lead(stream, wanted)
+        elif self.me in wanted.replicas:
+            log = stream.usable_log()
+            stream.following = FollowerReplica(self.me, wanted, log.high_watermark, monotonic_ms())
+            self._fetcher(wanted.leader).follow(stream)
+
+    async def _adopt_settings(self, stream: HostedStream, wanted: StreamRecord) -> None:
+        was, settings = stream.record.settings, wanted.settings
+        stream.usable_log().settings = settings
+        if stream.ingest is not None:
+            stream.ingest.paused = wanted.paused
+            if settings.dedupe_window_s != was.dedupe_window_s:
+                stream.ingest.change_window(settings.dedupe_window_s)
+            if settings.subject != was.subject and stream.subscription is not None:
+                await self._nats.move(stream.subscription, settings.subject, queue=settings.group or "")
+
+    async def _end_role(self, stream: HostedStream) -> None:
+        if stream.following is not None:
+            for fetcher in self.fetchers.values():
+                fetcher.forget(stream)
+            stream.following = None
+        if stream.leading is not None:
+            logger.info("stream %s: leads no more", stream.record.name)
+            stream.leading, stream.is_ready, stream.is_handing_over = None, False, False
+            for session in stream.sessions:
+                session.mark(stream.record.id, has_records=True)  # tells them that this one leads no more
+            await stream.unsubscribe(self._nats)
+            assert stream.ingest is not None, "who leads has an ingest"
+            ingest, stream.ingest = stream.ingest, None
+            await ingest.abandon()
+            stream.advanced.set()
+            stream.advanced = asyncio.Event()
+
+    async def _lead(self, stream: HostedStream, record: StreamRecord) -> None:
+        loop, log = asyncio.get_running_loop(), stream.usable_log()
+        try:
+            await loop.run_in_executor(self._writers, log.begin_epoch, record.leader_epoch)
+        except OSError as error:
+            stream.problem = StorageFailed(f"stream {record.name!r}: its epoch could not be stored: {error}")
+            stream.note_damage(stream.problem)
+            return
+        ingest = StreamIngest(
+            record.name,
+            log,
+            sender=self._nats,
+            executor=self._writers,
+            memory=self._memory,
+            paused=record.paused,
+            stats=stream.stats,
+            appended=stream.appended,
+            refusal=stream.refusal,
+        )
+        window_s = record.settings.dedupe_window_s
+        ingest.dedupe = await loop.run_in_executor(self._writers, rebuilt_dedupe, window_s, log)
+        stream.ingest = ingest
+        ingest.start(self._on_bug)
+        stream.leading = LeaderReplica(
+            self.me,
+            record,
+            log_end_offset=log.log_end_offset,
+            high_watermark=log.high_watermark,
+            now_ms=monotonic_ms(),
+        )
+        stream.appended(log.log_end_offset)
+        self.leaders_appointed += 1
+        await self._subscribe(stream)
+        stream.is_ready = True
+        stream.advanced.set()
+        stream.advanced = asyncio.Event()
+        log_of = logger.info if record.leader_epoch > 1 else logger.debug
+        log_of("stream %s: leads epoch %d from %d", record.name, record.leader_epoch, log.log_end_offset)
+
+    async def _subscribe(self, stream: HostedStream) -> None:
+        """Returns when the server has the subscription, or NATS is not there (then it gets it when it is back)."""
+        if not self._group.has_session():
+            return
+        await stream.subscribe(self._nats)
+        if self._nats.is_up:
+            try:
+                await self._nats.flush(_SUBSCRIBE_WITHIN_S)
+            except NatslogError as error:
+                logger.warning(
+                    "stream %s: NATS did not confirm the subscription: %s", stream.record.name, error.message
+                )
+
+    def _fetcher(self, leader: BrokerId) -> Fetcher:
+        if leader not in self.fetchers:
+            self.fetchers[leader] = Fetcher(
+                leader,
+                link=lambda: self._link_to(leader),
+                incarnation=self._data_dir.incarnation,
+                executor=self._writers,
+            )
+        return self.fetchers[leader]
+
+    # ---- logs ----
+
+    async def _open(self, stream: HostedStream) -> None:
+        loop, record = asyncio.get_running_loop(), stream.wanted
+        try:
+            stream.log = await loop.run_in_executor(self._writers, self._open_log, record)
+            stream.problem = None
+        except (DataDirError, CorruptLog) as error:
+            stream.problem = error
+            if record.settings.replicas > 1:
+                stream.note_damage(error)
+        except OSError as error:
+            stream.problem = StorageFailed(f"stream {record.name!r}: its folder cannot be used: {error}")
+        if stream.log is None:
+            logger.error("stream %s is not served: %s", record.name, stream.problem)
+        elif stream.log.chain.damages and record.settings.replicas > 1:
+            stream.note_damage(stream.log.failure or CorruptLog("a part of the log is damaged"))
+
+    def _open_log(self, record: StreamRecord) -> StreamLog:
+        config = self._config
+        options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes)
+        log = StreamLog(self._data_dir.stream_folder(record.id), record.id, record.settings, options)
+        log.chain.committed = log.checkpointed
+        return log
+
+    async def _mend(self, stream: HostedStream) -> None:
+        """Once the metadata counts on this replica no more: drops what is damaged; it comes again from the leader."""
+        record = stream.wanted
+        if record.settings.replicas == 1 or self.me in record.candidates or record.leader in (None, self.me):
+            return
+        loop, log = asyncio.get_running_loop(), stream.usable_log()
+        start = await loop.run_in_executor(self._writers, log.first_damaged_offset)
+        try:
+            if start is not None:
+                logger.warning(
+                    "stream %s: damaged from offset %d on; it comes again from the leader", record.name, start
+                )
+                await loop.run_in_executor(self._writers, log.discard_from, start)
+        except NatslogError as error:
+            logger.error("stream %s: could not be mended yet: %s", record.name, error.message)
+            return
+        stream.damage = stream.problem = None
+
+    async def _set_aside(self, stream: HostedStream) -> None:
+        """A log that cannot even be opened: its folder is kept under another name, and a new one begins."""
+        record = stream.wanted
+        if stream.log is not None or self.me in record.candidates or record.leader in (None, self.me):
+            return
+        folder = self._data_dir.stream_folder(record.id)
+
+        def rename() -> Path:
+            number = 1
+            while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+                number += 1
+            folder.rename(aside)
+            return aside
+
+        aside = await asyncio.get_running_loop().run_in_executor(self._writers, rename)
+        logger.warning(
+            "stream %s: its damaged folder is kept as %s; it comes again from the leader", record.name, aside
+        )
+        stream.damage = stream.problem = None
+
+    async def _let_go(self, stream: HostedStream) -> None:
+        """Deleted, or moved away; the files stay until their tombstone is due."""
+        async with stream.writing:
+            if (
+                stream.ingest is not None
+                and stream.leading is not None
+                and stream.leading.record.settings.replicas == 1
+            ):
+                await stream.unsubscribe(self._nats)
+            await self._end_role(stream)
+            if stream.log is not None:
+                await asyncio.get_running_loop().run_in_executor(self._writers, stream.log.close)
+                stream.log = None
+
+    # ---- watching ----
+
+    async def _watch(self) -> None:
+        while not self._is_closing:
+            await asyncio.sleep(_WATCH_S)
+            self.look()
+            changes: list[IsrChange] = []
+            heard_ms = {broker: session.heard_s * 1000 for broker, session in self.sessions.items()}
+            for stream in list(self.streams.values()):
+                if stream.leading is not None and len(stream.record.replicas) > 1:
+                    change = stream.leading.isr_change(monotonic_ms(), heard_ms)
+                    if change is not None:
+                        changes.append(change)
+                await self._watch_one(stream)
+            if changes:
+                self._group.submit(ChangeIsrs(broker=self.me, changes=tuple(changes)))
+            self._report_damage()
+
+    async def _watch_one(self, stream: HostedStream) -> None:
+        """A leader that hears no metadata leader stops taking messages, without a word: another may lead by now."""
+        if stream.leading is not None and stream.is_ready and not stream.is_handing_over:
+            if not self._group.has_session():
+                if stream.subscription is not None:
+                    logger.warning("stream %s: no metadata leader is heard; it takes no messages", stream.record.name)
+                    await stream.unsubscribe(self._nats)
+            elif stream.subscription is None and not stream.writing.locked():
+                async with stream.writing:
+                    if stream.leading is not None:
+                        await self._subscribe(stream)
+        if stream.log is None and stream.damage is None and isinstance(stream.problem, StorageFailed):
+            self._settle_soon(stream)  # it may open now: there is room again, say
+
+    def _report_damage(self) -> None:
+        damaged = [stream for stream in self.streams.values() if stream.damage is not None]
+        counted = [stream.record.id for stream in damaged if self.me in stream.wanted.candidates]
+        if counted:
+            self._group.submit(
+                DisableReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=tuple(counted))
+            )
+        for stream in damaged:
+            if self.me not in stream.wanted.candidates and not stream.writing.locked():
+                self._spawn(self._recover(stream), f"mending stream {stream.record.name}")
+
+    async def _recover(self, stream: HostedStream) -> None:
+        async with stream.writing:
+            if stream.log is None:
+                try:
+                    await self._set_aside(stream)
+                except OSError as error:
+                    logger.error("stream %s: its damaged folder could not be set aside: %s", stream.record.name, error)
+                    return
+                if stream.damage is None:
+                    await self._open(stream)
+            if stream.log is not None:
+                await self._end_role(stream)
+                await self._take_role(stream, stream.wanted)
+
+    # ---- handing over ----
+
+    def hand_over(self, stream_id: StreamId, to: BrokerId) -> None:
+        """Asked by the metadata leader, or by this broker's end."""
+        stream = self.find(stream_id)
+        if stream is not None and stream.leading is not None and not stream.is_handing_over:
+            self._spawn(self.handed_over(stream, to), f"handing over {stream.record.name}")
+
+    async def handed_over(self, stream: HostedStream, to: BrokerId) -> None:
+        """Stops taking messages, lets `to` catch up, and proposes it; where that fails, it goes on leading."""
+        leading = stream.leading
+        if leading is None or to not in leading.record.isr:
+            return
+        stream.is_handing_over = True
+        try:
+            await stream.unsubscribe(self._nats)
+            async with asyncio.timeout(_HANDOVER_WITHIN_S):
+                while stream.leading is leading and not self._has_all(stream, to):
+                    await asyncio.wait([asyncio.ensure_future(stream.advanced.wait())], timeout=_LOOK_AGAIN_S)
+                if stream.leading is not leading:
+                    return
+                record = leading.record
+                appointment = Appointment(stream_id=record.id, version=record.version, leader=to, isr=record.isr)
+                await self._group.propose(AppointLeaders(appointments=(appointment,)))
+        except (TimeoutError, NatslogError):
+            logger.warning("stream %s: could not be handed over to broker %d; it stays", stream.record.name, to)
+        finally:
+            stream.is_handing_over = False
+
+    @staticmethod
+    def _has_all(stream: HostedStream, to: BrokerId) -> bool:
+        return (
+            stream.leading is not None
+            and (stream.ingest is None or not stream.ingest.waits_for_commit)
+            and stream.leading.is_caught_up(to)
+        )
+
+    async def hand_over_all(self) -> None:
+        """Before the broker ends: whatever another in-sync replica can lead."""
+        works = []
+        for stream in self.streams.values():
+            leading = stream.leading
+            if leading is None:
+                continue
+            others = [one for one in leading.record.isr if one != self.me and one not in leading.record.unproven]
+            if others:
+                works.append(self.handed_over(stream, others[0]))
+        await asyncio.gather(*works)
+
+    # ---- what the metadata leader must hear ----
+
+    def missed(self) -> list[tuple[StreamId, Epoch]]:
+        """Streams whose leader has been silent for too long."""
+        now_ms = monotonic_ms()
+        return [
+            (stream.record.id, stream.following.epoch)
+            for fetcher in self.fetchers.values()
+            for stream in fetcher.streams
+            if stream.following is not None and stream.following.misses_leader(now_ms, fetcher.heard_ms)
+        ]
+
+    def positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
+        """Where the logs end that this broker restarted with after an unclean end, for streams that nobody leads."""
+        found = []
+        for stream in self.streams.values():
+            record, log = stream.wanted, stream.log
+            is_asked = record.leader is None and self.me in record.unproven and stream.leading is None
+            if is_asked and log is not None and stream.damage is None and not stream.writing.locked():
+                end = log.log_end_offset
+                found.append((record.id, record.version, log.epochs.last_epoch_before(end), end))
+        return found
+
+    # ---- the end ----
+
+    async def close(self) -> list[BaseException]:
+        """Stops taking messages, appends and acks what came, closes the logs. Returns what went wrong."""
+        self._is_closing = True
+        hosted = list(self._by_id.values())
+        problems: list[Any] = []
+        steps: tuple[Callable[[HostedStream], Awaitable[Any]], ...] = (
+            lambda stream: stream.unsubscribe(self._nats),
+            lambda stream: stream.stop(self._writers),
+        )
+        for step in steps:
+            problems += await asyncio.gather(*(step(stream) for stream in hosted), return_exceptions=True)
+        for fetcher in self.fetchers.values():
+            await fetcher.close()
+        for task in list(self._tasks):
+            task.cancel()
+        return [problem for problem in problems if isinstance(problem, BaseException)]
+
+    async def bury(self, stream_id: StreamId) -> None:
+        """Removes the files of a stream that is not hosted. Raises OSError."""
+        assert stream_id not in self._by_id, "a stream that is being served is not buried"
+        folder = self._data_dir.stream_folder(stream_id)
+        if folder.exists():
+            await asyncio.get_running_loop().run_in_executor(self._readers, shutil.rmtree, folder)
+
+    def warn_of_strays(self, state: Metadata) -> None:
+        known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}
+        for folder in sorted(self._data_dir.streams.iterdir()):
+            if folder.name not in known:
+                logger.warning("%s belongs to no known stream; it is left alone", folder)

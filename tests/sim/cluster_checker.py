@@ -1,0 +1,187 @@
+"""What must never be, whatever happens to the cluster: the promises of FAULTS.md, by number.
+
+1. No acked loss: what is committed is on the stable disk of everyone who may lead (in sync, or eligible) at every moment,
+   but for disks that lie or are damaged; what is acked is committed; after healing every replica holds it.
+2. One history: an offset is committed once, everywhere with the same record; a leader holds all that was committed.
+3. Order: what a publisher sent once stays in order, what began after an ack stands behind it, nothing stands twice.
+4. Nothing uncommitted is read, nothing read changes; a leader that shows itself shows all that earlier ones acked.
+5. Halt rather than lie: within what is tolerated nobody halts (the broker asks), and beyond it promises 1 (but for
+   damage), 2 and 4 hold all the same.
+6. Back in time: after healing, or while a majority lives, new messages are acked within 10 s (the world asks).
+7. Metadata: everywhere the same commands, each once, in one order, with the same outcome; a version is one record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from natslog.cluster.metadata import Metadata, Outcome, PauseStream, Proposal
+from natslog.model import BrokerId, StreamRecord
+from tests.sim.cluster_process import NAME, Entry, Process
+from tests.sim.raft_checker import Violation, require
+
+if TYPE_CHECKING:
+    from tests.sim.cluster_broker import Broker
+    from tests.sim.cluster_world import Cluster
+
+PUBLISHERS = 3
+NOBODY = -1
+
+
+def publisher_of(message: int) -> int:
+    """A publisher numbers its messages in the order of sending; all share one sequence of numbers."""
+    return message % PUBLISHERS
+
+
+class Checker:
+    """Sees everything at once, as nobody in the cluster can.
+
+    Attributes:
+        committed: the one history. `record`: the newest that any broker knows.
+    """
+
+    def __init__(self, cluster: Cluster, state: Metadata) -> None:
+        self.cluster = cluster
+        self.committed: list[Entry] = []
+        self.offsets: dict[int, int] = {}
+        self.acked: dict[int, int] = {}
+        self.most_acked = NOBODY
+        self.read: list[Entry] = []
+        self.sent: dict[int, int] = {}
+        self._floors: dict[int, int] = {}
+        self._newest_of = [NOBODY] * PUBLISHERS
+        self.record = state.streams[NAME]
+        self.records = {self.record.version: _agreed(self.record)}
+        self._commands: dict[int, tuple[str, Outcome]] = {}
+        self._known: set[str] = set()
+        self._last_index = 0
+        self._is_paused = False
+
+    # ---- 1 and 2: what is committed ----
+
+    def advanced(self, broker: Broker, start: int, end: int) -> None:
+        """HW of a broker has risen."""
+        log, committed = broker.log, self.committed
+        if end > log.synced:
+            raise Violation(f"broker {broker.me} has HW {end} beyond its own log {log.synced}")
+        known = min(end, len(committed))
+        if log.records[start:known] != committed[start:known]:
+            at = next(at for at in range(start, known) if log.records[at] != committed[at])
+            raise Violation(f"offset {at} is {log.records[at]} on {broker.me}, committed as {committed[at]}")
+        for offset in range(len(committed), end):
+            self._first_committed(offset, log.records[offset])
+        if end > known:
+            self._require_held(known, f"HW of {broker.me}")
+
+    def _first_committed(self, offset: int, entry: Entry) -> None:
+        message = entry[1]
+        if message in self.offsets:
+            raise Violation(f"message {message}, committed at {self.offsets[message]}, is committed at {offset} again")
+        if offset <= self._floors[message]:
+            raise Violation(f"message {message} at {offset} was sent after {self._floors[message]} was acked")
+        publisher = publisher_of(message)
+        if self.sent[message] == 1 and message < self._newest_of[publisher]:
+            raise Violation(f"message {message}, sent once, is committed after {self._newest_of[publisher]}")
+        self._newest_of[publisher] = max(self._newest_of[publisher], message)
+        self.committed.append(entry)
+        self.offsets[message] = offset
+
+    def _require_held(self, start: int, by: str) -> None:
+        """Everyone who may lead holds what is committed from `start` on."""
+        for number in self.record.candidates:
+            if self.cluster.may_have_lost(number):
+                continue
+            log = self.cluster.disks[number].log
+            if log.synced < len(self.committed) or log.records[start : len(self.committed)] != self.committed[start:]:
+                record = self.record
+                raise Violation(
+                    f"{len(self.committed)} are committed ({by}), and broker {number} has {log.synced} on its disk, in "
+                    f"v{record.version} of epoch {record.leader_epoch}, isr {record.isr}, eligible {record.eligible}"
+                )
+
+    def leads(self, broker: Broker, record: StreamRecord) -> None:
+        if record.leader_epoch < self.record.leader_epoch:
+            return  # late: it will be told so by everyone
+        records = broker.log.records[: broker.log.synced]
+        if records[: len(self.committed)] != self.committed:
+            raise Violation(
+                f"leader {broker.me} of epoch {record.leader_epoch} lacks committed records: it has {len(records)}, "
+                f"committed are {len(self.committed)}"
+            )
+
+    def appends(self, record: StreamRecord) -> None:
+        require(len(record.isr) >= record.settings.min_isr, "appended below min_isr")
+
+    def cut(self, broker: Broker, end: int) -> None:
+        if end < len(self.committed):
+            self._require_held(end, f"cut by {broker.me}")
+
+    # ---- 1 and 3: what publishers know ----
+
+    def publishes(self, message: int) -> None:
+        self.sent[message] = self.sent.get(message, 0) + 1
+        self._floors.setdefault(message, self.most_acked)
+
+    def acks(self, offset: int, message: int) -> None:
+        if offset >= len(self.committed) or self.committed[offset][1] != message:
+            raise Violation(f"message {message} is acked at offset {offset} and not committed there")
+        self.acked[message] = offset
+        self.most_acked = max(self.most_acked, offset)
+
+    # ---- 4: what readers see ----
+
+    def reads(self, broker: Broker, end: int) -> None:
+        records = broker.log.records
+        start = max(0, min(len(self.read), end) - 30)
+        if end > len(self.committed) or records[start:end] != self.committed[start:end]:
+            raise Violation(f"broker {broker.me} shows what is not committed, from {start} to {end}")
+        both = min(end, len(self.read))
+        if records[start:both] != self.read[start:both]:
+            raise Violation(f"what was read below {both} has changed on broker {broker.me}")
+        self.read += records[both:end]
+        if broker.leader is not None and broker.leader.epoch == self.record.leader_epoch and end <= self.most_acked:
+            raise Violation(f"leader {broker.me} shows {end}, and offset {self.most_acked} was acked before it led")
+
+    # ---- 7: metadata ----
+
+    def applied(self, process: Process, index: int, proposal: Proposal, outcome: Outcome) -> None:
+        known = self._commands.setdefault(index, (proposal.id, outcome))
+        if known != (proposal.id, outcome):
+            raise Violation(f"entry {index} is {proposal.id} with {outcome} on {process.me}, and elsewhere {known}")
+        record = process.state.streams[NAME]
+        if proposal.id not in self._known:
+            self._known.add(proposal.id)
+            if isinstance(proposal.command, PauseStream):
+                self._is_paused = proposal.command.paused
+        self._last_index = max(self._last_index, index)
+        if index == self._last_index and record.paused != self._is_paused:
+            raise Violation(f"entry {index} ({proposal.id}) changed what is paused again")
+        if record.version not in self.records:
+            self.records[record.version] = _agreed(record)
+        elif self.records[record.version] != _agreed(record):
+            raise Violation(f"version {record.version} is {record} on {process.me}, was {self.records[record.version]}")
+        if record.version > self.record.version:
+            old, self.record = self.record, record
+            self._require_held(max(0, len(self.committed) - 1), f"v{record.version} applied by {process.me}")
+            self.cluster.faults.record_changed(old, record)
+
+    # ---- after healing ----
+
+    def healed(self, leader: BrokerId) -> None:
+        record = self.record
+        require(set(record.isr) == set(record.replicas), f"after healing the ISR is {record.isr} of {record.replicas}")
+        require(not record.target and not record.unproven, f"after healing the record is {record}")
+        for number in record.isr:
+            records = self.cluster.disks[number].log.records
+            for message, offset in self.acked.items():
+                if offset >= len(records) or records[offset][1] != message:
+                    raise Violation(f"message {message}, acked at {offset}, is not on broker {number}")
+        end = self.cluster.brokers[leader].readable_end()
+        require(end is not None and end > self.most_acked, f"leader {leader} shows {end} after healing")
+
+
+def _agreed(record: StreamRecord) -> StreamRecord:
+    """What a version stands for; pausing does not change it."""
+    return msgspec.structs.replace(record, paused=False)

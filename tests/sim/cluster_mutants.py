@@ -1,0 +1,296 @@
+"""The cluster with one rule switched off, each: what `test_cluster_mutations` runs.
+
+A mutation replaces one small function of the cores, or a method of the simulated broker around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from natslog.cluster import controller, metadata, replica
+from natslog.cluster.controller import Controller
+from natslog.cluster.metadata import Appointment, Metadata, Outcome, Proposal
+from natslog.cluster.replica import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
+from natslog.errors import NatslogError
+from natslog.model import BrokerId, Epoch
+from tests.sim.cluster_world import Broker
+
+Patch = Callable[[pytest.MonkeyPatch], type[Broker]]
+
+_judge = replica.judge
+_answered = FollowerReplica.answered
+_register = Metadata._register
+
+
+def replaced(target: Any, name: str, value: Any) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
+        monkeypatch.setattr(target, name, value)
+        return Broker
+
+    return patch
+
+
+def run_by(broker_type: type[Broker]) -> Patch:
+    return lambda _: broker_type
+
+
+# ---- truncation ----
+
+
+class CutsToHighWatermark(Broker):
+    """KIP-101: a replica that begins to follow cuts to HW, whatever the epochs say."""
+
+    def look_at_record(self) -> None:
+        was = self.follower
+        super().look_at_record()
+        if self.follower is not None and self.follower is not was and not self.is_writing:
+            self.cut(min(self.high_watermark, self.log.synced))
+
+
+def single_step(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
+    """KIP-279: the follower cuts where the leader's epoch ends, does not look where its own one does, and is done."""
+
+    def judge(position: Any, **rest: Any) -> Any:
+        verdict = _judge(position, **rest)
+        is_short = isinstance(verdict, Diverging) and position.offset <= verdict.end_offset
+        return Matching() if is_short else verdict
+
+    def answered(self: FollowerReplica, epoch: Any, verdict: Any, now_ms: float, **rest: Any) -> Any:
+        step = _answered(self, epoch, verdict, now_ms, **rest)
+        if isinstance(verdict, Diverging) and isinstance(step, CutTo):
+            return CutTo(min(verdict.end_offset, rest["log_end_offset"]))
+        return step
+
+    monkeypatch.setattr(FollowerReplica, "answered", answered)
+    monkeypatch.setattr(replica, "judge", judge)
+    return Broker
+
+
+def judge_any_epoch(position: Any, *, epoch: Any, **rest: Any) -> Any:
+    return _judge(msgspec.structs.replace(position, epoch=epoch), epoch=epoch, **rest)
+
+
+def follow_any_epoch(self: FollowerReplica, epoch: Any, verdict: Any, now_ms: float, **rest: Any) -> Any:
+    return _answered(self, self.epoch, verdict, now_ms, **rest)
+
+
+def never_compare(position: Any, *, epoch: Any, log_end_offset: int, **rest: Any) -> Any:
+    if position.epoch != epoch:
+        return replica.Fenced(epoch)
+    return Matching() if position.offset <= log_end_offset else Diverging(epoch, log_end_offset)
+
+
+# ---- HW and the ISR ----
+
+
+class AsksBeforeSync(Broker):
+    """Asks for what comes after records that are not on its disk yet."""
+
+    def durable_end(self) -> int:
+        return len(self.log.records)
+
+    def after_append(self, done: Callable[[], None]) -> None:
+        log, appended = self.log, len(self.log.records)
+
+        def synced() -> None:
+            log.synced = max(log.synced, min(appended, len(log.records)))
+
+        self.world.after(300.0, lambda: self.when_awake(synced))
+        self.is_writing = False
+
+
+def join_at_high_watermark(self: LeaderReplica, broker: Any) -> bool:
+    end_offset = self._end_of(broker)
+    return end_offset is not None and end_offset >= self.high_watermark
+
+
+def join_at_once(self: LeaderReplica, broker: Any) -> bool:
+    return self._end_of(broker) is not None
+
+
+def advance_below_min_isr(self: LeaderReplica) -> int:
+    ends = [self._end_of(broker) for broker in self.counted]
+    if None not in ends:
+        self.high_watermark = max(self.high_watermark, min(end for end in ends if end is not None))
+    return self.high_watermark
+
+
+def advance_by_who_asked(self: LeaderReplica) -> int:
+    """A follower that has not asked in this epoch does not hold HW back."""
+    if len(self.record.isr) >= self.record.settings.min_isr:
+        ends = [self._end_of(broker) for broker in self.counted]
+        self.high_watermark = max(self.high_watermark, min(end for end in ends if end is not None))
+    return self.high_watermark
+
+
+def advance_beyond(self: FollowerReplica, leader_high_watermark: int, log_end_offset: int) -> int:
+    self.high_watermark = max(self.high_watermark, leader_high_watermark)
+    return self.high_watermark
+
+
+def with_isr_and_nobody_eligible(record: Any, isr: Iterable[BrokerId], *, unproven: Iterable[BrokerId]) -> Any:
+    members = tuple(broker for broker in record.replicas if broker in set(isr))
+    left = tuple(sorted(set(unproven) & set(members)))
+    return metadata._next_version(record, isr=members, eligible=(), unproven=left)
+
+
+# ---- metadata ----
+
+
+def any_version(self: Metadata, record: Any, broker: Any, change: Any) -> bool:
+    return set(change.isr) <= set(record.replicas) and record.leader in change.isr
+
+
+def any_life(self: Metadata, broker: BrokerId, incarnation: str) -> bool:
+    return True
+
+
+def appoint_any_version(self: Metadata, record: Any, appointment: Appointment) -> bool:
+    if record is None:
+        return False
+    return _appoint(self, record, msgspec.structs.replace(appointment, version=record.version))
+
+
+_appoint = Metadata._appoint
+
+
+def decide_every_time(self: Metadata, proposal: Proposal) -> Outcome:
+    try:
+        outcome = Outcome(changed=self.apply(proposal.command))
+    except NatslogError as error:
+        outcome = Outcome(changed=False, error=error.to_json())
+    self.outcomes[proposal.id] = outcome
+    return outcome
+
+
+def register_as_clean(self: Metadata, broker: Any, after: str) -> bool:
+    known = self.brokers.get(broker.id)
+    return _register(self, broker, known.incarnation if known is not None else "")
+
+
+def register_by_marker(self: Metadata, broker: Any, after: str) -> bool:
+    """Believes any marker of a life that ended in order, also of one that was never registered."""
+    return register_as_clean(self, broker, after) if after else _register(self, broker, after)
+
+
+def register_late(self: Metadata, broker: Any, after: str) -> bool:
+    """A life that is over takes the place of the present one."""
+    known = self.brokers.get(broker.id)
+    if known is not None and known.life > broker.life:
+        self.brokers[broker.id] = msgspec.structs.replace(known, life=-1)
+    return _register(self, broker, after)
+
+
+def finish_move_in_same_epoch(self: Metadata, record: Any, version: int, moved_us: int) -> bool:
+    before = record and record.leader_epoch
+    changed = _finish_move(self, record, version, moved_us)
+    if changed:
+        moved = self.streams[record.name]
+        self.streams[record.name] = msgspec.structs.replace(moved, leader_epoch=before)
+    return changed
+
+
+_finish_move = Metadata._finish_move
+
+
+# ---- elections ----
+
+
+def unclean_election(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
+    def successor(self: Controller, record: Any, loads: Any, now_ms: float) -> Any:
+        live = [broker for broker in record.replicas if broker in self._alive]
+        if not live:
+            return None
+        return Appointment(stream_id=record.id, version=record.version, leader=live[0], isr=(live[0],))
+
+    def appoint(self: Metadata, record: Any, appointment: Appointment) -> bool:
+        if record is None or record.version != appointment.version:
+            return False
+        epoch = Epoch(record.leader_epoch + 1)
+        changed = msgspec.structs.replace(record, leader=appointment.leader, leader_epoch=epoch)
+        return self._replace(metadata.with_isr(changed, appointment.isr, unproven=()))
+
+    monkeypatch.setattr(Controller, "_successor", successor)
+    monkeypatch.setattr(Metadata, "_appoint", appoint)
+    return Broker
+
+
+def best_of_any(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
+    given = [broker for broker in sorted(set(candidates)) if broker in positions]
+    return max(given, key=lambda broker: (*positions[broker], -broker), default=None)
+
+
+def longest(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
+    """The longest log, whatever the epoch of its last record."""
+    ends = {broker: (Epoch(0), end) for broker, (_, end) in positions.items()}
+    return replica.quorum_position(ends, candidates)
+
+
+# ---- the node's part ----
+
+
+class RebuildsCommittedOnly(Broker):
+    """The deduplication window after a failover: without what is in the log and not committed yet."""
+
+    def rebuilt_window(self) -> dict[int, int]:
+        return {message: offset for message, offset in super().rebuilt_window().items() if offset < self.high_watermark}
+
+
+class RebuildsNothing(Broker):
+    def rebuilt_window(self) -> dict[int, int]:
+        return {}
+
+
+class StaysSubscribed(Broker):
+    """Also while the metadata leader has not been heard of for long."""
+
+    @property
+    def is_subscribed(self) -> bool:
+        return self.leader is not None and self.handing_over_to is None
+
+
+class LeadsDamaged(Broker):
+    """Serves what is left after damage."""
+
+    def look_at_record(self) -> None:
+        self.disk.is_damaged = False
+        super().look_at_record()
+
+
+MUTATIONS: dict[str, Patch] = {
+    "KIP-101: cut to HW instead of by epoch": run_by(CutsToHighWatermark),
+    "KIP-279: one step back instead of a walk": single_step,
+    "KIP-320: questions of any epoch counted": replaced(replica, "judge", judge_any_epoch),
+    "KIP-320: answers of any epoch believed": replaced(FollowerReplica, "answered", follow_any_epoch),
+    "logs never compared": replaced(replica, "judge", never_compare),
+    "zombie: ISR changes of any epoch and version": replaced(Metadata, "_is_current", any_version),
+    "members' lives unchecked in ISR changes": replaced(Metadata, "_lives", any_life),
+    "HW not held back by those of whom nothing is known": replaced(LeaderReplica, "_advance", advance_by_who_asked),
+    "a new leader admits at its lagging HW": replaced(LeaderReplica, "_may_join", join_at_high_watermark),
+    "a new leader shows its lagging HW": replaced(LeaderReplica, "is_exposed", True),
+    "admitted before it has caught up": replaced(LeaderReplica, "_may_join", join_at_once),
+    "a follower's HW beyond its own log": replaced(FollowerReplica, "advanced", advance_beyond),
+    "ISR grows while HW moves: pending additions uncounted": replaced(
+        LeaderReplica, "counted", property(lambda self: frozenset(self.record.isr))
+    ),
+    "asked before the fsync": run_by(AsksBeforeSync),
+    "an unclean restart stays as if nothing had been": replaced(Metadata, "_register", register_as_clean),
+    "clean marker of a life that was never registered believed": replaced(Metadata, "_register", register_by_marker),
+    "late registration of a life that is over accepted": replaced(Metadata, "_register", register_late),
+    "KIP-966: HW moves below min_isr": replaced(LeaderReplica, "_advance", advance_below_min_isr),
+    "KIP-966: who leaves below min_isr is forgotten": replaced(metadata, "with_isr", with_isr_and_nobody_eligible),
+    "appended below min_isr": replaced(LeaderReplica, "refusal", lambda self: None),
+    "unclean election": unclean_election,
+    "leader chosen among unproven by one position": replaced(controller, "quorum_position", best_of_any),
+    "leader chosen among unproven by length alone": replaced(controller, "quorum_position", longest),
+    "appointment of a stale version accepted": replaced(Metadata, "_appoint", appoint_any_version),
+    "proposal applied twice on retry": replaced(Metadata, "decide", decide_every_time),
+    "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
+    "a damaged replica serves what is left": run_by(LeadsDamaged),
+    "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
+    "deduplication not rebuilt": run_by(RebuildsNothing),
+}

@@ -1,0 +1,267 @@
+"""One life of a broker's process in the simulation: its disk, its time, its part in Raft and the metadata.
+
+What stands here in place of files, sockets and tasks is as thin as it can be; what decides is the production code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from natslog.cluster.controller import Controller
+from natslog.cluster.epochs import EpochHistory
+from natslog.cluster.metadata import BrokerRecord, Command, Metadata, Proposal, RegisterBroker
+from natslog.consensus import HardState, Index, Raft, Snapshot, Term
+from natslog.errors import NotMetadataLeader
+from natslog.model import BrokerId, Epoch, StreamId
+
+if TYPE_CHECKING:
+    from tests.sim.cluster_world import Cluster
+
+STREAM = StreamId("ab" * 16)
+NAME = "orders"
+TICK_MS = 100.0
+SESSION_TICKS = 30
+COMPACT_ENTRIES = 40
+
+_decode = msgspec.msgpack.Decoder(Proposal).decode
+encode = msgspec.msgpack.encode
+
+Entry = tuple[int, int]
+"""A record of the stream: (epoch, message)."""
+
+
+@dataclass(slots=True)
+class Log:
+    """One replica's log on its disk: `synced` records survive a crash, `checkpoint` is the HW found after one."""
+
+    records: list[Entry] = field(default_factory=list)
+    synced: int = 0
+    checkpoint: int = 0
+
+    def epochs(self) -> EpochHistory:
+        history = EpochHistory()
+        for at, (epoch, _) in enumerate(self.records):
+            history.begin(Epoch(epoch), at)
+        return history
+
+    def keep(self, end: int) -> None:
+        """Nothing from `end` on is left."""
+        del self.records[end:]
+        self.synced = min(self.synced, end)
+        self.checkpoint = min(self.checkpoint, end)
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives a crash. `clean_life`: the one that ended in order. `is_damaged`: a hole was found, and marked."""
+
+    hard_state: HardState = field(default_factory=HardState)
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    entries: list[Any] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
+    lives: int = 0
+    clean_life: str = ""
+    is_damaged: bool = False
+
+
+class Life:
+    """One life of a process on a disk: time, fsync, and what it knows of the metadata."""
+
+    def __init__(self, cluster: Cluster, me: int, disk: Disk) -> None:
+        self.cluster, self.world, self.me, self.disk = cluster, cluster.world, BrokerId(me), disk
+        disk.lives += 1
+        self.incarnation = f"{me}.{disk.lives}"
+        self.is_up = True
+        self.is_paused = False
+        self.inbox: list[Callable[[], None]] = []
+        self.state = state_of(disk.snapshot)
+        after, disk.clean_life = disk.clean_life, ""
+        record = BrokerRecord(id=self.me, url="", directory=str(me), life=disk.lives)
+        self.registration = Proposal(id=self.incarnation, command=RegisterBroker(broker=record, after=after))
+
+    @property
+    def is_registered(self) -> bool:
+        known = self.state.brokers.get(self.me)
+        return known is not None and known.incarnation == self.incarnation
+
+    def command(self, command: Command) -> None:
+        self.cluster.proposals += 1
+        self.propose(Proposal(id=f"{self.incarnation}:{self.cluster.proposals}", command=command))
+
+    # ---- time ----
+
+    def every(self, interval_ms: float, work: Callable[[], None]) -> None:
+        def again() -> None:
+            if self.is_up:
+                if not self.is_paused:
+                    work()
+                self.world.after(interval_ms, again)
+
+        self.world.after(self.world.random.uniform(0, interval_ms), again)
+
+    def when_awake(self, work: Callable[[], None]) -> None:
+        """Now, or in its turn when the process is continued; never in another life."""
+        if self.is_paused:
+            self.inbox.append(work)
+        elif self.is_up:
+            work()
+
+    def pause(self, duration_ms: float) -> None:
+        self.is_paused = True
+        self.world.after(duration_ms, self.wake)
+
+    def wake(self) -> None:
+        self.is_paused = False
+        waiting, self.inbox = self.inbox, []
+        for work in waiting:
+            self.when_awake(work)
+
+    def sync(self, done: Callable[[], None]) -> None:
+        """An fsync that takes its time."""
+        slow = self.cluster.slow_disk == self.me
+        self.world.after(self.world.random.uniform(0.2, 400.0 if slow else 4.0), lambda: self.when_awake(done))
+
+    # ---- what differs ----
+
+    @property
+    def has_session(self) -> bool:
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        raise NotImplementedError
+
+    def propose(self, proposal: Proposal) -> None:
+        raise NotImplementedError
+
+    def report(self, method: str, message: Any) -> None:
+        """Tells the metadata leader."""
+        raise NotImplementedError
+
+    def look_at_record(self) -> None:
+        """The metadata may have changed."""
+        raise NotImplementedError
+
+
+class Process(Life):
+    """With Raft and (while it leads Raft) the controller."""
+
+    def __init__(self, cluster: Cluster, me: int, disk: Disk) -> None:
+        super().__init__(cluster, me, disk)
+        self.raft = Raft(
+            me=self.me,
+            hard_state=disk.hard_state,
+            snapshot=disk.snapshot,
+            entries=tuple(disk.entries),
+            seed=cluster.world.random.getrandbits(32),
+        )
+        self.raft.trailing_entries = 10
+        self.applied = disk.snapshot.index
+        self.controller: tuple[Term, Controller] | None = None
+        self.lives = {self.me: self.incarnation}
+        self.every(TICK_MS, self.tick)
+
+    # ---- metadata ----
+
+    def tick(self) -> None:
+        self.raft.tick()
+        if not self.is_registered:
+            self.propose(self.registration)
+        if self.raft.role == "leader":
+            self.control()
+        self.pump()
+
+    @property
+    def has_session(self) -> bool:
+        return self.raft.ticks_since_leader() < SESSION_TICKS
+
+    def pump(self) -> None:
+        disk = self.disk
+        while (ready := self.raft.ready()) is not None:
+            if ready.snapshot is not None:
+                disk.snapshot, disk.entries = ready.snapshot, []
+                self.state, self.applied = state_of(ready.snapshot), ready.snapshot.index
+            if ready.truncate_from is not None:
+                disk.entries = [entry for entry in disk.entries if entry.index < ready.truncate_from]
+            disk.entries += ready.entries
+            if ready.hard_state is not None:
+                disk.hard_state = ready.hard_state
+            for message in ready.messages:
+                self.cluster.send(self.me, message.to, "step", (self.incarnation, message))
+            for entry in ready.committed:
+                self.apply(entry)
+            self.raft.advance(ready)
+            if ready.committed or ready.snapshot is not None:
+                self.look_at_record()
+        if self.applied - disk.snapshot.index > COMPACT_ENTRIES:
+            self.compact()
+
+    def apply(self, entry: Any) -> None:
+        self.applied = entry.index
+        if entry.kind == "command":
+            proposal = _decode(entry.data)
+            outcome = self.state.decide(proposal)
+            self.cluster.checker.applied(self, entry.index, proposal, outcome)
+
+    def compact(self) -> None:
+        disk = self.disk
+        disk.snapshot = self.raft.compact(Index(self.applied), encode(self.state))
+        disk.entries = [entry for entry in disk.entries if entry.index >= self.raft.first_index - 1]
+
+    def step(self, received: tuple[str, Any]) -> None:
+        incarnation, message = received
+        self.lives[message.sender] = incarnation  # a connection is of one life of either side
+        self.raft.step(message)
+        self.pump()
+
+    def propose(self, proposal: Proposal) -> None:
+        """To the metadata leader; in bad times also, later, to whoever is met (as a request that is retried)."""
+        if self.raft.role == "leader":
+            self.proposed(proposal)
+        elif self.raft.leader is not None:
+            self.cluster.send(self.me, self.raft.leader, "proposed", proposal)
+        if self.world.late_share and self.world.random.random() < 0.3:
+            to = self.world.random.choice(self.cluster.numbers)
+            late_ms = self.world.random.uniform(100, 4000)
+            self.world.after(late_ms, lambda: self.cluster.send(self.me, to, "proposed", proposal))
+
+    def report(self, method: str, message: Any) -> None:
+        if self.raft.leader is not None:
+            self.cluster.send(self.me, self.raft.leader, method, message)
+
+    def proposed(self, proposal: Proposal) -> None:
+        try:
+            self.raft.propose(encode(proposal))
+        except NotMetadataLeader:
+            return
+        self.pump()
+
+    def control(self) -> None:
+        if self.controller is None or self.controller[0] != self.raft.term:
+            self.controller = (self.raft.term, Controller(self.world.now_ms))
+        active = self.raft.active_within(SESSION_TICKS)
+        known = self.state.brokers
+        alive = {one for one in active if one in known and known[one].incarnation == self.lives.get(one)}
+        decisions = self.controller[1].decide(self.state, alive, self.world.now_ms)
+        for command in decisions.commands:
+            self.command(command)
+        for handover in decisions.handovers:
+            self.cluster.send(self.me, handover.leader, "hand_over", handover.to)
+
+    def reported(self, report: tuple[int, Epoch]) -> None:
+        if self.controller is not None and self.raft.role == "leader":
+            self.controller[1].missed(STREAM, report[1], BrokerId(report[0]), self.world.now_ms)
+
+    def positioned(self, where: tuple[int, int, Epoch, int]) -> None:
+        if self.controller is not None and self.raft.role == "leader":
+            by, version, last_epoch, end = where
+            self.controller[1].positioned(STREAM, version, BrokerId(by), last_epoch, end, self.world.now_ms)
+
+
+def state_of(snapshot: Snapshot) -> Metadata:
+    if not snapshot.data:
+        return Metadata(cluster_id="sim")
+    return msgspec.msgpack.decode(snapshot.data, type=Metadata)
