@@ -53,6 +53,7 @@ class Checker:
         self._floors: dict[int, int] = {}
         self._newest_of = [NOBODY] * PUBLISHERS
         self.record = state.streams[NAME]
+        self.brokers = state.brokers
         self.records = {self.record.version: _agreed(self.record)}
         self._commands: dict[int, tuple[str, Outcome]] = {}
         self._known: set[str] = set()
@@ -91,7 +92,7 @@ class Checker:
     def _require_held(self, start: int, by: str) -> None:
         """Everyone who may lead holds what is committed from `start` on."""
         for number in self.record.candidates:
-            if self.cluster.may_have_lost(number):
+            if self._may_have_lost(number):
                 continue
             log = self.cluster.disks[number].log
             if log.synced < len(self.committed) or log.records[start : len(self.committed)] != self.committed[start:]:
@@ -100,6 +101,14 @@ class Checker:
                     f"{len(self.committed)} are committed ({by}), and broker {number} has {log.synced} on its disk, in "
                     f"v{record.version} of epoch {record.leader_epoch}, isr {record.isr}, eligible {record.eligible}"
                 )
+
+    def _may_have_lost(self, number: BrokerId) -> bool:
+        """Damaged, and says so; or on the disk that lies, and nobody has believed it yet in its present life."""
+        if number != self.cluster.liar:
+            return self.cluster.disks[number].is_damaged
+        broker = self.cluster.brokers[number]
+        is_registered = broker.is_up and self.brokers[number].incarnation == broker.incarnation
+        return self.cluster.disks[number].is_damaged or number in self.record.unproven or not is_registered
 
     def leads(self, broker: Broker, record: StreamRecord) -> None:
         if record.leader_epoch < self.record.leader_epoch:
@@ -155,8 +164,10 @@ class Checker:
             self._known.add(proposal.id)
             if isinstance(proposal.command, PauseStream):
                 self._is_paused = proposal.command.paused
-        self._last_index = max(self._last_index, index)
-        if index == self._last_index and record.paused != self._is_paused:
+        if index < self._last_index:
+            return
+        self._last_index, self.brokers = index, process.state.brokers
+        if record.paused != self._is_paused:
             raise Violation(f"entry {index} ({proposal.id}) changed what is paused again")
         if record.version not in self.records:
             self.records[record.version] = _agreed(record)

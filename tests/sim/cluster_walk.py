@@ -20,7 +20,7 @@ from tests.sim.cluster_world import founding
 from tests.sim.world import World
 
 STEPS = 1000
-MOST_IN_FLIGHT = 40
+MOST_IN_FLIGHT = (30, 30, 120)
 COPY_SHARE = 0.25
 
 
@@ -77,6 +77,7 @@ class Walk:
         self.faults = self
         self.is_reckless = False
         self.promptness = chance.choice((0.2, 0.7, 0.9))
+        self.most_in_flight = chance.choice(MOST_IN_FLIGHT)
         self.liar = chance.choice(self.numbers) if self.min_isr > 1 and chance.random() < 0.6 else None
         self.commands: list[Proposal] = []
         self.controller = Controller(0.0)
@@ -86,9 +87,9 @@ class Walk:
         for walker in self.brokers.values():
             self.commit(walker.registration)
         shares = (("learn", 5), ("deliver", 20), ("finish", 14), ("fetch", 8), ("publish", 3), ("lead", 2), ("decide", 2))
-        rare = (("crash", 0.3), ("tick", 2), ("move", 0.1), ("restart_decider", 0.1), ("catch_up", 4))
+        rare = (("crash", 0.3), ("tick", 2), ("move", 0.3), ("restart_decider", 0.1), ("catch_up", 4))
         self.deeds = [name for name, _ in (*shares, *rare)]
-        self.weights = [share * chance.choice((0.3, 1, 1, 2)) for _, share in (*shares, *rare)]
+        self.weights = [share * chance.choice((0.2, 1, 1, 1, 3)) for _, share in (*shares, *rare)]
 
     def run(self, steps: int = STEPS) -> None:
         chance = self.world.random
@@ -101,15 +102,12 @@ class Walk:
 
     def send(self, sender: int, to: int, method: str, message: Any) -> None:
         chance = self.world.random
-        if len(self.in_flight) >= MOST_IN_FLIGHT:
-            self.in_flight.pop(chance.randrange(MOST_IN_FLIGHT))
+        if len(self.in_flight) >= self.most_in_flight:
+            self.in_flight.pop(chance.randrange(self.most_in_flight))
         self.in_flight.append((to, method, message))
 
     def ack(self, offset: int, message: int) -> None:
         self.checker.acks(offset, message)
-
-    def may_have_lost(self, number: BrokerId) -> bool:
-        return number == self.liar
 
     def record_changed(self, old: Any, new: Any) -> None:
         """Chance does enough already."""
@@ -204,7 +202,7 @@ class Walk:
         if chance.random() < 0.3 and not walker.is_writing:
             disk.clean_life = walker.incarnation
         elif walker.me == self.liar:
-            disk.log.keep(max(0, disk.log.synced - chance.randrange(6)))
+            disk.log.keep(max(0, disk.log.synced - chance.randrange(1, 8)))
         self.brokers[walker.me] = Walker(self, walker.me, disk)
 
 

@@ -184,9 +184,6 @@ class Cluster:
             disk.is_damaged = True
             self.world.note(f"broker {number} finds damage at {disk.log.synced}")
 
-    def may_have_lost(self, number: BrokerId) -> bool:
-        return number == self.liar or self.disks[number].is_damaged
-
     # ---- from beginning to end ----
 
     def run(self) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from natslog.cli import cat, pub, serve, stream, verify
+from natslog.cli import cat, cluster, pub, serve, stream, verify
 from natslog.cli.common import Global, err
 from natslog.client import ClientOptions, parse_servers
 from natslog.errors import NatslogError
@@ -20,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(stream.app, name="stream")
+app.add_typer(cluster.app, name="cluster")
 app.command("dev")(serve.dev)
 app.command("server")(serve.server)
 app.command("pub")(pub.pub)

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import BrokerRecord, Metadata, Proposal, RegisterBroker, Tombstone
@@ -80,6 +81,7 @@ class ClusterNode:
         self.config = config
         self.secret = secret
         self.links = Links(self)
+        self.served: set[web.WebSocketResponse] = set()
         self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
         self.clocks_apart_s: dict[BrokerId, float] = {}
         self.has_joined = asyncio.Event()
@@ -150,6 +152,7 @@ class ClusterNode:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.links.close()
+        await asyncio.gather(*(socket.close() for socket in list(self.served)), return_exceptions=True)
         await self.group.stop()
 
     async def _register(self) -> None:

@@ -56,6 +56,7 @@ class LinkOwner(Protocol):
     """The broker, as links see it."""
 
     secret: bytes | None
+    served: set[web.WebSocketResponse]
 
     def hello(self, nonce: str) -> Hello: ...
 
@@ -275,6 +276,7 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse) -> None:
     def reply(frame: Frame, payload: list[bytes] | None) -> None:
         outbox.send(frame, payload)  # what cannot be sent is lost, and asked for again
 
+    owner.served.add(socket)
     try:
         if (welcome := owner.welcome_for(hello)) is not None:
             outbox.send(welcome)
@@ -283,6 +285,7 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse) -> None:
     except ClusterMismatch as error:
         logger.error("the link of broker %d is cut: %s", hello.broker, error.message)
     finally:
+        owner.served.discard(socket)
         await outbox.close()
 
 

@@ -1,0 +1,173 @@
+"""`natslog cluster status | add | remove | transfer | move`: what operators of several brokers need."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from natslog.cli.common import JsonFlag, global_of, out, print_json, print_table
+from natslog.client import NatslogClient
+from natslog.errors import InvalidRequest, NatslogError
+
+app = typer.Typer(help="Look at the cluster, and change it.", no_args_is_help=True)
+
+_POLL_S = 0.5
+
+
+@app.command()
+def status(context: typer.Context, as_json: JsonFlag = False) -> None:
+    """Who is up, who leads what, which replicas are in sync and how far."""
+    client = global_of(context).client()
+    body = client.cluster()
+    streams = client.streams()
+    if as_json:
+        print_json(body | {"streams": streams})
+        return
+    current = "" if body["is_current"] else "  (no majority could be asked: this is what one broker knows)"
+    out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
+    columns = ["broker", "url", "rack", "state", "role", "leads", "replicas", "in sync"]
+    print_table(columns, [_broker_row(one) for one in body["brokers"]])
+    if streams:
+        out.print()
+        print_table(
+            ["stream", "leader", "epoch", "replicas", "in sync", "end", "state"], [_row(one) for one in streams]
+        )
+
+
+def _broker_row(body: dict[str, Any]) -> list[Any]:
+    state = "up" if body["alive"] else "DOWN"
+    state += ", draining" if body["draining"] else ""
+    if abs(body["clock_apart_s"]) > 30:
+        state += f", clock {body['clock_apart_s']:+.0f} s"
+    return [
+        body["id"],
+        body["url"],
+        body["rack"],
+        state,
+        body["role"],
+        body["leads"],
+        body["replicas"],
+        body["in_sync"],
+    ]
+
+
+def _row(body: dict[str, Any]) -> list[Any]:
+    replicas, isr = body["replica_ids"], body["isr"]
+    state = "ok" if len(isr) == len(replicas) else "under-replicated"
+    if len(isr) < body["min_isr"]:
+        state = "writes refused"
+    if "problem" in body:
+        state = body["problem"]["code"]
+    return [
+        body["name"],
+        body["leader"] or "none",
+        body["leader_epoch"],
+        " ".join(map(str, replicas)),
+        " ".join(map(str, isr)),
+        body.get("high_watermark", ""),
+        state,
+    ]
+
+
+@app.command()
+def add(
+    context: typer.Context,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Of a broker with an empty data folder, started with --seeds.")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a broker a member; it learns all there is and then votes."""
+    body = global_of(context).client().add_broker(url)
+    if as_json:
+        print_json(body)
+    else:
+        out.print(f"broker {body['id']} at {url} belongs to the cluster; new streams may be placed on it")
+
+
+@app.command()
+def remove(
+    context: typer.Context,
+    number: Annotated[int, typer.Argument(metavar="ID", help="The broker's number.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="It is lost for good: do not wait for its replicas to be moved.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until its replicas are on others.")] = True,
+) -> None:
+    """Take a broker out: its replicas are moved to others first."""
+    client = global_of(context).client()
+    if not force:
+        client.drain_broker(number)
+        if not wait:
+            out.print(f"broker {number} is being drained; when it keeps nothing: natslog cluster remove {number}")
+            return
+        _wait_until_empty(client, number)
+    client.remove_broker(number, force=force)
+    out.print(f"broker {number} is out of the cluster: stop it, if it still runs, and delete its data folder")
+
+
+def _wait_until_empty(client: NatslogClient, number: int) -> None:
+    shown = -1
+    while (left := _replicas_of(client, number)) > 0:
+        if left != shown:
+            out.print(f"{left} replicas to move")
+            shown = left
+        time.sleep(_POLL_S)
+
+
+def _replicas_of(client: NatslogClient, number: int) -> int:
+    found = [one for one in client.cluster()["brokers"] if one["id"] == number]
+    if not found:
+        raise InvalidRequest(f"there is no broker {number}")
+    return int(found[0]["replicas"])
+
+
+@app.command()
+def drain(
+    context: typer.Context,
+    number: Annotated[int, typer.Argument(metavar="ID", help="The broker's number.")],
+    undo: Annotated[bool, typer.Option("--undo", help="It may keep replicas again.")] = False,
+) -> None:
+    """Move a broker's replicas and leaderships to others, and keep it in the cluster."""
+    global_of(context).client().drain_broker(number, not undo)
+    out.print(f"broker {number} {'may keep replicas again' if undo else 'is being drained'}")
+
+
+@app.command()
+def transfer(
+    context: typer.Context,
+    to: Annotated[int, typer.Argument(metavar="ID", help="The broker that shall lead.")],
+    stream: Annotated[
+        str | None, typer.Option("--stream", help="This stream's leadership; without it, the metadata leadership.")
+    ] = None,
+) -> None:
+    """Hand leadership over, in order."""
+    client = global_of(context).client()
+    if stream is not None:
+        client.transfer_stream(stream, to)
+        out.print(f"broker {to} leads stream {stream}")
+        return
+    client.transfer_metadata(to)
+    deadline = time.monotonic() + 5
+    while client.cluster()["metadata_leader"] != to:
+        if time.monotonic() > deadline:
+            raise NatslogError(f"broker {to} did not take the metadata leadership within 5 s; another one leads on")
+        time.sleep(0.1)
+    out.print(f"broker {to} is metadata leader")
+
+
+@app.command()
+def move(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM")],
+    brokers: Annotated[str, typer.Argument(metavar="IDS", help="As many as it has replicas: 1,2,4; the first leads.")],
+) -> None:
+    """Bring a stream's replicas onto these brokers, while it goes on."""
+    try:
+        numbers = [int(part) for part in brokers.split(",")]
+    except ValueError as error:
+        raise InvalidRequest(f"{brokers!r} must be brokers' numbers: 1,2,4") from error
+    global_of(context).client().move_stream(stream, numbers)
+    out.print(f"stream {stream} moves to brokers {brokers}; natslog cluster status shows when it is done")
