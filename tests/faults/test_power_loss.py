@@ -6,12 +6,8 @@ of a broker and shows that this file would notice.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,51 +17,17 @@ import pytest
 
 from natslog.errors import NatslogError
 from natslog.publisher import Publisher, Rows
+from tests.disks import Disk
 from tests.harness import BrokerProcess, all_values, eventually, running
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")
-
-EXT4_IOC_SHUTDOWN = 0x8004587D
-NO_LOG_FLUSH = 2
-
-
-class Disk:
-    """An ext4 file system that can lose its power."""
-
-    def __init__(self, folder: Path) -> None:
-        self.image = folder / "disk.img"
-        self.mounted = folder / "disk"
-        self.mounted.mkdir()
-        with open(self.image, "wb") as file:
-            file.truncate(256 * 1024 * 1024)
-        subprocess.run(["mkfs.ext4", "-qF", str(self.image)], check=True)
-        self.mount()
-
-    def mount(self) -> None:
-        subprocess.run(["mount", "-o", "loop,commit=300", str(self.image), str(self.mounted)], check=True)
-
-    def cut_power(self) -> None:
-        """From here on nothing reaches the disk; what had not been synced never will."""
-        fd = os.open(self.mounted, os.O_RDONLY)
-        try:
-            fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
-        finally:
-            os.close(fd)
-
-    def unmount(self) -> None:
-        for _ in range(50):
-            if subprocess.run(["umount", str(self.mounted)], capture_output=True, check=False).returncode == 0:
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"{self.mounted} is still in use")
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     disk = Disk(tmp_path)
     yield disk
-    if os.path.ismount(disk.mounted):
-        disk.unmount()
+    disk.close()
 
 
 class AckedPublisher(threading.Thread):

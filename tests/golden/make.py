@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from natslog.cluster.metadata import BrokerRecord, CreateStream, DeleteStream, RegisterBroker
+from natslog.consensus import Entry, HardState, Member, Membership, Snapshot
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import write_checked
 from natslog.model import StreamSettings
-from natslog.node.metadata_store import MetadataStore
+from natslog.node.data_dir import Identity
+from natslog.node.raft_store import RaftStore
 from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.schema import HEADERS_TYPE
 
@@ -63,12 +64,14 @@ def make(folder: Path) -> None:
                 for name in ("hw-checkpoint", "leader-epochs"):
                     shutil.copy(Path(scratch) / name, folder / f"{name}-v1")
     write_checked(folder / "broker-v1", "broker", 1, {"broker_id": 1, "cluster_id": "c1"})
-    store = MetadataStore(folder / "metadata-v1", "c1")
-    store.propose(RegisterBroker(broker=BrokerRecord(id=1, url="http://127.0.0.1:9292", rack="a")))
-    for name, stream_id in (("orders", STREAM_ID), ("gone", "ff" * 16)):
-        settings = StreamSettings(subject=f"{name}.>", max_age_s=604800.0, max_bytes=2**30)
-        store.propose(CreateStream(name=name, id=stream_id, settings=settings, created_us=FIRST_US, placement=(1,)))
-    store.propose(DeleteStream(name="gone", deleted_us=FIRST_US + 1))
+    write_checked(folder / "broker-v2", "broker", 2, Identity(broker_id=1, cluster_id="c1", directory="d" * 16))
+    write_checked(folder / "life-v1", "life", 1, {"number": 7, "has_ended": True})
+    (folder / "raft-v1").mkdir()
+    store = RaftStore(folder / "raft-v1")
+    members = Membership(members=(Member(id=1, directory="d" * 16, url="http://127.0.0.1:9292"),))
+    store.save(HardState(term=1, commit=1), None, (), Snapshot(index=1, term=1, membership=members, data=b"state"))
+    store.save(HardState(term=3, vote=2, commit=2), None, [Entry(2, 2, "empty"), Entry(3, 3, "command", b"do")], None)
+    store.close()
     offsets = {"orders": {"id": STREAM_ID, "offset": 42}, "returns": {"id": "ff" * 16, "offset": 0}}
     (folder / "spark-offsets-v1.json").write_text(json.dumps(offsets))
 

@@ -13,9 +13,11 @@ from natslog import ipc
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import read_checked
 from natslog.log.segment import check_file_header
-from natslog.log.verify import check_file
+from natslog.log.verify import check_file, files_of
 from natslog.model import StreamSettings
-from natslog.node.metadata_store import MetadataStore
+from natslog.node.cluster_node import former_metadata
+from natslog.node.data_dir import DataDir
+from natslog.node.raft_store import RaftStore
 from pyspark_natslog.offsets import StreamOffset, from_json, to_json
 from tests.golden.make import COMMITS, FIRST_US, STREAM_ID
 
@@ -103,11 +105,34 @@ def test_checked_files_v1_are_read(tmp_path: Path) -> None:
     assert read_checked(HERE / "broker-v1", "broker", 1) == {"broker_id": 1, "cluster_id": "c1"}
     assert read_checked(HERE / "hw-checkpoint-v1", "hw-checkpoint", 1) == {"high_watermark": 4}
     assert read_checked(HERE / "leader-epochs-v1", "leader-epochs", 1) == [[1, 0]]
-    shutil.copy(HERE / "metadata-v1", tmp_path / "metadata")
-    state = MetadataStore(tmp_path / "metadata", "c1").state
+    state = former_metadata(HERE / "metadata-v1")
+    assert state is not None
     assert state.streams["orders"].settings.max_age_s == 604800
-    assert state.tombstones["ff" * 16].name == "gone"
+    assert state.tombstones["ff" * 16 + "/1"].name == "gone"
     assert state.brokers[1].rack == "a"
+
+
+def test_raft_store_v1_is_read(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "raft-v1", tmp_path / "raft")
+    store = RaftStore(tmp_path / "raft")
+    assert (store.hard_state.term, store.hard_state.vote, store.hard_state.commit) == (3, 2, 2)
+    assert (store.snapshot.index, store.snapshot.data) == (1, b"state")
+    assert store.snapshot.membership.voters == (1,)
+    assert [(entry.index, entry.term, entry.kind, entry.data) for entry in store.entries] == [
+        (2, 2, "empty", b""),
+        (3, 3, "command", b"do"),
+    ]
+    for path in files_of(tmp_path / "raft"):
+        assert not check_file(path).problems
+
+
+def test_identity_v2_and_life_v1_are_read(tmp_path: Path) -> None:
+    for name in ("broker-v2", "life-v1"):
+        shutil.copy(HERE / name, tmp_path / name.split("-")[0])
+    folder = DataDir(tmp_path, 1)
+    assert (folder.identity.cluster_id, folder.identity.directory) == ("c1", "d" * 16)
+    assert (folder.life, folder.after) == (8, "d" * 16 + ".7")
+    folder.release()
 
 
 def test_spark_offsets_v1_are_read_and_written_the_same() -> None:

@@ -282,7 +282,8 @@ def test_health_cluster_metrics_and_openapi(broker: BrokerProcess, client: Natsl
     assert ask(broker, "GET", "/healthz").status == 200
     assert ask(broker, "GET", "/readyz").json()["status"] == "ready"
     cluster = client.cluster()
-    assert cluster["brokers"] == [{"id": 1, "url": broker.url, "rack": "", "alive": True}]
+    (one,) = cluster["brokers"]
+    assert (one["id"], one["url"], one["rack"], one["alive"], one["role"]) == (1, broker.url, "", True, "voter")
     assert cluster["metadata_leader"] == 1
     metrics = broker.metrics()
     assert metrics[f'natslog_messages_committed_total{{stream="{filled}"}}'] == 100

@@ -19,7 +19,7 @@ import msgspec
 
 from natslog.cluster.metadata import Metadata, Outcome, PauseStream, Proposal
 from natslog.model import BrokerId, StreamRecord
-from tests.sim.cluster_process import NAME, Entry, Process
+from tests.sim.cluster_process import NAME, Entry, Life
 from tests.sim.raft_checker import Violation, require
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Checker:
         self.brokers = state.brokers
         self.records = {self.record.version: _agreed(self.record)}
         self._commands: dict[int, tuple[str, Outcome]] = {}
-        self._known: set[str] = set()
+        self._pauses: set[str] = set()
         self._last_index = 0
         self._is_paused = False
 
@@ -155,27 +155,28 @@ class Checker:
 
     # ---- 7: metadata ----
 
-    def applied(self, process: Process, index: int, proposal: Proposal, outcome: Outcome) -> None:
+    def applied(self, process: Life, index: int, proposal: Proposal, outcome: Outcome) -> None:
+        """A broker has applied what stands at `index`."""
         known = self._commands.setdefault(index, (proposal.id, outcome))
         if known != (proposal.id, outcome):
             raise Violation(f"entry {index} is {proposal.id} with {outcome} on {process.me}, and elsewhere {known}")
         record = process.state.streams[NAME]
-        if proposal.id not in self._known:
-            self._known.add(proposal.id)
-            if isinstance(proposal.command, PauseStream):
-                self._is_paused = proposal.command.paused
-        if index < self._last_index:
-            return
-        self._last_index, self.brokers = index, process.state.brokers
-        if record.paused != self._is_paused:
-            raise Violation(f"entry {index} ({proposal.id}) changed what is paused again")
-        if record.version not in self.records:
-            self.records[record.version] = _agreed(record)
-        elif self.records[record.version] != _agreed(record):
+        if self.records.setdefault(record.version, _agreed(record)) != _agreed(record):
             raise Violation(f"version {record.version} is {record} on {process.me}, was {self.records[record.version]}")
+        if index >= self._last_index:
+            self._last_index, self.brokers = index, process.state.brokers
+            self._applied_first(record, proposal)
+
+    def _applied_first(self, record: StreamRecord, proposal: Proposal) -> None:
+        """Of all brokers. Each command counts once, however often it was sent: pausing is what shows."""
+        if isinstance(proposal.command, PauseStream) and proposal.id not in self._pauses:
+            self._pauses.add(proposal.id)
+            self._is_paused = proposal.command.paused
+        if record.paused != self._is_paused:
+            raise Violation(f"{proposal.id} changed what is paused again")
         if record.version > self.record.version:
             old, self.record = self.record, record
-            self._require_held(max(0, len(self.committed) - 1), f"v{record.version} applied by {process.me}")
+            self._require_held(max(0, len(self.committed) - 1), f"v{record.version} begins")
             self.cluster.faults.record_changed(old, record)
 
     # ---- after healing ----

@@ -239,14 +239,6 @@ class RebuildsNothing(Broker):
         return {}
 
 
-class StaysSubscribed(Broker):
-    """Also while the metadata leader has not been heard of for long."""
-
-    @property
-    def is_subscribed(self) -> bool:
-        return self.leader is not None and self.handing_over_to is None
-
-
 class LeadsDamaged(Broker):
     """Serves what is left after damage."""
 
@@ -289,6 +281,5 @@ WALKING: dict[str, Patch] = {
     "unclean election": unclean_election,
     "leader chosen among unproven by one position": replaced(controller, "quorum_position", best_of_any),
     "appointment of a stale version accepted": replaced(Metadata, "_appoint", appoint_any_version),
-    "moved away and back within an epoch": replaced(Metadata, "_finish_move", finish_move_in_same_epoch),
 }
 """Noticed by `cluster_walk`: these need several rare delays in a row."""

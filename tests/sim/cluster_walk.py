@@ -16,12 +16,27 @@ from natslog.model import BrokerId, StreamSettings
 from tests.sim.cluster_broker import Roles
 from tests.sim.cluster_checker import Checker
 from tests.sim.cluster_process import NAME, STREAM, Disk, Life
-from tests.sim.cluster_world import founding
+from tests.sim.cluster_world import Result, founding, result_of
 from tests.sim.world import World
 
 STEPS = 1000
 MOST_IN_FLIGHT = (30, 30, 120)
 COPY_SHARE = 0.25
+DEEDS = {
+    "learn": 5,
+    "deliver": 20,
+    "finish": 14,
+    "fetch": 8,
+    "publish": 3,
+    "lead": 3,
+    "decide": 5,
+    "tick": 2,
+    "catch_up": 4,
+}
+SPREAD = (0.2, 1, 1, 1, 3)
+RARE_DEEDS = {"crash": 0.3, "bounce": 0.5, "move": 0.4, "restart_decider": 0.2}
+RARE_SPREAD = (0, 0, 0, 1, 3)
+"""What is done, and how often; each walk does some of it more, or less, or not at all."""
 
 
 class Learner(Life):
@@ -86,14 +101,12 @@ class Walk:
         self.brokers = {number: Walker(self, number, self.disks[number]) for number in self.numbers}
         for walker in self.brokers.values():
             self.commit(walker.registration)
-        shares = (("learn", 5), ("deliver", 20), ("finish", 14), ("fetch", 8), ("publish", 3), ("lead", 2), ("decide", 2))
-        rare = (("crash", 0.3), ("tick", 2), ("move", 0.3), ("restart_decider", 0.1), ("catch_up", 4))
-        self.deeds = [name for name, _ in (*shares, *rare)]
-        self.weights = [share * chance.choice((0.2, 1, 1, 1, 3)) for _, share in (*shares, *rare)]
+        self.weights = [share * chance.choice(SPREAD) for share in DEEDS.values()]
+        self.weights += [share * chance.choice(RARE_SPREAD) for share in RARE_DEEDS.values()]
 
     def run(self, steps: int = STEPS) -> None:
         chance = self.world.random
-        for name in chance.choices(self.deeds, self.weights, k=steps):
+        for name in chance.choices((*DEEDS, *RARE_DEEDS), self.weights, k=steps):
             self.world.now_ms += chance.uniform(0, 150)
             self.world.events += 1
             getattr(self, name)(self.brokers[chance.choice(self.numbers)])
@@ -205,13 +218,19 @@ class Walk:
             disk.log.keep(max(0, disk.log.synced - chance.randrange(1, 8)))
         self.brokers[walker.me] = Walker(self, walker.me, disk)
 
+    def bounce(self, walker: Walker) -> None:
+        """It begins a new life, and is registered at once."""
+        liar = self.liar if self.liar and self.world.random.random() < 0.5 else walker.me
+        self.crash(self.brokers[liar])
+        self.commit(self.brokers[liar].registration)
 
-def run_walk(seed: int, trace: list[str] | None = None) -> Checker:
+
+def run_walk(seed: int, trace: list[str] | None = None) -> Result:
     """One walk. Raises Violation, or an AssertionError of the core itself."""
     walk = Walk(seed)
     walk.world.trace = trace
     walk.run()
-    return walk.checker
+    return result_of(seed, walk.world, walk.checker)
 
 
 def first_red_walk(seeds: range) -> tuple[int, str] | None:

@@ -48,7 +48,9 @@ SLOW_MS = {"step": 300.0, "proposed": 6000.0}
 class Cluster:
     """Args: `broker_type`: for mutations, a broker with a rule switched off."""
 
-    def __init__(self, seed: int, broker_type: type[Broker] = Broker, *, faults_until_ms: float = FAULTS_UNTIL_MS) -> None:
+    def __init__(
+        self, seed: int, broker_type: type[Broker] = Broker, *, faults_until_ms: float = FAULTS_UNTIL_MS
+    ) -> None:
         self.world = World(seed)
         chance = self.world.random
         self.world.late_ms = (50.0, chance.choice((1000.0, 6000.0)))
@@ -251,7 +253,18 @@ class Result:
     committed: int
     read: int
     versions: int
-    faults: int
+
+
+def result_of(seed: int, world: World, checker: Checker) -> Result:
+    return Result(
+        seed=seed,
+        digest=world.digest,
+        events=world.events,
+        acked=len(checker.acked),
+        committed=len(checker.committed),
+        read=len(checker.read),
+        versions=len(checker.records),
+    )
 
 
 def run_seed(seed: int, broker_type: type[Broker] = Broker, trace: list[str] | None = None) -> Result:
@@ -259,17 +272,7 @@ def run_seed(seed: int, broker_type: type[Broker] = Broker, trace: list[str] | N
     cluster = Cluster(seed, broker_type)
     cluster.world.trace = trace
     cluster.run()
-    checker = cluster.checker
-    return Result(
-        seed=seed,
-        digest=cluster.world.digest,
-        events=cluster.world.events,
-        acked=len(checker.acked),
-        committed=len(checker.committed),
-        read=len(checker.read),
-        versions=len(checker.records),
-        faults=sum(cluster.faults.counts.values()),
-    )
+    return result_of(seed, cluster.world, cluster.checker)
 
 
 def first_red(broker_type: type[Broker], seeds: range) -> tuple[int, str] | None:
@@ -282,4 +285,4 @@ def first_red(broker_type: type[Broker], seeds: range) -> tuple[int, str] | None
     return None
 
 
-__all__ = ["Broker", "Cluster", "Result", "Violation", "first_red", "run_seed"]
+__all__ = ["Broker", "Cluster", "Result", "Violation", "first_red", "founding", "result_of", "run_seed"]

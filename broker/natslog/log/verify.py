@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
+import struct
 from pathlib import Path
 
 import msgspec
+from crc32c import crc32c
 
 from natslog import ipc
-from natslog.errors import NatslogError
+from natslog.errors import CorruptLog, NatslogError
 from natslog.log.checked_file import read_checked
 from natslog.log.recovery import scan_segment
 from natslog.log.sealed import read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, read_batch
 
-_CHECKED_KINDS = ("broker", "metadata", "hw-checkpoint", "leader-epochs")
-_NEWEST_VERSION = 1
+_CHECKED = {  # name: (kind, newest version)
+    "broker": ("broker", 2),
+    "life": ("life", 1),
+    "metadata": ("metadata", 1),
+    "hw-checkpoint": ("hw-checkpoint", 1),
+    "leader-epochs": ("leader-epochs", 1),
+    "hard-state": ("raft-hard-state", 1),
+    "snapshot": ("raft-snapshot", 1),
+}
+_RAFT_LOG = re.compile(r"log-\d{20}")
+_RAFT_LOG_HEADER = re.compile(rb"(natslog raft-log v1 first_index=\d{20} crc32c=)([0-9a-f]{8})\n")
+_RECORD = struct.Struct("<II")
 
 
 class FileReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +46,13 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
 def files_of(folder: Path) -> list[Path]:
     """The natslog files below a folder, in order."""
     wanted = (SEALED_SUFFIX, ACTIVE_SUFFIX)
-    return sorted(path for path in folder.rglob("*") if path.suffix in wanted or path.name in _CHECKED_KINDS)
+    return sorted(
+        path for path in folder.rglob("*") if path.suffix in wanted or path.name in _CHECKED or _is_raft_log(path)
+    )
+
+
+def _is_raft_log(path: Path) -> bool:
+    return path.parent.name == "raft" and _RAFT_LOG.fullmatch(path.name) is not None
 
 
 def check_file(path: Path) -> FileReport:
@@ -44,11 +63,35 @@ def check_file(path: Path) -> FileReport:
             return _check_active(path, size_bytes)
         if path.suffix == SEALED_SUFFIX:
             return _check_sealed(path, size_bytes)
-        read_checked(path, path.name, _NEWEST_VERSION)
+        if _is_raft_log(path):
+            return _check_raft_log(path, size_bytes)
+        kind, newest_version = _CHECKED[path.name]
+        read_checked(path, kind, newest_version)
         return FileReport(file=str(path), kind=path.name, bytes=size_bytes)
     except (NatslogError, OSError) as error:
         kind = {ACTIVE_SUFFIX: "active", SEALED_SUFFIX: "sealed"}.get(path.suffix, path.name)
         return FileReport(file=str(path), kind=kind, bytes=size_bytes, problems=(str(error),))
+
+
+def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
+    """Records one after another; an unfinished last one is what a crash leaves (a start says if it is more than that)."""
+    data = path.read_bytes()
+    header = _RAFT_LOG_HEADER.match(data)
+    if header is None or crc32c(header.group(1)) != int(header.group(2), 16):
+        raise CorruptLog(f"{path}: the header line is damaged", file=str(path), position=0)
+    position, entries = header.end(), 0
+    while position + _RECORD.size <= len(data):
+        length, crc = _RECORD.unpack_from(data, position)
+        payload = data[position + _RECORD.size : position + _RECORD.size + length]
+        if len(payload) < length:
+            break
+        if crc32c(payload, crc32c(data[position : position + 4])) != crc:
+            raise CorruptLog(
+                f"{path}: the record at byte {position} fails its CRC32C", file=str(path), position=position
+            )
+        position, entries = position + _RECORD.size + length, entries + 1
+    note = f"{len(data) - position} bytes of an unfinished record at the end" if position < len(data) else ""
+    return FileReport(file=str(path), kind="raft-log", bytes=size_bytes, messages=entries, note=note)
 
 
 def _header_bytes(path: Path) -> int:
@@ -57,7 +100,7 @@ def _header_bytes(path: Path) -> int:
 
 
 def _check_active(path: Path, size_bytes: int) -> FileReport:
-    checkpoint = read_checked(path.with_name("hw-checkpoint"), "hw-checkpoint", _NEWEST_VERSION)
+    checkpoint = read_checked(path.with_name("hw-checkpoint"), "hw-checkpoint", 1)
     scan = scan_segment(
         path,
         position=_header_bytes(path),

@@ -341,20 +341,20 @@ class Broker:
             ),
             request_id,
         )
-        if created:
-            await self._wait_until_ready(name)
+        await self._wait_until_ready(name, _READY_WITHIN_S if created else _BARRIER_WITHIN_S)
         return created
 
-    async def _wait_until_ready(self, name: str) -> None:
+    async def _wait_until_ready(self, name: str, within_s: float) -> None:
         """Best effort: where its leader fails at once, another one comes."""
         record = self.state.streams.get(name)
         try:
             if record is None or record.leader is None:
                 return
             if record.leader == self.cluster.me:
-                await self._answer_ready(name)
+                async with asyncio.timeout(within_s):
+                    await self._answer_ready(name)
             elif (link := self.cluster.link_to(record.leader)) is not None:
-                await link.ask("ready", _READY_WITHIN_S, name=name)
+                await link.ask("ready", within_s, name=name)
         except (TimeoutError, NatslogError) as error:
             logger.warning("stream %s exists and is not led yet: %s", name, error)
 

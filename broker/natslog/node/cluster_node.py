@@ -15,6 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -143,8 +144,9 @@ class ClusterNode:
             self._on_bug(task.get_name(), error)
 
     def _begin(self) -> None:
-        self.group.start()
-        self.has_joined.set()
+        if not self.has_joined.is_set():  # a link that was served before `start` may have brought the welcome
+            self.group.start()
+            self.has_joined.set()
 
     async def stop(self) -> None:
         for task in [*self._tasks, *self._answering]:
@@ -180,7 +182,7 @@ class ClusterNode:
 
     def _found(self, peers: list[Hello]) -> None:
         identity = self._data_dir.identity
-        state = self._former_metadata() or Metadata(cluster_id=secrets.token_hex(8))
+        state = former_metadata(self._data_dir.path / "metadata") or Metadata(cluster_id=secrets.token_hex(8))
         members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
         members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]
         members.sort(key=lambda member: member.id)
@@ -189,17 +191,6 @@ class ClusterNode:
         logger.info("founded cluster %s of brokers %s", state.cluster_id, [member.id for member in members])
         self._begin()
         self.links.redial()
-
-    def _former_metadata(self) -> Metadata | None:
-        """What a single broker of version 0.1 kept in one file."""
-        kept = read_checked(self._data_dir.path / "metadata", "metadata", 1)
-        if kept is None:
-            return None
-        kept["tombstones"] = {
-            one.key: one
-            for one in (msgspec.convert(each, Tombstone, strict=False) for each in kept["tombstones"].values())
-        }
-        return msgspec.convert(kept, Metadata, strict=False, from_attributes=True)
 
     def _join(self, cluster_id: str) -> None:
         if not self.cluster_id:
@@ -489,3 +480,17 @@ class ClusterNode:
             raise NotMetadataLeader(
                 f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
             )
+
+
+def former_metadata(path: Path) -> Metadata | None:
+    """What a single broker of version 0.1 kept in one file; None where there is none.
+
+    Raises:
+        CorruptLog: it is damaged.
+    """
+    kept = read_checked(path, "metadata", 1)
+    if kept is None:
+        return None
+    tombstones = [msgspec.convert(each, Tombstone) for each in kept["tombstones"].values()]
+    kept["tombstones"] = {tombstone.key: msgspec.to_builtins(tombstone) for tombstone in tombstones}
+    return msgspec.convert(kept, Metadata, strict=False)

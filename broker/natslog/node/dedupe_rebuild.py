@@ -16,15 +16,19 @@ _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only
 
 
 def rebuilt_dedupe(window_s: float, log: StreamLog) -> DedupeWindow:
-    """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`)."""
+    """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`).
+
+    What is stored and not known to be committed counts too: it will be, where this replica leads.
+    """
     window = DedupeWindow(window_s)
     if not window.window_us:
         return window
     try:
         start, _ = log.reader.offset_at(now_us() - window.window_us)
-        start = max(start, log.high_watermark - MAX_IDS, log.log_start_offset)
-        while start < log.high_watermark:
-            with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, prove=False) as plan:
+        end = log.log_end_offset
+        start = max(start, end - MAX_IDS, log.log_start_offset)
+        while start < end:
+            with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
                 for message in plan.headed_messages():
                     batch = ipc.decode_batch(message)
                     ids = ids_of_headers(batch.column("headers"))

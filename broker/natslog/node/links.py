@@ -299,8 +299,8 @@ async def _admit(owner: LinkOwner, socket: web.WebSocketResponse) -> Hello:
         raise ClusterMismatch("a link begins with who is calling")
     if hello.protocol != PROTOCOL:
         raise ClusterMismatch(
-            f"broker {hello.broker} ({hello.version}) speaks protocol {hello.protocol}, this one {PROTOCOL}: upgrade the "
-            "older one",
+            f"broker {hello.broker} ({hello.version}) speaks protocol {hello.protocol}, this one {PROTOCOL}: upgrade "
+            "the older one",
             broker=hello.broker,
         )
     hello.check(owner.secret, nonce)

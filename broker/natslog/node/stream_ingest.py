@@ -12,12 +12,12 @@ Theory of operation. Two owners, and a queue of builders between them:
 Where little has gathered and the disk has been quick of late, the loop takes the turn itself: two thread switches would
 cost more than the fsync. A disk that becomes slow is left to the threads from then on.
 
-A commit is answered when it is committed everywhere it must be: its rows wait in order until the high watermark (HW) has
-passed them. With one replica that is at once.
+A commit is answered when it is committed everywhere it must be: its rows wait in order until the high watermark (HW)
+has passed them. With one replica that is at once.
 
-Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a time: it is the log's
-only writer. Memory is bounded by the broker's `IngestMemory`; what does not fit is refused (answered, where a reply
-subject was given), counted and logged, never silently dropped.
+Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a
+time: it is the log's only writer while it leads. Memory is bounded by the broker's `IngestMemory`; what does not fit is
+refused (answered, where a reply subject was given), counted and logged, never silently dropped.
 """
 
 from __future__ import annotations

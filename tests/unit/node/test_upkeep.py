@@ -54,7 +54,7 @@ def hosted(folder: Path, batches: int) -> HostedStream:
         replicas=(BrokerId(1),),
         isr=(BrokerId(1),),
     )
-    stream = HostedStream(record, log)
+    stream = HostedStream(record, BrokerId(1), log)
     stream.ingest = _Ingest()  # type: ignore[assignment]
     return stream
 

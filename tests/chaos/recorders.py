@@ -1,0 +1,228 @@
+"""Those who use the cluster all the time, each a thread, writing down what they see: publishers, probe, readers, clients.
+
+None of them ends for an error: refusals, timeouts and lost connections are counted, and it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import nats
+import pyarrow as pa
+
+from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import NatslogError
+from natslog.publisher import Publisher, Rows
+from tests.chaos.history import History, MetadataChange, Sample, value_of
+from tests.cluster_harness import Cluster
+
+_ROWS = 20
+_BATCH_EVERY_S = 0.06
+_PROBE_EVERY_S = 0.05
+_READ_EVERY_S = 0.05
+_JOIN_WITHIN_S = 40.0
+
+
+class Recorder(threading.Thread, ABC):
+    """Runs until told to stop."""
+
+    def __init__(self, history: History, name: str) -> None:
+        super().__init__(daemon=True, name=name)
+        self.history = history
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                self.work()
+            except (NatslogError, OSError, nats.errors.Error, TimeoutError) as error:
+                self.history.note_error(self.name, error)
+                self.stopping.wait(0.2)
+            except Exception as error:
+                self.history.violate("harness", f"{self.name} ended: {error!r}")
+                raise
+
+    @abstractmethod
+    def work(self) -> None:
+        """Until `stopping`, or an error after which it is called again."""
+
+    def finish(self) -> None:
+        self.stopping.set()
+        self.join(_JOIN_WITHIN_S)
+
+
+class BatchPublisher(Recorder):
+    """Batches with message ids, one after another: a batch that fails is sent again with its ids until it is acked.
+
+    `errors`: what `publish` raised; a Publisher hides what it can mend by sending again.
+    """
+
+    def __init__(self, history: History, url: str, run: str, stream: str, ack_timeout_s: float = 5.0) -> None:
+        self.published = history.new_publisher(has_ids=True)
+        super().__init__(history, f"publisher {self.published.number}")
+        self.url, self.run_name, self.stream, self.ack_timeout_s = url, run, stream, ack_timeout_s
+        self.errors: list[str] = []
+        self._batch = 0
+
+    def work(self) -> None:
+        with Publisher(self.url, ack_timeout_s=self.ack_timeout_s) as publisher:
+            while not self.stopping.is_set():
+                started = time.monotonic()
+                self._publish(publisher)
+                self.stopping.wait(max(0.0, started + _BATCH_EVERY_S - time.monotonic()))
+
+    def _publish(self, publisher: Publisher) -> None:
+        one = self.published
+        self._batch += 1
+        first = one.begin(_ROWS, self._batch, time.monotonic())
+        numbers = range(first, first + _ROWS)
+        rows = Rows(
+            pa.array([f"{self.stream}.p{one.number}"] * _ROWS),
+            pa.array([value_of(one.number, number) for number in numbers]),
+            ids=pa.array([f"{self.run_name}-{one.number}-{number}" for number in numbers]),
+        )
+        resent, tries = publisher.resent, 0
+        while True:
+            try:
+                tries += 1
+                publisher.publish(rows, "stored")
+                break
+            except NatslogError as error:
+                self.errors.append(str(error))
+                self.history.note_error(self.name, error)
+                if self.stopping.wait(0.1):
+                    return
+        one.acked_s[first : first + _ROWS] = [time.monotonic()] * _ROWS
+        if tries > 1 or publisher.resent != resent:
+            one.batch[first : first + _ROWS] = [-1] * _ROWS
+
+
+class Probe(Recorder):
+    """Single messages without ids at an even pace, sent once, whatever happens to those before: shows when acks come."""
+
+    def __init__(self, history: History, url: str, stream: str) -> None:
+        self.published = history.new_publisher(has_ids=False)
+        super().__init__(history, "probe")
+        self.url, self.stream = url, stream
+
+    def work(self) -> None:
+        asyncio.run(self._probe())
+
+    async def _probe(self) -> None:
+        one = self.published
+        connection = await nats.connect(
+            self.url, connect_timeout=2, reconnect_time_wait=0.1, max_reconnect_attempts=-1, error_cb=self._on_error
+        )
+        try:
+            inbox = connection.new_inbox()
+            await connection.subscribe(f"{inbox}.*", cb=self._on_ack)
+            while not self.stopping.is_set():
+                if connection.is_connected:
+                    number = one.begin(1, -1, time.monotonic())
+                    value = value_of(one.number, number)
+                    await connection.publish(f"{self.stream}.probe", value, reply=f"{inbox}.{number}")
+                await asyncio.sleep(_PROBE_EVERY_S)
+            await asyncio.sleep(2.0)  # for the last acks
+        finally:
+            await connection.close()
+
+    async def _on_error(self, error: Exception) -> None:
+        self.history.note_error(self.name, repr(error))
+
+    async def _on_ack(self, message: Any) -> None:
+        number = int(message.subject.rpartition(".")[2])
+        answer = json.loads(message.data) if message.data else {"error": {"description": "no responders"}}
+        if "error" in answer:
+            self.history.note_error(self.name, answer["error"]["description"])
+            return
+        if self.published.acked_s[number] is None:
+            self.published.acked_s[number] = time.monotonic()
+            self.published.acked_offset[number] = answer["offset"]
+        # acked twice is stored twice: two leaders heard it; the last checker counts those
+
+
+class Reader(Recorder):
+    """Follows the stream through random brokers; at times looks back. Whatever was read once must stay."""
+
+    def __init__(self, history: History, cluster: Cluster, stream: str, seed: int) -> None:
+        super().__init__(history, "reader")
+        self.cluster, self.stream = cluster, stream
+        self._chance = random.Random(seed)
+        self._next = 0
+
+    def work(self) -> None:
+        broker = self._chance.choice(self.cluster.brokers)
+        if broker.is_paused:
+            return
+        looks_back = self._next > 0 and self._chance.random() < 0.2
+        start = self._chance.randrange(self._next) if looks_back else self._next
+        columns = ("offset", "value") if self._chance.random() < 0.3 else None
+        with NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=4)) as client:
+            fetched = client.fetch(self.stream, start, max_bytes=256 * 1024, columns=columns)
+        self.history.reads += 1
+        for batch in fetched.batches:
+            offsets, values = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+            for offset, value in zip(offsets, values, strict=True):
+                self._note(offset, value, fetched.high_watermark, broker.number)
+        if not looks_back:
+            self._next = max(self._next, fetched.next_offset)
+        self.stopping.wait(_READ_EVERY_S)
+
+    def _note(self, offset: int, value: bytes, high_watermark: int, broker: int) -> None:
+        if offset >= high_watermark:
+            self.history.violate("4 nothing uncommitted", f"broker {broker}: offset {offset} ≥ HW {high_watermark}")
+        known = self.history.read.setdefault(offset, hash(value))
+        if known != hash(value):
+            self.history.violate("2 one history", f"broker {broker}: offset {offset} reads otherwise than before")
+
+
+class MetadataClient(Recorder):
+    """Creates and deletes streams at random brokers. A name is used for a while by all clients, then the next one."""
+
+    _NAME_FOR_S = 10.0
+
+    def __init__(self, history: History, cluster: Cluster, number: int, seed: int) -> None:
+        super().__init__(history, f"metadata client {number}")
+        self.cluster = cluster
+        self._chance = random.Random(seed * 1000 + number)
+
+    def work(self) -> None:
+        broker = self._chance.choice(self.cluster.brokers)
+        name = f"register-{int((time.monotonic() - self.history.started_s) / self._NAME_FOR_S)}"
+        kind = self._chance.choice(("create", "delete"))
+        began = time.monotonic()
+        if kind == "create":
+            body = {"name": name, "subject": f"{name}.>", "replicas": 1}
+            answer = broker.ask("POST", "/v1/streams", body, timeout_s=5)
+        else:
+            answer = broker.ask("DELETE", f"/v1/streams/{name}", timeout_s=5)
+        outcomes = {201: "made", 200: "found"} if kind == "create" else {204: "gone", 404: "missing"}
+        outcome = "unknown" if answer is None else outcomes.get(answer.status, "unknown")
+        if answer is not None and outcome == "unknown":
+            self.history.note_error(self.name, f"{kind}: {answer.status} {answer.data[:90]!r}")
+        self.history.changes.append(MetadataChange(name, kind, outcome, began, time.monotonic(), broker.number))
+        self.stopping.wait(self._chance.random() * 0.6)
+
+
+class Sampler(Recorder):
+    """The size of the ISR and the leader, twice a second; tells at once of a broker that ended by itself."""
+
+    def __init__(self, history: History, cluster: Cluster, stream: str, on_look: Callable[[], None]) -> None:
+        super().__init__(history, "sampler")
+        self.cluster, self.stream, self.on_look = cluster, stream, on_look
+
+    def work(self) -> None:
+        self.on_look()
+        shown = [one for broker in self.cluster.up if (one := broker.json(f"/v1/streams/{self.stream}", 1)) is not None]
+        if shown:
+            newest = max(shown, key=lambda one: one["leader_epoch"])
+            sample = Sample(time.monotonic(), len(newest["isr"]), newest["leader"], newest["leader_epoch"])
+            self.history.samples.append(sample)
+        self.stopping.wait(0.5)

@@ -1,0 +1,315 @@
+"""A cluster of real processes: brokers, a NATS server; on request a disk and a network namespace for each broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from natslog.client import ClientOptions, NatslogClient
+from natslog.nats_server import NatsServer, end_with_parent, free_port
+from tests.chaos.network import CLIENTS, NATS, Network, address
+from tests.disks import Disk
+from tests.harness import BrokerProcess, eventually
+
+HTTP_PORT = 9292
+_ASK_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Args: `disks`: an ext4 of its own for each broker, of `disk_bytes`. `network`: a host of its own for each.
+
+    `clocks`: each broker's wall clock can be set. `settings`: flags for all brokers.
+    """
+
+    brokers: int = 3
+    disks: bool = False
+    disk_bytes: int = 256 * 1024 * 1024
+    network: bool = False
+    clocks: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class ClusterBroker(BrokerProcess):
+    """One of several: it has a number, perhaps a host and a disk of its own, and may be paused."""
+
+    def __init__(self, number: int, folder: Path, nats_url: str, host: str, port: int, **settings: Any) -> None:
+        super().__init__(folder, nats_url, broker_id=number, http_host=host, **settings)
+        self.number = number
+        self.http_port, self.url = port, f"http://{host}:{port}"
+        self.disk: Disk | None = None
+        self.is_paused = False
+        self.is_wanted = False  # it runs, as far as this harness knows
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
+
+    def spawn(self) -> ClusterBroker:
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | self.environment,
+                preexec_fn=end_with_parent,
+            )
+        self.is_wanted, self.is_paused = True, False
+        return self
+
+    def kill(self) -> None:
+        self.is_wanted = self.is_paused = False
+        super().kill()
+
+    def terminate(self, timeout_s: float = 15.0) -> float:
+        self.is_wanted = False
+        return super().terminate(timeout_s)
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        self.is_paused = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or where nobody started it."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.poll() is None and not self.is_paused
+
+    def ask(
+        self, method: str, path: str, body: Any = None, timeout_s: float = _ASK_WITHIN_S
+    ) -> urllib3.BaseHTTPResponse | None:
+        """This broker's own answer, redirects not followed; None where there is none."""
+        try:
+            return self._pool.request(
+                method,
+                self.url + path,
+                body=None if body is None else json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+                timeout=timeout_s,
+                redirect=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError):
+            return None
+
+    def json(self, path: str, timeout_s: float = _ASK_WITHIN_S) -> Any:
+        """What a GET answers with, where it answers with 200."""
+        answer = self.ask("GET", path, timeout_s=timeout_s)
+        return json.loads(answer.data) if answer is not None and answer.status == 200 else None
+
+
+class Cluster:
+    """Brokers 1 to n. `start` it, and `close` it in the end; `running_cluster` does both."""
+
+    def __init__(self, folder: Path, options: ClusterOptions = ClusterOptions()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.options = folder, options
+        self.network = Network(options.brokers) if options.network else None
+        self.brokers: list[ClusterBroker] = []
+        arguments = () if self.network is None else ("--addr", "0.0.0.0")
+        self.nats = NatsServer(0, folder / "nats.log", arguments=arguments, ends_with_parent=True)
+        self.nats_url = self.nats.url if self.network is None else f"nats://{address(NATS)}:{self.nats.port}"
+        self._inside = None if self.network is None else self.network.entered()
+        try:
+            if self._inside is not None:
+                self._inside.__enter__()
+            self._make_brokers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_brokers(self) -> None:
+        numbers = range(1, self.options.brokers + 1)
+        places = [("127.0.0.1", free_port()) if self.network is None else (address(n), HTTP_PORT) for n in numbers]
+        secret = self.folder / "secret"
+        secret.write_text(secrets.token_hex(32))
+        common = {
+            "seeds": ",".join(f"http://{host}:{port}" for host, port in places),
+            "cluster_secret_file": secret,
+            "log_level": "info",
+        }
+        for number, (host, port) in zip(numbers, places, strict=True):
+            folder, disk = self.folder / f"broker-{number}", None
+            if self.options.disks:
+                disk = Disk(self.folder, self.options.disk_bytes, f"disk-{number}")
+                folder = disk.mounted / "data"
+            broker = ClusterBroker(number, folder, self.nats_url, host, port, **(common | self.options.settings))
+            broker.log_path, broker.disk = self.folder / f"broker-{number}.log", disk
+            if self.network is not None:
+                broker.prefix = self.network.prefix(number)
+            if self.options.clocks:
+                broker.environment = self._clock_environment(number)
+            self.brokers.append(broker)
+
+    # ---- clocks ----
+
+    def _clock_environment(self, number: int) -> dict[str, str]:
+        import libfaketime
+
+        self.set_clock(number, 0)
+        library = Path(libfaketime.__file__).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+        return {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock(number)),
+            "FAKETIME_CACHE_DURATION": "1",
+        }
+
+    def _clock(self, number: int) -> Path:
+        return self.folder / f"clock-{number}"
+
+    def set_clock(self, number: int, ahead_s: int) -> None:
+        """Its wall clock jumps within a second; the monotonic one goes on."""
+        beside = self._clock(number).with_suffix(".new")
+        beside.write_text(f"{ahead_s:+d}\n")
+        beside.replace(self._clock(number))
+
+    # ---- life ----
+
+    def start(self) -> Cluster:
+        self.nats.start()
+        for broker in self.brokers:
+            broker.spawn()
+        self.wait_ready()
+        return self
+
+    def wait_ready(self, within_s: float = 60.0) -> None:
+        for broker in self.brokers:
+            eventually(lambda broker=broker: broker.ready() or broker._must_live(), within_s, f"{broker.url} is ready")
+
+    def close(self) -> None:
+        for broker in self.brokers:
+            broker.kill()
+        self.nats.stop()
+        for broker in self.brokers:
+            if broker.disk is not None:
+                broker.disk.close()
+        if self._inside is not None:
+            self._inside.__exit__(None, None, None)
+            self._inside = None
+        if self.network is not None:
+            self.network.close()
+
+    def broker(self, number: int) -> ClusterBroker:
+        return self.brokers[number - 1]
+
+    def lose_power(self, brokers: Sequence[ClusterBroker]) -> None:
+        """All at once; the disks are mounted again, the brokers are down."""
+        for broker in brokers:
+            assert broker.disk is not None, "power loss needs disks"
+            broker.disk.cut_power()
+        for broker in brokers:
+            broker.kill()
+        for broker in brokers:
+            assert broker.disk is not None, "power loss needs disks"
+            broker.disk.unmount()
+            broker.disk.mount()
+
+    # ---- what it says of itself ----
+
+    @property
+    def up(self) -> list[ClusterBroker]:
+        return [broker for broker in self.brokers if broker.is_up]
+
+    def state(self) -> dict[str, Any] | None:
+        """`/v1/cluster` of the first broker that is sure to be up to date."""
+        for broker in self.up:
+            found = broker.json("/v1/cluster", timeout_s=4)
+            if found is not None and found["is_current"]:
+                return dict(found)
+        return None
+
+    def metadata_leader(self) -> ClusterBroker | None:
+        state = self.state()
+        return None if state is None or state["metadata_leader"] is None else self.broker(state["metadata_leader"])
+
+    def stream(self, name: str) -> dict[str, Any] | None:
+        """As its leader shows it, or else as anybody does."""
+        shown = [found for broker in self.up if (found := broker.json(f"/v1/streams/{name}")) is not None]
+        if shown or not self.up:
+            return dict(max(shown, key=lambda one: one["leader_epoch"])) if shown else None
+        try:
+            with NatslogClient([broker.url for broker in self.up], ClientOptions(retries=0, timeout_s=4)) as client:
+                return client.stream(name)
+        except Exception:  # of any kind: it is not known now
+            return None
+
+    def leader_of(self, name: str) -> ClusterBroker | None:
+        found = self.stream(name)
+        return None if found is None or found["leader"] is None else self.broker(found["leader"])
+
+    def in_sync(self) -> bool:
+        """All brokers are up and every stream's every replica is in its ISR."""
+        if len(self.up) < len(self.brokers):
+            return False
+        state = self.state()
+        if state is None or state["under_replicated"] or state["leaderless"]:
+            return False
+        return len(state["brokers"]) == len(self.brokers) and all(one["alive"] for one in state["brokers"])
+
+    def wait_in_sync(self, within_s: float = 40.0) -> float:
+        """Returns the seconds it took."""
+        started = time.monotonic()
+        eventually(self.in_sync, within_s, f"all in sync: {self.state()}")
+        return time.monotonic() - started
+
+    def client(self, **options: Any) -> NatslogClient:
+        settings = {"retries": 3, "patience_s": 20, "timeout_s": 10} | options
+        return NatslogClient([broker.url for broker in self.brokers], ClientOptions(**settings))
+
+    # ---- what an operator does ----
+
+    def replace(self, broker: ClusterBroker) -> None:
+        """For a broker whose folder is lost: out by force, an empty folder, in again."""
+        broker.kill()
+        self.operate("DELETE", f"/v1/cluster/brokers/{broker.number}?force=true")
+        subprocess.run(["rm", "-rf", str(broker.folder)], check=True)
+        broker.spawn()
+        self.operate("POST", "/v1/cluster/brokers", {"url": broker.url})
+
+    def operate(self, method: str, path: str, body: Any = None, within_s: float = 30.0) -> Any:
+        """Asks the metadata leader until it does it."""
+        last = "nobody answered"
+
+        def done() -> bool:
+            nonlocal last
+            leader = self.metadata_leader()
+            answer = None if leader is None else leader.ask(method, path, body, timeout_s=10)
+            if answer is None:
+                return False
+            last = f"{answer.status} {answer.data.decode(errors='replace')}"
+            return answer.status < 300
+
+        deadline = time.monotonic() + within_s
+        while not done():
+            assert time.monotonic() < deadline, f"{method} {path} within {within_s} s: {last}"
+            time.sleep(0.2)
+        return last
+
+
+@contextmanager
+def running_cluster(folder: Path, **options: Any) -> Iterator[Cluster]:
+    """A cluster that is ready; gone afterwards, with its disks and hosts."""
+    cluster = Cluster(folder, ClusterOptions(**options))
+    try:
+        yield cluster.start()
+    finally:
+        cluster.close()
+
+
+__all__ = ["CLIENTS", "NATS", "Cluster", "ClusterBroker", "ClusterOptions", "running_cluster"]

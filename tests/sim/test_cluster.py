@@ -1,0 +1,107 @@
+"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 1300 of them unless told) and ten times as many walks.
+
+See `cluster_world` and `cluster_walk`. To replay one: `python -m tests.sim SEED`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import pytest
+
+from natslog.model import BrokerId
+from tests.sim.cluster_walk import run_walk
+from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
+
+SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "1300"))
+WALKS_PER_SEED = 5
+CHUNK_SEEDS = 20
+TAIL_LINES = 60
+
+Run = Callable[..., Result]
+
+
+def outcomes(run: Run, seeds: range) -> list[Result | str]:
+    """The result of each seed, or how it failed."""
+    return [outcome(run, seed) for seed in seeds]
+
+
+def outcome(run: Run, seed: int) -> Result | str:
+    try:
+        return run(seed)
+    except Exception as error:
+        trace: list[str] = []
+        with_trace = partial(run, seed, trace=trace)
+        try:
+            with_trace()
+        except Exception:
+            return "\n".join([*trace[-TAIL_LINES:], f"seed {seed}: {type(error).__name__}: {error}"])
+        return f"seed {seed} failed once and not again: {type(error).__name__}: {error}"
+
+
+def results_of(run: Run, count: int) -> list[Result]:
+    chunks = [range(start, min(start + CHUNK_SEEDS, count)) for start in range(0, count, CHUNK_SEEDS)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = [one for chunk in pool.map(partial(outcomes, run), chunks) for one in chunk]
+    failures = [told for told in found if isinstance(told, str)]
+    assert not failures, f"{len(failures)} of {count} seeds failed, the first:\n{failures[0]}"
+    return [result for result in found if isinstance(result, Result)]
+
+
+def test_seeds_hold_every_promise() -> None:
+    results = results_of(run_seed, SEEDS)
+    for wanted, least in (("acked", 200), ("committed", 200), ("read", 200), ("versions", 8)):
+        mean = sum(getattr(result, wanted) for result in results) / len(results)
+        assert mean >= least, f"too little happens: {wanted} {mean:.0f} in a seed"
+
+
+def test_walks_hold_every_promise_but_progress() -> None:
+    results = results_of(run_walk, SEEDS * WALKS_PER_SEED)
+    for wanted, least in (("acked", 4), ("committed", 4), ("versions", 8)):
+        mean = sum(getattr(result, wanted) for result in results) / len(results)
+        assert mean >= least, f"too little happens: {wanted} {mean:.0f} in a walk"
+
+
+def test_same_seed_gives_same_world_in_any_process() -> None:
+    code = (
+        "from tests.sim.cluster_world import run_seed; from tests.sim.cluster_walk import run_walk; "
+        "print(*[run(seed).digest for run in (run_seed, run_walk) for seed in (1, 2, 3)])"
+    )
+    here = [run(seed).digest for run in (run_seed, run_walk) for seed in (1, 2, 3)]
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert told.stdout.split() == here
+
+
+def lose_leader(cluster: Cluster, deed: str) -> None:
+    """The leader of the stream dies, parts or stands still, for good."""
+    (leader,) = cluster.faults.leaders
+    match deed:
+        case "killed":
+            leader.is_up = False
+        case "cut off":
+            cluster.world.cut |= {pair for one in cluster.numbers for pair in ((leader.me, one), (one, leader.me))}
+        case "stopped":
+            leader.is_paused = True
+
+
+@pytest.mark.parametrize("deed", ["killed", "cut off", "stopped"])
+def test_writes_resume_while_a_majority_lives(deed: str) -> None:
+    """Promise 6, also where the leader never comes back; nothing else fails."""
+    for seed in range(8):
+        cluster = Cluster(seed, faults_until_ms=5000.0)
+        cluster.begin()
+        cluster.world.run_until(4000.0)
+        lost = BrokerId(cluster.checker.record.leader or 0)
+        lose_leader(cluster, deed)
+        cluster.world.run_until(5000.0 + RESUME_WITHIN_MS)
+        record, resumed_ms = cluster.checker.record, cluster.resumed_ms
+        assert resumed_ms is not None, f"seed {seed}: nothing is acked after broker {lost} was {deed}: {record}"
+        assert record.leader != lost, f"seed {seed}: {record}"
+        assert resumed_ms <= 4000.0 + RESUME_WITHIN_MS, f"seed {seed}: writes resumed at {resumed_ms:.0f} ms"
