@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,17 +193,18 @@ class Cluster:
             eventually(lambda broker=broker: broker.ready() or broker._must_live(), within_s, f"{broker.url} is ready")
 
     def close(self) -> None:
-        for broker in self.brokers:
-            broker.kill()
-        self.nats.stop()
-        for broker in self.brokers:
-            if broker.disk is not None:
-                broker.disk.close()
-        if self._inside is not None:
-            self._inside.__exit__(None, None, None)
-            self._inside = None
-        if self.network is not None:
-            self.network.close()
+        with ExitStack() as steps:  # each is taken, whatever becomes of the others; the last one first
+            if self.network is not None:
+                steps.callback(self.network.close)
+            if self._inside is not None:
+                steps.callback(self._inside.__exit__, None, None, None)
+            for broker in self.brokers:
+                if broker.disk is not None:
+                    steps.callback(broker.disk.close)
+            steps.callback(self.nats.stop)
+            for broker in self.brokers:
+                steps.callback(broker.kill)
+        self._inside = None
 
     def broker(self, number: int) -> ClusterBroker:
         return self.brokers[number - 1]

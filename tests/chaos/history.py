@@ -85,6 +85,7 @@ class FaultEvent:
     keeps_majority: bool
     healed_s: float | None = None
     in_sync_s: float | None = None
+    is_awaited: bool = True
     notes: list[str] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""Those who use the cluster all the time, each a thread, writing down what they see: publishers, probe, readers, clients.
+"""Those who use the cluster all the time, each a thread that writes down what it sees: publishers, readers, clients.
 
 None of them ends for an error: refusals, timeouts and lost connections are counted, and it goes on.
 """
@@ -105,7 +105,7 @@ class BatchPublisher(Recorder):
 
 
 class Probe(Recorder):
-    """Single messages without ids at an even pace, sent once, whatever happens to those before: shows when acks come."""
+    """Single messages without ids at an even pace, sent once, whatever becomes of those before: shows when acks come."""
 
     def __init__(self, history: History, url: str, stream: str) -> None:
         self.published = history.new_publisher(has_ids=False)

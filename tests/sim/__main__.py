@@ -59,7 +59,8 @@ def main() -> int:
     names = given.only or list(SIMULATIONS)
     if given.seeds:
         return not run_many(names, given.seed, given.seeds)
-    return not all([run_one(name, given.seed, has_trace=True) for name in names])
+    greens = [run_one(name, given.seed, has_trace=True) for name in names]
+    return not all(greens)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A broker of the simulation: what its replica of the stream does, by the word of `LeaderReplica` and `FollowerReplica`.
+"""A broker of the simulation: what its replica of the stream does, as `LeaderReplica` and `FollowerReplica` say.
 
 A real connection answers questions in their order and each one once: of answers of one epoch, only that to the last
 question counts. Answers of another epoch may come at any time; the epoch they carry is all that tells them.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FETCH_EVERY_MS = 60.0
 FETCH_TIMEOUT_MS = 500.0
 MOST_RECORDS = 8
-_LONG_AGO_MS = -1e9
+LONG_AGO_MS = -1e9
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Roles(Life):
         self.gathered: list[int] = []
         self.is_writing = self.is_halted = False
         self.fetch_number = 0
-        self.fetching_since_ms = _LONG_AGO_MS
+        self.fetching_since_ms = LONG_AGO_MS
         self.handing_over_to: BrokerId | None = None
         self.every(FETCH_EVERY_MS, self.fetch)
 
@@ -107,7 +107,7 @@ class Roles(Life):
             self.become_leader(record)
         elif record.leader is not None:
             self.follower = FollowerReplica(self.me, record, self.high_watermark, self.world.now_ms)
-            self.fetching_since_ms = _LONG_AGO_MS
+            self.fetching_since_ms = LONG_AGO_MS
 
     def goes_on(self, record: StreamRecord) -> bool:
         """Whether the present role is also that of the new record."""
@@ -289,7 +289,7 @@ class Roles(Life):
         if follower is None or self.is_writing or (answer.epoch == follower.epoch and not is_last):
             return
         if is_last:
-            self.fetching_since_ms = _LONG_AGO_MS
+            self.fetching_since_ms = LONG_AGO_MS
         step = follower.answered(
             answer.epoch, answer.verdict, self.world.now_ms, epochs=self.epochs, log_end_offset=log.synced
         )

@@ -1,7 +1,7 @@
 """What must never be, whatever happens to the cluster: the promises of FAULTS.md, by number.
 
-1. No acked loss: what is committed is on the stable disk of everyone who may lead (in sync, or eligible) at every moment,
-   but for disks that lie or are damaged; what is acked is committed; after healing every replica holds it.
+1. No acked loss: at every moment what is committed is on the stable disk of everyone who may lead (in sync, or
+   eligible), but for disks that lie or are damaged; what is acked is committed; after healing every replica holds it.
 2. One history: an offset is committed once, everywhere with the same record; a leader holds all that was committed.
 3. Order: what a publisher sent once stays in order, what began after an ack stands behind it, nothing stands twice.
 4. Nothing uncommitted is read, nothing read changes; a leader that shows itself shows all that earlier ones acked.

@@ -1,22 +1,19 @@
 """Random walks over one stream without time: any message may arrive at any later moment, twice, or never; every broker
 learns of the metadata when chance will have it; sessions lapse, processes die and begin anew.
 
-Smaller than the world of `cluster_world` (no Raft, the metadata is one list of commands) and much worse: what needs three
-rare delays in a row there happens here every few walks. The checker is the same; only safety is asked for.
+Smaller than the world of `cluster_world` (no Raft, the metadata is one list of commands) and much worse: what needs
+three rare delays in a row there happens here every hundred walks. The checker is the same; only safety is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from natslog.cluster.controller import Controller
-from natslog.cluster.metadata import MoveReplicas, Proposal
-from natslog.model import BrokerId, StreamSettings
-from tests.sim.cluster_broker import Roles
-from tests.sim.cluster_checker import Checker
-from tests.sim.cluster_process import NAME, STREAM, Disk, Life
-from tests.sim.cluster_world import Result, founding, result_of
+from natslog.cluster.metadata import MoveReplicas
+from tests.sim.cluster_process import NAME
+from tests.sim.cluster_stage import METADATA, Stage, Walker
+from tests.sim.cluster_world import Result, result_of
 from tests.sim.world import World
 
 STEPS = 1000
@@ -39,68 +36,17 @@ RARE_SPREAD = (0, 0, 0, 1, 3)
 """What is done, and how often; each walk does some of it more, or less, or not at all."""
 
 
-class Learner(Life):
-    """Learns of the metadata command by command, late."""
-
-    has_session = True
-
-    def __init__(self, walk: Walk, me: int, disk: Disk) -> None:
-        super().__init__(walk, me, disk)
-        self.applied = 0
-
-    def every(self, interval_ms: float, work: Callable[[], None]) -> None:
-        """Chance calls it."""
-
-    def tick(self) -> None:
-        if not self.is_registered:
-            self.propose(self.registration)
-
-    def propose(self, proposal: Proposal) -> None:
-        self.cluster.send(self.me, 0, "commit", proposal)
-
-    def report(self, method: str, message: Any) -> None:
-        self.cluster.send(self.me, 0, method, message)
-
-    def sync(self, done: Callable[[], None]) -> None:
-        self.inbox.append(done)
-
-    def learn(self, count: int) -> None:
-        log = self.cluster.commands
-        for proposal in log[self.applied : self.applied + count]:
-            self.applied += 1
-            self.cluster.checker.applied(self, self.applied, proposal, self.state.decide(proposal))
-        self.look_at_record()
-
-
-class Walker(Roles, Learner):
-    """One life of one broker, without time."""
-
-
-class Walk:
-    """Stands where `Cluster` stands, for the brokers and for the checker."""
+class Walk(Stage):
+    """Args: seed: of all chance."""
 
     def __init__(self, seed: int) -> None:
-        self.world = World(seed)
-        chance = self.world.random
-        self.numbers = tuple(BrokerId(one) for one in range(1, chance.choice((4, 4, 5))))
-        self.disks = {}
-        self.min_isr = chance.choice((1, 2, 2, 2))
-        settings = StreamSettings(subject=NAME, replicas=3, min_isr=self.min_isr)
-        self.state, snapshot = founding(self.numbers, settings)
-        self.disks = {number: Disk(snapshot=snapshot) for number in self.numbers}
-        self.checker = Checker(self, self.state)
-        self.faults = self
-        self.is_reckless = False
+        world = World(seed)
+        chance = world.random
+        super().__init__(world, brokers=chance.choice((3, 3, 4)), replicas=3, min_isr=chance.choice((1, 2, 2, 2)))
         self.promptness = chance.choice((0.2, 0.7, 0.9))
         self.most_in_flight = chance.choice(MOST_IN_FLIGHT)
-        self.liar = chance.choice(self.numbers) if self.min_isr > 1 and chance.random() < 0.6 else None
-        self.commands: list[Proposal] = []
-        self.controller = Controller(0.0)
-        self.proposals = self.published = 0
-        self.in_flight: list[tuple[int, str, Any]] = []
-        self.brokers = {number: Walker(self, number, self.disks[number]) for number in self.numbers}
-        for walker in self.brokers.values():
-            self.commit(walker.registration)
+        if self.state.streams[NAME].settings.min_isr > 1 and chance.random() < 0.6:
+            self.liar = chance.choice(self.numbers)
         self.weights = [share * chance.choice(SPREAD) for share in DEEDS.values()]
         self.weights += [share * chance.choice(RARE_SPREAD) for share in RARE_DEEDS.values()]
 
@@ -111,34 +57,10 @@ class Walk:
             self.world.events += 1
             getattr(self, name)(self.brokers[chance.choice(self.numbers)])
 
-    # ---- what brokers and the checker ask for ----
-
     def send(self, sender: int, to: int, method: str, message: Any) -> None:
-        chance = self.world.random
         if len(self.in_flight) >= self.most_in_flight:
-            self.in_flight.pop(chance.randrange(self.most_in_flight))
-        self.in_flight.append((to, method, message))
-
-    def ack(self, offset: int, message: int) -> None:
-        self.checker.acks(offset, message)
-
-    def record_changed(self, old: Any, new: Any) -> None:
-        """Chance does enough already."""
-
-    # ---- the metadata ----
-
-    def commit(self, proposal: Proposal) -> None:
-        self.commands.append(proposal)
-        self.checker.applied(self, len(self.commands), proposal, self.state.decide(proposal))
-
-    me = 0
-
-    def positioned(self, where: tuple[Any, ...]) -> None:
-        by, version, last_epoch, end = where
-        self.controller.positioned(STREAM, version, by, last_epoch, end, self.world.now_ms)
-
-    def reported(self, report: tuple[Any, ...]) -> None:
-        self.controller.missed(STREAM, report[1], report[0], self.world.now_ms)
+            self.in_flight.pop(self.world.random.randrange(self.most_in_flight))
+        super().send(sender, to, method, message)
 
     # ---- deeds ----
 
@@ -149,15 +71,12 @@ class Walk:
         """Everything as it should be, for a moment: it learns, its disk is done, it asks and is answered."""
         walker.learn(1000)
         self.finish(walker)
-        leader = walker.follower and self.brokers[walker.follower.record.leader]
-        if leader:
+        question = self.ask(walker)
+        if question is not None and walker.follower is not None:
+            leader = self.brokers[walker.follower.record.leader]
             leader.learn(1000)
-            for method, to in (("fetched", leader), ("answered", walker)):
-                if method == "fetched":
-                    walker.fetching_since_ms = -1e9
-                    walker.fetch()
-                if self.in_flight and self.in_flight[-1][1] == method:
-                    getattr(to, method)(self.in_flight.pop()[2])
+            if (answer := self.answer(leader, question)) is not None:
+                walker.answered(answer)
             self.finish(walker)
 
     def deliver(self, walker: Walker) -> None:
@@ -166,7 +85,7 @@ class Walk:
             oldest = max(0, len(self.in_flight) - 4) if chance.random() < self.promptness else 0
             at = chance.randrange(oldest, len(self.in_flight))
             to, method, message = self.in_flight[at] if chance.random() < COPY_SHARE else self.in_flight.pop(at)
-            getattr(self.brokers[BrokerId(to)] if to else self, method)(message)
+            self.arrive(to, method, message)
 
     def finish(self, walker: Walker) -> None:
         """A disk is done."""
@@ -200,9 +119,8 @@ class Walk:
             for number, one in self.brokers.items()
             if registered[number].incarnation == one.incarnation and chance.random() < 0.8
         ]
-        for command in self.controller.decide(self.state, alive, self.world.now_ms).commands:
-            self.proposals += 1
-            self.send(0, 0, "commit", Proposal(id=f"controller:{self.proposals}", command=command))
+        for proposal in self.proposed_by_controller(alive):
+            self.send(METADATA, METADATA, "commit", proposal)
 
     def restart_decider(self, walker: Walker) -> None:
         self.controller = Controller(self.world.now_ms)
@@ -216,7 +134,7 @@ class Walk:
             disk.clean_life = walker.incarnation
         elif walker.me == self.liar:
             disk.log.keep(max(0, disk.log.synced - chance.randrange(1, 8)))
-        self.brokers[walker.me] = Walker(self, walker.me, disk)
+        self.begin_life(walker.me)
 
     def bounce(self, walker: Walker) -> None:
         """It begins a new life, and is registered at once."""

@@ -233,11 +233,11 @@ class Cluster:
 
 
 def founding(numbers: Iterable[BrokerId], settings: StreamSettings) -> tuple[Metadata, Snapshot]:
-    """The metadata of a cluster whose first three brokers keep the stream, and the Raft snapshot that holds it."""
+    """The metadata of a cluster whose first brokers keep the stream, and the Raft snapshot that holds it."""
     state = Metadata(cluster_id="sim")
     for number in numbers:
         state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number))))
-    placement = tuple(numbers)[:3]
+    placement = tuple(numbers)[: settings.replicas]
     state.apply(CreateStream(name=NAME, id=STREAM, settings=settings, created_us=0, placement=placement))
     members = tuple(Member(id=one, directory=str(one), url="") for one in numbers)
     membership = Membership(members=members)

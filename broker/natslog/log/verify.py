@@ -46,9 +46,8 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
 def files_of(folder: Path) -> list[Path]:
     """The natslog files below a folder, in order."""
     wanted = (SEALED_SUFFIX, ACTIVE_SUFFIX)
-    return sorted(
-        path for path in folder.rglob("*") if path.suffix in wanted or path.name in _CHECKED or _is_raft_log(path)
-    )
+    found = (path for path in folder.rglob("*") if path.suffix in wanted or path.name in _CHECKED or _is_raft_log(path))
+    return sorted(found)
 
 
 def _is_raft_log(path: Path) -> bool:
@@ -74,7 +73,7 @@ def check_file(path: Path) -> FileReport:
 
 
 def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
-    """Records one after another; an unfinished last one is what a crash leaves (a start says if it is more than that)."""
+    """Records one after another; an unfinished last one is what a crash leaves (a start says if it is more)."""
     data = path.read_bytes()
     header = _RAFT_LOG_HEADER.match(data)
     if header is None or crc32c(header.group(1)) != int(header.group(2), 16):

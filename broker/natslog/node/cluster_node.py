@@ -53,6 +53,7 @@ _REPORT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.2
 _CLOCKS_APART_S = 30.0
 _MOST_VOTERS = 7
+_SAY_EVERY_MS, _FIRST_SAY_MS = 30_000.0, 5_000.0
 
 Reply = Callable[[Frame, list[bytes] | None], None]
 Answerer = Callable[..., Awaitable[Any]]
@@ -89,6 +90,8 @@ class ClusterNode:
         self._data_dir = data_dir
         self._on_applied, self._on_bug = on_applied, on_bug
         self._lives: dict[BrokerId, str] = {}
+        self._refused_ms: dict[str, float] = {}
+        self._said_ms = monotonic_ms() - _SAY_EVERY_MS + _FIRST_SAY_MS
         self._controller: tuple[int, Controller] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._answering: set[asyncio.Task[None]] = set()
@@ -204,6 +207,7 @@ class ClusterNode:
             self.links.dial(self._urls())
             if not self.cluster_id:
                 self._found_if_all_are_blank()
+                self._say_who_is_missing()
             for link in self.links.all:
                 if link.is_up and link.peer is not None and (welcome := self.welcome_for(link.peer)) is not None:
                     link.send(welcome)
@@ -224,6 +228,26 @@ class ClusterNode:
         numbers = [self.me, *(peer.broker for peer in peers)]
         if len(set(numbers)) == len(numbers) and self.me == min(numbers):
             self._found(peers)
+
+    def _say_who_is_missing(self) -> None:
+        if self.cluster_id or monotonic_ms() - self._said_ms < _SAY_EVERY_MS:
+            return
+        self._said_ms = monotonic_ms()
+        others = [link for link in self.links.all if not link.is_self]
+        missing = [f"{link.url} ({link.problem})" for link in others if not link.is_up]
+        belonging = [link.peer for link in others if link.is_up and link.peer is not None and link.peer.cluster_id]
+        if belonging:
+            logger.warning(
+                "cluster %s exists already and does not know this broker's folder: natslog --server %s cluster add %s",
+                belonging[0].cluster_id,
+                belonging[0].url,
+                self.config.url,
+            )
+        elif missing:
+            logger.warning(
+                "a new cluster begins when all its seeds are up; not reached: %s. Start them, or correct the seeds",
+                ", ".join(missing),
+            )
 
     # ---- who may talk: LinkOwner ----
 
@@ -294,6 +318,11 @@ class ClusterNode:
         if hello.cluster_id or not self.cluster_id or member is None or member.directory != hello.directory:
             return None
         return Welcome(cluster_id=self.cluster_id)
+
+    def refused(self, error: NatslogError) -> None:
+        if monotonic_ms() - self._refused_ms.get(error.message, -_SAY_EVERY_MS) >= _SAY_EVERY_MS:
+            self._refused_ms = {error.message: monotonic_ms()}
+            logger.warning("a broker's link was refused: %s", error.message)
 
     def link_changed(self, peer: Hello, is_up: bool) -> None:
         logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")

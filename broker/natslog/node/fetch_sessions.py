@@ -23,7 +23,6 @@ from natslog.node.stream import HostedStream
 
 _WAIT_S = 0.5
 _HIGH_WATERMARK_WAITS_S = 0.01
-_SMALL_BYTES = 256 * 1024
 
 
 class FetchSession:
@@ -132,9 +131,8 @@ class FetchSession:
         verdict = self._judged(stream, position)
         data: list[bytes] = []
         if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
-            waiting_bytes = min(room_bytes, log.chain.size_bytes)
-            if waiting_bytes <= _SMALL_BYTES or stream.is_at_tail(position.offset):
-                data = self._records(stream, position.offset, min(room_bytes, _SMALL_BYTES))
+            if stream.is_at_tail(position.offset):
+                data = self._records(stream, position.offset, room_bytes)
             else:
                 loop = asyncio.get_running_loop()
                 data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)

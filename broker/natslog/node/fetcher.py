@@ -27,8 +27,8 @@ logger = logging.getLogger("natslog.replication")
 
 _ANSWER_WITHIN_S = 2.0
 _AGAIN_S = 0.2
-_SMALL_BYTES = 32 * 1024
-_QUICK_S = 0.001
+_SMALL_BYTES = 512 * 1024
+_QUICK_S = 0.003
 _COMPLAIN_EVERY_S = 10.0
 
 

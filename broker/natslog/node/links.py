@@ -68,6 +68,9 @@ class LinkOwner(Protocol):
     def received(self, peer: Hello, frame: Frame, reply: Callable[[Frame, list[bytes] | None], None]) -> None:
         """A frame on a link that the other side dialled."""
 
+    def refused(self, error: NatslogError) -> None:
+        """A link was refused; it is tried again and again."""
+
     def link_changed(self, peer: Hello, is_up: bool) -> None: ...
 
 
@@ -266,7 +269,8 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse) -> None:
     try:
         hello = await _admit(owner, socket)
     except NatslogError as error:
-        logger.warning("a broker's link was refused: %s", error.message)
+        if not error.facts.get("itself"):
+            owner.refused(error)
         await socket.send_bytes(encode_frame(Refused(error=error.to_json()["error"])))
         return
     except (TimeoutError, ConnectionError):

@@ -23,7 +23,7 @@ logger = logging.getLogger("natslog.node")
 _USUAL_SHARE = 0.25
 _UNSEALED_IN_PEACE = 8
 _LONGEST_PAUSE_S = 0.25
-_TAIL_BYTES = 256 * 1024
+_TAIL_BYTES = 1024 * 1024
 
 
 class SessionMark(Protocol):

@@ -1,0 +1,350 @@
+"""The promises of docs/design FAULTS, each judged on a history and on what the replicas hold in the end.
+
+`check_all` calls the rest; each returns what it found broken, and nothing where the promise was kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog import ipc
+from natslog.log import LogOptions, StreamLog
+from natslog.log.verify import check_file, files_of
+from natslog.model import StreamSettings
+from natslog.schema import COLUMNS, MESSAGE_SCHEMA
+from tests.chaos.history import FaultEvent, History, Published, Violation, name_of
+from tests.chaos.linearizable import by_name, is_linearizable
+from tests.cluster_harness import Cluster, ClusterBroker
+
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What one replica holds of the stream; `where` says how it was read."""
+
+    broker: int
+    where: str
+    rows: Any  # pa.Table of MESSAGE_SCHEMA
+
+    @property
+    def name(self) -> str:
+        return f"broker {self.broker} ({self.where})"
+
+    def offsets(self) -> list[int]:
+        return list(self.rows.column("offset").to_pylist())
+
+    def values(self) -> list[bytes]:
+        return list(self.rows.column("value").to_pylist())
+
+
+# ---- reading the replicas ----
+
+
+def served_copy(broker: ClusterBroker, stream: str) -> Copy:
+    """Through this broker's own HTTP, without following a redirect, up to the high watermark it knows.
+
+    Raises:
+        AssertionError: it does not serve.
+    """
+    tables, start = [MESSAGE_SCHEMA.empty_table()], 0
+    while True:
+        path = f"/v1/streams/{stream}/messages?start={start}&columns={','.join(COLUMNS)}"
+        answer = broker.ask("GET", path, timeout_s=30)
+        said = "nothing" if answer is None else f"{answer.status} {answer.data[:300]!r}"
+        assert answer is not None, f"broker {broker.number} at offset {start}: {said}"
+        assert answer.status == 200, f"broker {broker.number} at offset {start}: {said}"
+        following = int(answer.headers["Natslog-Next-Offset"])
+        if following == start:
+            return Copy(broker.number, "served", pa.concat_tables(tables))
+        tables.append(pa.ipc.open_stream(answer.data).read_all())
+        start = following
+
+
+def stored_copy(broker: ClusterBroker, stream_id: str) -> Copy:
+    """From the files of a broker that is stopped, by the log's own reader."""
+    folder = broker.folder / "streams" / stream_id
+    log = StreamLog(folder, stream_id, StreamSettings(subject=">"), LogOptions(min_free_bytes=0))
+    log.chain.committed = log.log_end_offset
+    tables, start = [MESSAGE_SCHEMA.empty_table()], log.log_start_offset
+    while start < log.log_end_offset:
+        with log.reader.plan_read(start, max_bytes=8 * 1024 * 1024) as plan:
+            tables += [pa.Table.from_batches([ipc.decode_batch(message)]) for message in plan.messages()]
+            start = plan.next_offset
+    log.close()
+    return Copy(broker.number, "stored", pa.concat_tables(tables))
+
+
+def check_files(folder: Path, broker: int) -> list[Violation]:
+    """Every CRC, as `natslog verify` does."""
+    reports = [check_file(path) for path in files_of(folder) if ".damaged-" not in str(path)]
+    return [
+        Violation("2 one history", f"broker {broker}: {report.file}: {'; '.join(report.problems)}")
+        for report in reports
+        if report.problems
+    ]
+
+
+# ---- judging ----
+
+
+def check_no_acked_loss(history: History, copies: list[Copy]) -> list[Violation]:
+    """Every acked message is on every copy; where its ack named an offset, there."""
+    found = []
+    for copy in copies:
+        offsets_of: dict[tuple[int, int], list[int]] = {}
+        for offset, value in zip(copy.offsets(), copy.values(), strict=True):
+            offsets_of.setdefault(name_of(value), []).append(offset)
+        for one in history.published:
+            lost = [
+                at for at, acked in enumerate(one.acked_s) if acked is not None and (one.number, at) not in offsets_of
+            ]
+            if lost:
+                when = one.acked_s[lost[0]] or 0.0
+                found.append(
+                    Violation(
+                        "1 no acked loss",
+                        f"{copy.name}: {len(lost)} acked messages of publisher {one.number} are missing, the first is "
+                        f"{lost[0]}, acked at {when - history.started_s:.2f} s (offset {one.acked_offset[lost[0]]})",
+                    )
+                )
+            elsewhere = [
+                at
+                for at, offset in enumerate(one.acked_offset)
+                if offset >= 0 and offset not in offsets_of.get((one.number, at), [offset])
+            ]
+            if elsewhere:
+                found.append(
+                    Violation(
+                        "2 one history",
+                        f"{copy.name}: {len(elsewhere)} messages of publisher {one.number} are not where their acks "
+                        f"say: message {elsewhere[0]}, offset {one.acked_offset[elsewhere[0]]}",
+                    )
+                )
+    return found
+
+
+def check_stored_once(history: History, copy: Copy) -> list[Violation]:
+    """No message id is stored twice."""
+    with_ids = {one.number for one in history.published if one.has_ids}
+    seen: dict[tuple[int, int], int] = {}
+    twice = []
+    for offset, value in zip(copy.offsets(), copy.values(), strict=True):
+        name = name_of(value)
+        if name[0] in with_ids and seen.setdefault(name, offset) != offset:
+            twice.append((name, seen[name], offset))
+    if not twice:
+        return []
+    (publisher, number), first, second = twice[0]
+    sent = history.published[publisher].sent_s[number] - history.started_s
+    text = f"{copy.name}: {len(twice)} ids are stored twice, the first: publisher {publisher}, message {number}, sent "
+    return [Violation("3 once", text + f"at {sent:.2f} s, at offsets {first} and {second}")]
+
+
+def duplicates_without_ids(history: History, copy: Copy) -> int:
+    """Allowed, and counted: two leaders heard the same message during a change of leaders."""
+    without = {one.number for one in history.published if not one.has_ids}
+    names = [name for value in copy.values() if (name := name_of(value))[0] in without]
+    return len(names) - len(set(names))
+
+
+def check_order(history: History, copy: Copy) -> list[Violation]:
+    """Whatever was acked before another was sent lies before it; a batch sent once, in one go, lies in its order."""
+    names = [name_of(value) for value in copy.values()]
+    offsets = copy.offsets()
+    found = []
+    least_acked_s = float("inf")  # of all at higher offsets
+    at_least = -1
+    seen: set[tuple[int, int]] = set()
+    first_places = [place for place, name in enumerate(names) if not (name in seen or seen.add(name))]  # type: ignore[func-returns-value]
+    for place in reversed(first_places):
+        one, number = history.published[names[place][0]], names[place][1]
+        if least_acked_s < one.sent_s[number]:
+            found.append(
+                Violation(
+                    "3 order",
+                    f"{copy.name}: offset {offsets[place]} was sent at {one.sent_s[number] - history.started_s:.3f} s, "
+                    f"after offset {at_least} had been acked at {least_acked_s - history.started_s:.3f} s",
+                )
+            )
+        acked_s = one.acked_s[number]
+        if acked_s is not None and acked_s < least_acked_s:
+            least_acked_s, at_least = acked_s, offsets[place]
+    return found[:_NAMED] + _check_batches(history, copy, [names[place] for place in first_places])
+
+
+def _check_batches(history: History, copy: Copy, names: list[tuple[int, int]]) -> list[Violation]:
+    last: dict[int, int] = {}
+    for publisher, number in names:
+        one = history.published[publisher]
+        before = last.get(publisher, -1)
+        if one.has_ids and number < before and one.batch[number] == one.batch[before] >= 0:
+            text = f"{copy.name}: publisher {publisher}: message {before} lies before {number}, sent once in one batch"
+            return [Violation("3 order", text)]
+        last[publisher] = number
+    return []
+
+
+def check_dense(copies: list[Copy]) -> list[Violation]:
+    found = []
+    for copy in copies:
+        offsets = copy.offsets()
+        if offsets and offsets != list(range(offsets[0], offsets[0] + len(offsets))):
+            found.append(Violation("2 one history", f"{copy.name}: offsets are not dense"))
+    return found
+
+
+def check_same(copies: list[Copy]) -> list[Violation]:
+    """All columns, offset by offset, as far as two copies both reach."""
+    found = []
+    first = copies[0]
+    for other in copies[1:]:
+        start = max(one.offsets()[0] if one.rows.num_rows else 0 for one in (first, other))
+        end = min(one.offsets()[-1] + 1 if one.rows.num_rows else 0 for one in (first, other))
+        parts = [_between(one.rows, start, end) for one in (first, other)]
+        if not parts[0].equals(parts[1]):
+            rows = [part.to_pylist() for part in parts]
+            apart = next(at for at, pair in enumerate(zip(*rows, strict=True)) if pair[0] != pair[1])
+            text = f"{first.name} and {other.name} differ from offset {start + apart} on: "
+            found.append(Violation("2 one history", text + f"{rows[0][apart]!r} and {rows[1][apart]!r}"))
+    return found
+
+
+def _between(rows: Any, start: int, end: int) -> Any:
+    offsets = rows.column("offset")
+    chosen = rows.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end)))
+    return chosen.combine_chunks()
+
+
+def check_same_end(copies: list[Copy]) -> list[Violation]:
+    """When all is in sync and quiet, all have all."""
+    sizes = {copy.name: copy.rows.num_rows for copy in copies}
+    return (
+        [Violation("2 one history", f"replicas in sync differ in length: {sizes}")]
+        if len(set(sizes.values())) > 1
+        else []
+    )
+
+
+def check_reads_stay(history: History, copy: Copy) -> list[Violation]:
+    final = {offset: hash(value) for offset, value in zip(copy.offsets(), copy.values(), strict=True)}
+    gone = [offset for offset, known in history.read.items() if final.get(offset) != known]
+    if not gone:
+        return []
+    return [
+        Violation("4 what was read stays", f"{len(gone)} offsets read otherwise in the end, the first is {min(gone)}")
+    ]
+
+
+def check_metadata(history: History) -> list[Violation]:
+    found = []
+    for name, changes in by_name(history.changes).items():
+        if is_linearizable(changes) is False:
+            lines = [
+                f"{one.began_s - history.started_s:.3f}–{one.ended_s - history.started_s:.3f} broker {one.broker} "
+                f"{one.kind}: {one.outcome}"
+                for one in sorted(changes, key=lambda one: one.began_s)
+            ]
+            found.append(Violation("7 linearizable", f"no order explains {name}: " + "; ".join(lines)))
+    return found
+
+
+# ---- back in time ----
+
+
+def seconds_to_resume(fault: FaultEvent, one: Published, until_s: float) -> float | None:
+    """How long messages of this publisher found no ack because of the fault.
+
+    The longest time without an ack, counted from the fault's begin (or, where it left no majority, from its healing)
+    to the first ack of a message that was sent after that. None where nothing was sent.
+    """
+    start = fault.began_s if fault.keeps_majority else (fault.healed_s or fault.began_s)
+    end = min(until_s, (fault.in_sync_s or fault.healed_s or fault.began_s) + 1.0)
+    acks = sorted(acked for acked in one.acked_s if acked is not None)
+    if bisect_left(one.sent_s, start) == len(one.sent_s):
+        return None
+    within = [start, *acks[bisect_left(acks, start) : bisect_right(acks, end)]]
+    after = acks[bisect_right(acks, end) : bisect_right(acks, end) + 1]
+    times = [*within, *(after or [max(end, start)])]
+    return max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=0.0)
+
+
+def resume_times(history: History) -> list[tuple[FaultEvent, float]]:
+    """Of every fault, as the probe saw it (the publisher without ids)."""
+    probes = [one for one in history.published if not one.has_ids]
+    following = [fault.began_s for fault in history.faults[1:]] + [float("inf")]
+    found = []
+    for fault, next_s in zip(history.faults, following, strict=True):
+        times = [
+            time for one in probes if (time := seconds_to_resume(fault, one, max(next_s, fault.began_s))) is not None
+        ]
+        if times:
+            found.append((fault, max(times)))
+    return found
+
+
+def check_resumed(history: History, within_s: float) -> list[Violation]:
+    return [
+        Violation(
+            "6 back in time", f"{fault.kind} {fault.place} at {fault.began_s - history.started_s:.1f} s: {took:.1f} s"
+        )
+        for fault, took in resume_times(history)
+        if took > within_s
+    ]
+
+
+def check_in_sync_again(history: History, within_s: float) -> list[Violation]:
+    found = []
+    for fault in history.faults:
+        if fault.is_awaited and fault.healed_s is not None and fault.in_sync_s is None:
+            text = f"{fault.kind} {fault.place}: replicas were not all in sync within {within_s:.0f} s of the healing"
+            found.append(Violation("6 back in sync", text + f" {fault.notes}"))
+    return found
+
+
+# ---- all of it ----
+
+
+def judge(history: History, copies: list[Copy], resume_within_s: float, sync_within_s: float) -> list[Violation]:
+    """Of copies that were read when all was quiet and in sync."""
+    return [
+        *history.violations,
+        *check_no_acked_loss(history, copies),
+        *check_stored_once(history, copies[0]),
+        *check_order(history, copies[0]),
+        *check_dense(copies),
+        *check_same_end(copies),
+        *check_same(copies),
+        *check_reads_stay(history, copies[0]),
+        *check_metadata(history),
+        *check_resumed(history, resume_within_s),
+        *check_in_sync_again(history, sync_within_s),
+    ]
+
+
+def final_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Violation]]:
+    """Of every replica: as each broker serves it; then all are stopped in order, and their files read."""
+    shown = cluster.stream(stream)
+    assert shown is not None, "the stream is known in the end"
+    copies = [served_copy(broker, stream) for broker in cluster.brokers]
+    found: list[Violation] = []
+    for broker in cluster.brokers:
+        broker.terminate(30)
+    for broker in cluster.brokers:
+        found += check_files(broker.folder, broker.number)
+        copies.append(stored_copy(broker, shown["id"]))
+    return copies, found
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Count, median and maximum."""
+    if not times:
+        return {"count": 0}
+    return {"count": len(times), "median_s": round(statistics.median(times), 2), "max_s": round(max(times), 2)}

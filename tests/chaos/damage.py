@@ -1,0 +1,78 @@
+"""Bit flips and truncations in a stopped broker's files, and what must follow."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX
+from tests.cluster_harness import Cluster, ClusterBroker
+
+STREAM_KINDS = ("active", "sealed", "leader-epochs", "hw-checkpoint")
+BROKER_KINDS = ("hard-state", "raft-log", "raft-snapshot", "broker", "life")
+_DECIDES_WITHIN_S = 40.0
+
+
+def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path]:
+    stream, raft = broker.folder / "streams" / stream_id, broker.folder / "raft"
+    found = {
+        "active": lambda: stream.glob(f"*{ACTIVE_SUFFIX}"),
+        "sealed": lambda: stream.glob(f"*{SEALED_SUFFIX}"),
+        "leader-epochs": lambda: stream.glob("leader-epochs"),
+        "hw-checkpoint": lambda: stream.glob("hw-checkpoint"),
+        "hard-state": lambda: raft.glob("hard-state"),
+        "raft-log": lambda: raft.glob("log-*"),
+        "raft-snapshot": lambda: raft.glob("snapshot"),
+        "broker": lambda: broker.folder.glob("broker"),
+        "life": lambda: broker.folder.glob("life"),
+    }[kind]()
+    return sorted(path for path in found if path.suffix != ".new" and path.stat().st_size > 0)
+
+
+def flip_bit(path: Path, chance: random.Random) -> str:
+    """Returns what was done."""
+    position, bit = chance.randrange(path.stat().st_size), chance.randrange(8)
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << bit)]))
+        file.flush()
+        os.fsync(file.fileno())
+    return f"bit {bit} of byte {position} of {path.stat().st_size} in {path.name}"
+
+
+def truncate(path: Path, chance: random.Random) -> str:
+    size_bytes = path.stat().st_size
+    kept = chance.randrange(size_bytes)
+    os.truncate(path, kept)
+    return f"{path.name} cut from {size_bytes} to {kept} bytes"
+
+
+def starts(broker: ClusterBroker) -> tuple[bool, str]:
+    """Starts it; whether it became ready, or else the last line it wrote before it ended by itself."""
+    size_before = len(broker.output())
+    broker.spawn()
+    broker.is_wanted = False  # it may end
+    deadline = time.monotonic() + _DECIDES_WITHIN_S
+    while time.monotonic() < deadline:
+        if (code := broker.exit_code) is not None:
+            said = broker.output()[size_before:].strip().splitlines()
+            return False, f"exit code {code}: {said[-1] if said else 'not a word'}"
+        if broker.ready():
+            broker.is_wanted = True
+            return True, "ready"
+        time.sleep(0.1)
+    return False, f"neither ready nor ended within {_DECIDES_WITHIN_S:.0f} s"
+
+
+def refusal_is_clear(said: str) -> bool:
+    """It names what is damaged and what to do."""
+    return said.startswith("exit code 1") and any(word in said for word in ("remove", "restore", "empty data folder"))
+
+
+def replace(cluster: Cluster, broker: ClusterBroker) -> None:
+    """As an operator would do it, with the time for each step bounded."""
+    cluster.replace(broker)

@@ -1,0 +1,130 @@
+"""The brokers of one stream without time, Raft or chance: the metadata is one list of commands, and messages lie about
+until somebody delivers them. `cluster_walk` does so by chance, `transcript` by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from natslog.cluster.controller import Controller
+from natslog.cluster.metadata import Proposal
+from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
+from tests.sim.cluster_broker import LONG_AGO_MS, Answer, Fetch, Roles
+from tests.sim.cluster_checker import Checker
+from tests.sim.cluster_process import NAME, STREAM, Disk, Life
+from tests.sim.cluster_world import founding
+from tests.sim.world import World
+
+METADATA = 0
+"""The number of whoever leads the metadata."""
+
+
+class Learner(Life):
+    """Learns of the metadata command by command, late."""
+
+    has_session = True
+
+    def __init__(self, stage: Stage, me: int, disk: Disk) -> None:
+        super().__init__(stage, me, disk)
+        self.applied = 0
+
+    def every(self, interval_ms: float, work: Callable[[], None]) -> None:
+        """Chance calls it."""
+
+    def tick(self) -> None:
+        if not self.is_registered:
+            self.propose(self.registration)
+
+    def propose(self, proposal: Proposal) -> None:
+        self.cluster.send(self.me, METADATA, "commit", proposal)
+
+    def report(self, method: str, message: Any) -> None:
+        self.cluster.send(self.me, METADATA, method, message)
+
+    def sync(self, done: Callable[[], None]) -> None:
+        self.inbox.append(done)
+
+    def learn(self, count: int) -> None:
+        log = self.cluster.commands
+        for proposal in log[self.applied : self.applied + count]:
+            self.applied += 1
+            self.cluster.checker.applied(self, self.applied, proposal, self.state.decide(proposal))
+        self.look_at_record()
+
+
+class Walker(Roles, Learner):
+    """One life of one broker, without time."""
+
+
+class Stage:
+    """Stands where `Cluster` stands, for the brokers and for the checker."""
+
+    def __init__(self, world: World, *, brokers: int, replicas: int, min_isr: int) -> None:
+        self.world = world
+        self.numbers = tuple(BrokerId(one) for one in range(1, brokers + 1))
+        settings = StreamSettings(subject=NAME, replicas=replicas, min_isr=min_isr)
+        self.state, snapshot = founding(self.numbers, settings)
+        self.disks = {one: Disk(snapshot=snapshot, clean_life=f"{one}.0") for one in self.numbers}
+        self.checker = Checker(self, self.state)
+        self.faults = self
+        self.me = METADATA
+        self.is_reckless = False
+        self.liar: BrokerId | None = None
+        self.commands: list[Proposal] = []
+        self.controller = Controller(0.0)
+        self.proposals = self.published = 0
+        self.in_flight: list[tuple[int, str, Any]] = []
+        self.brokers = {number: Walker(self, number, self.disks[number]) for number in self.numbers}
+        for walker in self.brokers.values():
+            self.commit(walker.registration)
+
+    def send(self, sender: int, to: int, method: str, message: Any) -> None:
+        self.in_flight.append((to, method, message))
+
+    def arrive(self, to: int, method: str, message: Any) -> None:
+        getattr(self if to == METADATA else self.brokers[BrokerId(to)], method)(message)
+
+    def ask(self, walker: Walker) -> Fetch | None:
+        """The question a follower has now, taken from its hand."""
+        walker.fetching_since_ms = LONG_AGO_MS
+        walker.fetch()
+        return self._taken("fetched")
+
+    def answer(self, leader: Walker, question: Fetch) -> Answer | None:
+        leader.fetched(question)
+        return self._taken("answered")
+
+    def _taken(self, method: str) -> Any:
+        return self.in_flight.pop()[2] if self.in_flight and self.in_flight[-1][1] == method else None
+
+    def ack(self, offset: int, message: int) -> None:
+        self.checker.acks(offset, message)
+
+    def record_changed(self, old: StreamRecord, new: StreamRecord) -> None:
+        """The checker says so; nothing is done about it."""
+
+    def begin_life(self, number: BrokerId) -> Walker:
+        self.brokers[number] = Walker(self, number, self.disks[number])
+        return self.brokers[number]
+
+    # ---- the metadata ----
+
+    def commit(self, proposal: Proposal) -> None:
+        self.commands.append(proposal)
+        self.checker.applied(self, len(self.commands), proposal, self.state.decide(proposal))
+
+    def positioned(self, where: tuple[BrokerId, int, Epoch, int]) -> None:
+        by, version, last_epoch, end = where
+        self.controller.positioned(STREAM, version, by, last_epoch, end, self.world.now_ms)
+
+    def reported(self, report: tuple[BrokerId, Epoch]) -> None:
+        self.controller.missed(STREAM, report[1], report[0], self.world.now_ms)
+
+    def proposed_by_controller(self, alive: list[BrokerId]) -> list[Proposal]:
+        """What it wants while these have a session."""
+        proposals = []
+        for command in self.controller.decide(self.state, alive, self.world.now_ms).commands:
+            self.proposals += 1
+            proposals.append(Proposal(id=f"controller:{self.proposals}", command=command))
+        return proposals
