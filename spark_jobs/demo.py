@@ -233,7 +233,7 @@ def detect_live(stage: Stage, watch: Watch, publisher: TelemetryPublisher) -> No
 
         def alerts_recorded() -> bool:
             publisher.check()
-            return int(client.stream(ALERTS)["high_watermark"]) > 0
+            return int(client.position(ALERTS)["high_watermark"]) > 0
 
         stage.wait_for("detect", child, alerts_recorded, STEP_WITHIN_S, "alerts in their stream")
     if code := stage.end(child):
@@ -252,7 +252,7 @@ def time_at(client: NatslogClient, offset: int) -> str:
 def show_events(stage: Stage) -> None:
     """The newest events, as `stream_to_console.py` shows them."""
     with stage.client() as client:
-        start = time_at(client, max(0, int(client.stream(EVENTS)["high_watermark"]) - SHOWN_ROWS))
+        start = time_at(client, max(0, int(client.position(EVENTS)["high_watermark"]) - SHOWN_ROWS))
     command = job("stream_to_console.py", "--stream", EVENTS, "--from", start, "--available-now", "--full")
     text = stage.run("console", [*command, "--rows", str(SHOWN_ROWS)])
     table = [line for line in text.splitlines() if line.startswith(("+-", "|"))]
@@ -265,7 +265,7 @@ def show_events(stage: Stage) -> None:
 def backfill(stage: Stage) -> str:
     """Copies the first half of the events, by time, and checks the number of rows."""
     with stage.client() as client:
-        end = time_at(client, int(client.stream(EVENTS)["high_watermark"]) // 2)
+        end = time_at(client, int(client.position(EVENTS)["high_watermark"]) // 2)
         expected = client.offset_at(EVENTS, end)[0]
     output = stage.folder / "parquet"
     text = stage.run(

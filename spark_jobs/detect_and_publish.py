@@ -126,7 +126,7 @@ def check_before_start(arguments: argparse.Namespace) -> str:
         parse_duration_s(getattr(arguments, name), f"--{name}")
     subject = check_subject(arguments.alert_subject, wildcards=False, what="--alert-subject")
     with client_of(arguments) as client:
-        info = client.stream(arguments.stream)
+        info = client.position(arguments.stream)
         if re.match(wildcard_regex(info["subject"]), subject):
             raise ConfigError(
                 f"--alert-subject {subject} is recorded by stream {arguments.stream} itself ({info['subject']}): "

@@ -266,8 +266,24 @@ class Cluster:
     def wait_in_sync(self, within_s: float = 40.0) -> float:
         """Returns the seconds it took."""
         started = time.monotonic()
-        eventually(self.in_sync, within_s, f"all in sync: {self.state()}")
+        while not self.in_sync():
+            assert time.monotonic() < started + within_s, f"not in sync within {within_s:.0f} s: {self.troubles()}"
+            time.sleep(0.05)
         return time.monotonic() - started
+
+    def troubles(self) -> str:
+        """What is not as it should be, in a line."""
+        state = self.state()
+        if state is None:
+            return f"no broker knows the cluster; up are {[broker.number for broker in self.up]}"
+        brokers = {one["id"]: (one["role"], one["alive"]) for one in state["brokers"]}
+        streams = [one for broker in self.up[:1] for one in broker.json("/v1/streams", timeout_s=5) or []]
+        short = [
+            (one["name"], one["leader"], one["leader_epoch"], one["isr"], one.get("problem", {}).get("message"))
+            for one in streams
+            if len(one["isr"]) < len(one["replica_ids"]) or one["leader"] is None
+        ]
+        return f"brokers (role, alive): {brokers}; streams (leader, epoch, ISR, problem): {short[:5]}"
 
     def client(self, **options: Any) -> NatslogClient:
         settings = {"retries": 3, "patience_s": 20, "timeout_s": 10} | options

@@ -180,7 +180,7 @@ def natslog(
 def all_values(client: NatslogClient, stream: str) -> list[bytes]:
     """Every value of a stream, offsets checked to be dense."""
     values: list[bytes] = []
-    expected = client.stream(stream)["log_start_offset"]
+    expected = client.position(stream)["log_start_offset"]
     for batch in client.read(stream):
         offsets = batch.column("offset").to_pylist()
         assert offsets == list(range(expected, expected + len(offsets)))

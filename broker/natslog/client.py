@@ -32,7 +32,9 @@ from natslog.errors import (
     BrokerUnavailable,
     ConfigError,
     CorruptLog,
+    MetadataUnavailable,
     NatslogError,
+    NoLeader,
     OffsetOutOfRange,
     StreamRecreated,
     from_json,
@@ -43,7 +45,12 @@ FETCH_BYTES = 8 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 3.0
 _MOST_REDIRECTS = 3
 _LONGEST_WAIT = 8  # times the retry interval
+_LEADER_WITHIN_S = 15.0
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
+
+
+class _RedirectFailed(Exception):
+    """The broker that was pointed to does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,8 @@ class NatslogClient:
         """
         servers = list(dict.fromkeys([*prefer, *self.servers]))
         request_id = None if method == "GET" else secrets.token_hex(16)  # a retry is applied once
-        problem, attempt, patient_until = "", 0, time.monotonic() + self.options.patience_s
+        problem, attempt, started = "", 0, time.monotonic()
+        patient_until = started + self.options.patience_s
         while attempt <= self.options.retries or time.monotonic() < patient_until:
             if attempt:
                 time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), _LONGEST_WAIT))
@@ -170,12 +178,17 @@ class NatslogClient:
                     if response.status < 400:
                         return response
                     error = _error_of(response, server)
+                except _RedirectFailed as failure:  # the leader is gone: another one is being chosen
+                    problem, patient_until = str(failure), max(patient_until, started + _LEADER_WITHIN_S)
+                    continue
                 except _TRANSPORT_ERRORS as failure:
                     problem = f"{server}: {_reason(failure)}"
                     continue
                 if not error.retriable:
                     raise error
                 problem = f"{server}: {error.message}"
+                if isinstance(error, NoLeader | MetadataUnavailable):
+                    patient_until = max(patient_until, started + _LEADER_WITHIN_S)
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",
             servers=servers,
@@ -194,13 +207,18 @@ class NatslogClient:
         url = f"{url}?{urlencode(given)}" if given else url
         headers = self._headers() | ({} if body is None else {"Content-Type": "application/json"})
         for _ in range(_MOST_REDIRECTS):
-            response = self._pool.request(
-                method,
-                url,
-                body=None if body is None else json.dumps(body).encode(),
-                headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
-                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
-            )
+            try:
+                response = self._pool.request(
+                    method,
+                    url,
+                    body=None if body is None else json.dumps(body).encode(),
+                    headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
+                    timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
+                )
+            except _TRANSPORT_ERRORS as failure:
+                if "Natslog-Redirected" in headers:
+                    raise _RedirectFailed(f"{url}: {_reason(failure)}") from failure
+                raise
             if response.status != 307 or "Location" not in response.headers:
                 return response
             url, headers["Natslog-Redirected"] = response.headers["Location"], "true"
@@ -234,12 +252,27 @@ class NatslogClient:
         return list(self._json("GET", "/v1/streams"))
 
     def stream(self, name: str) -> dict[str, Any]:
-        """One stream: settings, `id`, `log_start_offset`, `high_watermark`, …
+        """One stream: settings, `id`, `leader`, `isr`, …; `problem` where it has one, and then perhaps not where it stands.
 
         Raises:
             StreamNotFound.
         """
         return dict(self._json("GET", f"/v1/streams/{_quoted(name)}"))
+
+    def position(self, name: str) -> dict[str, Any]:
+        """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
+
+        Raises:
+            StreamNotFound. NoLeader, CorruptLog, …: why nobody can say where it stands.
+        """
+        attempt, patient_until = 0, time.monotonic() + max(self.options.patience_s, _LEADER_WITHIN_S)
+        while "high_watermark" not in (body := self.stream(name)):
+            error = from_json({"error": body.get("problem", {})})
+            if not error.retriable or time.monotonic() > patient_until:
+                raise error
+            time.sleep(self.options.retry_interval_s * min(2**attempt, _LONGEST_WAIT))
+            attempt += 1
+        return body
 
     def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
         """Creates it, or finds it there with the same settings.
@@ -372,7 +405,7 @@ class NatslogClient:
             As `fetch`.
         """
         if start is None or end is None:
-            info = self.stream(name)
+            info = self.position(name)
             start = info["log_start_offset"] if start is None else start
             end = info["high_watermark"] if end is None else end
         fetch = partial(

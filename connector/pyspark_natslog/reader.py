@@ -27,7 +27,7 @@ class BatchReader(DataSourceReader):
         options, planned = self._options, []
         with options.client() as client:
             for name in options.streams:
-                info = client.stream(name)
+                info = client.position(name)
                 end = resolve_end(client, options.end, info)
                 start = resolve_start(client, options, options.start, info, end)
                 if start > end:

@@ -95,7 +95,7 @@ def behind_loss(
         DataLoss: with `failOnDataLoss`. The error itself, where nothing that is known explains it.
     """
     try:
-        info = client.stream(stream)
+        info = client.position(stream)
     except StreamNotFound:
         report_loss(options, Loss(stream, start, end, "the stream was deleted"))
         return end

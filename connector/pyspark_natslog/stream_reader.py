@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets, self._log_starts = {}, {}
         for name in self._options.streams:
             try:
-                info = self._client.stream(name)
+                info = self._client.position(name)
             except StreamNotFound:
                 start = position[name].offset if name in position else 0
                 report_loss(self._options, Loss(name, start, None, "the stream was deleted"))

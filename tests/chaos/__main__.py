@@ -165,8 +165,8 @@ class Run:
         deadline = time.monotonic() + self.arguments.sync_within
         while not self.cluster.in_sync():
             if time.monotonic() > deadline:
-                event.notes.append(f"not in sync: {self.cluster.state()} {self.cluster.stream(STREAM)}")
-                print(f"           not in sync within {self.arguments.sync_within:.0f} s: restarting all", flush=True)
+                event.notes.append(self.cluster.troubles())
+                print(f"           not in sync, restarting all: {event.notes[-1]}", flush=True)
                 for broker in self.cluster.brokers:
                     broker.kill()
                 self._make_whole(scene)
@@ -177,16 +177,19 @@ class Run:
     def _settle(self, scene: Scene) -> tuple[list[Copy], list[Violation]]:
         """All healed, all quiet: what the replicas hold, and what is wrong with it."""
         self._make_whole(scene)
-        eventually(self.cluster.in_sync, self.arguments.sync_within, "all in sync in the end")
+        try:
+            self.cluster.wait_in_sync(self.arguments.sync_within)
+        except AssertionError as error:
+            self.history.violate("6 back in sync", f"in the end: {error}")
         time.sleep(3.0)  # some traffic in peace
         for recorder in self.recorders:
             recorder.finish()
             if recorder.is_alive():
                 self.history.violate("harness", f"{recorder.name} does not end")
         time.sleep(2.0)  # followers hear the last high watermark
-        copies, damaged = final_copies(self.cluster, STREAM)
+        copies, found = final_copies(self.cluster, STREAM)
         arguments = self.arguments
-        return copies, damaged + judge(self.history, copies, arguments.resume_within, arguments.sync_within)
+        return copies, found + judge(self.history, copies, arguments.resume_within, arguments.sync_within)
 
 
 def _out_of_time(*_: object) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog import ipc
+from natslog.errors import NatslogError
 from natslog.log import LogOptions, StreamLog
 from natslog.log.verify import check_file, files_of
 from natslog.model import StreamSettings
@@ -333,13 +335,25 @@ def final_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Violat
     """Of every replica: as each broker serves it; then all are stopped in order, and their files read."""
     shown = cluster.stream(stream)
     assert shown is not None, "the stream is known in the end"
-    copies = [served_copy(broker, stream) for broker in cluster.brokers]
+    copies: list[Copy] = []
     found: list[Violation] = []
     for broker in cluster.brokers:
-        broker.terminate(30)
+        try:
+            copies.append(served_copy(broker, stream))
+        except (AssertionError, ValueError) as error:
+            found.append(Violation("1 no acked loss", f"a replica does not serve: {error}"))
+    for broker in cluster.brokers:
+        try:
+            broker.terminate(30)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            broker.kill()
+            found.append(Violation("harness", f"broker {broker.number} did not end in order: {error}"))
     for broker in cluster.brokers:
         found += check_files(broker.folder, broker.number)
-        copies.append(stored_copy(broker, shown["id"]))
+        try:
+            copies.append(stored_copy(broker, shown["id"]))
+        except (NatslogError, OSError, AssertionError) as error:
+            found.append(Violation("1 no acked loss", f"broker {broker.number}'s copy cannot be read: {error}"))
     return copies, found
 
 

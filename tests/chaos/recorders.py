@@ -105,7 +105,7 @@ class BatchPublisher(Recorder):
 
 
 class Probe(Recorder):
-    """Single messages without ids at an even pace, sent once, whatever becomes of those before: shows when acks come."""
+    """Single messages without ids at an even pace, each sent once, whatever becomes of others: shows when acks come."""
 
     def __init__(self, history: History, url: str, stream: str) -> None:
         self.published = history.new_publisher(has_ids=False)
@@ -199,7 +199,7 @@ class MetadataClient(Recorder):
         kind = self._chance.choice(("create", "delete"))
         began = time.monotonic()
         if kind == "create":
-            body = {"name": name, "subject": f"{name}.>", "replicas": 1}
+            body = {"name": name, "subject": f"{name}.>", "replicas": 3}
             answer = broker.ask("POST", "/v1/streams", body, timeout_s=5)
         else:
             answer = broker.ask("DELETE", f"/v1/streams/{name}", timeout_s=5)

@@ -73,7 +73,7 @@ class Roles(Life):
         self.waiting: list[tuple[int, int]] = []  # (offset, message) of appended messages not acked yet
         self.gathered: list[int] = []
         self.is_writing = self.is_halted = False
-        self.fetch_number = 0
+        self.fetch_number = disk.lives * 1_000_000  # no answer to a former life is taken for one
         self.fetching_since_ms = LONG_AGO_MS
         self.handing_over_to: BrokerId | None = None
         self.every(FETCH_EVERY_MS, self.fetch)

@@ -32,14 +32,14 @@ from tests.sim.cluster_process import NAME, STREAM, Disk, encode
 from tests.sim.raft_checker import Violation, require
 from tests.sim.world import World
 
-PUBLISH_EVERY_MS = 60.0
+PUBLISH_EVERY_MS = 70.0
 RETRY_AFTER_MS = 700.0
 TRIES = 4
 READ_EVERY_MS = 70.0
 OPERATE_EVERY_MS = 400.0
-FAULTS_UNTIL_MS = 18_000.0
+FAULTS_UNTIL_MS = 16_000.0
 RESUME_WITHIN_MS = 10_000.0
-END_MS = FAULTS_UNTIL_MS + 14_000.0
+END_MS = FAULTS_UNTIL_MS + 12_000.0
 CLIENT = 0
 SLOW_MS = {"step": 300.0, "proposed": 6000.0}
 """Delays of what goes through Raft, while that is slow."""

@@ -1,10 +1,11 @@
 """Each trap of the design with its rule switched off turns a simulation red: otherwise they would prove nothing.
 
 Not here, because nothing depends on it: a leader that stays subscribed although its session has lapsed (its messages
-are never acked, as its ISR asks another leader; who waits for no ack loses nothing that was promised), and the order by epoch among positions of unproven logs (whoever holds everything committed has it in front of whatever is left
-over, so that the longest log of a majority holds it too; by epoch it is the one that keeps most of the newest).
-`test_transcripts` holds the two that need a chain of events too long for chance: questions of an older epoch (KIP-320),
-and a replica moved away and back.
+are never acked, as its ISR asks another leader; who waits for no ack loses nothing that was promised), and the order by
+epoch among positions of unproven logs (whoever holds everything committed has it in front of whatever is left over, so
+that the longest log of a majority holds it too; by epoch it is the one that keeps most of the newest).
+`test_transcripts` has what needs a chain of events too long for chance: questions of an older epoch (KIP-320), and a
+replica moved away and back.
 """
 
 from __future__ import annotations

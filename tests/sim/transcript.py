@@ -94,7 +94,7 @@ class Story(Stage):
         walker = self.of(leader)
         assert walker.leader is not None
         self.world.now_ms += SILENCE_MS
-        walker.heard_ms = {number: self.world.now_ms for number in numbers_of(heard)}
+        walker.heard_ms = dict.fromkeys(numbers_of(heard), self.world.now_ms)
         walker.lead(walker.leader)
         self.deliver("commit")
         walker.learn(1000)

@@ -54,7 +54,7 @@ def _position(client: NatslogClient, stream: str, text: str) -> int:
         return int(text)
     if text not in ("earliest", "latest"):
         return client.offset_at(stream, text)[0]
-    info = client.stream(stream)
+    info = client.position(stream)
     return int(info["log_start_offset" if text == "earliest" else "high_watermark"])
 
 
@@ -62,7 +62,7 @@ def _batches(
     client: NatslogClient, stream: str, start: int, follow: bool, subject: str | None
 ) -> Iterator[pa.RecordBatch]:
     """Up to the high watermark as it is now, or for ever."""
-    end = None if follow else int(client.stream(stream)["high_watermark"])
+    end = None if follow else int(client.position(stream)["high_watermark"])
     while end is None or start < end:
         fetched = client.fetch(stream, start, end, wait_ms=_WAIT_MS if follow else 0, subject=subject)
         yield from fetched.batches

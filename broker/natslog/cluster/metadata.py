@@ -432,6 +432,8 @@ class Metadata(msgspec.Struct, kw_only=True):
         if target == (record.target or record.replicas):
             return False
         staying = [broker for broker in record.replicas if broker not in target]
+        if set(target) == set(record.replicas):  # another preferred leader
+            return self._replace(_next_version(record, replicas=target, target=()))
         for broker in target:
             self.tombstones.pop(tombstone_key(record.id, broker), None)
         return self._replace(_next_version(record, replicas=(*target, *staying), target=target))

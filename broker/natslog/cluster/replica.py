@@ -326,7 +326,11 @@ class FollowerReplica:
     def answered(
         self, epoch: Epoch, verdict: Verdict, now_ms: float, *, epochs: EpochHistory, log_end_offset: int
     ) -> Step:
-        """What an answer from a leader of `epoch` asks for."""
+        """What an answer from a leader of `epoch` asks for.
+
+        It must be the answer to the question asked last, by this process, with the log as it was then: an older one of
+        the same epoch could cut away what was fetched, and counted, since.
+        """
         if epoch != self.epoch or isinstance(verdict, Fenced):
             return Ignore()
         self.heard_ms = now_ms

@@ -174,7 +174,9 @@ async def transfer(request: web.Request) -> web.Response:
 
 @routes.post("/v1/streams/{name}/leader")
 async def transfer_stream(request: web.Request) -> web.Response:
-    """`{"to": 2}`: in order: this broker stops taking messages, lets the other catch up, and proposes it."""
+    """`{"to": 2}`: the preferred leader from now on. This broker stops taking messages, lets the other catch up, and
+    proposes it.
+    """
     body = await json_body(request)
     stream, broker = await leading(request), broker_of(request)
     to = _number(body, "to")
@@ -183,6 +185,9 @@ async def transfer_stream(request: web.Request) -> web.Response:
         raise InvalidRequest(
             f"broker {to} is not an in-sync replica of stream {record.name!r}; those are {list(record.isr)}", broker=to
         )
+    preferred = (to, *(one for one in record.replicas if one != to))
+    if not record.target:
+        await broker.change_cluster(broker.cluster.group.propose(MoveReplicas(name=record.name, target=preferred)))
     if to != record.leader:
         await broker.change_cluster(broker.hosting.handed_over(stream, to))
         if broker.state.stream(record.name).leader != to:

@@ -1,0 +1,261 @@
+"""Three brokers as one: any of them takes any request; growing, shrinking, moving; and who is not let in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import ClusterMismatch, InvalidRequest, NatslogError, NotEnoughBrokers, StreamConflict
+from natslog.nats_server import free_port
+from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(
+        tmp_path_factory.mktemp("cluster") / "own", settings={"retention_interval": "500ms"}
+    ) as cluster:
+        yield cluster
+
+
+def client_of(broker: BrokerProcess) -> NatslogClient:
+    """Asks this broker only, and follows where it points."""
+    return NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=15))
+
+
+@pytest.fixture
+def filled(cluster: Cluster, name: str) -> str:
+    """A stream of three replicas and 100 messages."""
+    cluster.client().create_stream(name, name, replicas=3)
+    publish_acked(cluster.nats.url, name, [b"%d" % at for at in range(100)])
+    return name
+
+
+def test_any_broker_creates_shows_and_deletes(cluster: Cluster, name: str) -> None:
+    first, second, third = map(client_of, cluster.brokers)
+    assert first.create_stream(name, name, replicas=3)["min_isr"] == 2
+    assert second.create_stream(name, name, replicas=3)["id"] == third.stream(name)["id"]
+    with pytest.raises(StreamConflict, match="max_age"):
+        second.create_stream(name, name, replicas=3, max_age="7d")
+    assert third.edit_stream(name, max_age="7d")["max_age"] == "7d"
+    assert [body["max_age"] for body in first.streams() if body["name"] == name] == ["7d"]
+    third.delete_stream(name)
+    for client in (first, second, third):
+        assert name not in [body["name"] for body in client.streams()]
+
+
+def test_change_sent_twice_is_applied_once(cluster: Cluster, filled: str) -> None:
+    broker = cluster.brokers[0]
+    answers = [
+        broker._pool.request(
+            "DELETE", f"{broker.url}/v1/streams/{filled}", headers={"Natslog-Request-Id": "one-and-the-same"}
+        )
+        for _ in range(2)
+    ]
+    assert [answer.status for answer in answers] == [204, 204], "the retry has the outcome of the first"
+
+
+def test_every_replica_serves_what_is_committed(cluster: Cluster, filled: str) -> None:
+    for broker in cluster.brokers:
+        path = f"/v1/streams/{filled}/messages?start=0"
+
+        def served(broker: ClusterBroker = broker, path: str = path) -> bool:
+            answer = broker.ask("GET", path)
+            return answer is not None and answer.status == 200 and answer.headers["Natslog-Next-Offset"] == "100"
+
+        eventually(served, what=f"{broker.url} serves all, without a redirect")
+    with pytest.raises(NatslogError, match="not in the log"):
+        list(client_of(cluster.brokers[1]).read(filled, 500, 600))
+
+
+def test_splits_name_the_replicas_in_turn(cluster: Cluster, filled: str) -> None:
+    splits = cluster.client().splits(filled, 0, 100, max_rows=10)
+    urls = {broker.url for broker in cluster.brokers}
+    assert all(set(split.urls) == urls for split in splits)
+    assert {split.urls[0] for split in splits} == urls, "each split begins with another one"
+
+
+def test_long_poll_at_a_follower_sees_the_next_message(cluster: Cluster, filled: str) -> None:
+    leader = cluster.client().stream(filled)["leader"]
+    follower = next(broker for broker in cluster.brokers if broker.number != leader)
+    eventually(lambda: client_of(follower).fetch(filled, 0).high_watermark == 100)
+    publish_acked(cluster.nats.url, filled, [b"next"])
+    fetched = client_of(follower).fetch(filled, 100, wait_ms=5000)
+    assert [value for batch in fetched.batches for value in batch.column("value").to_pylist()] == [b"next"]
+
+
+def test_leadership_is_handed_over_in_order(cluster: Cluster, filled: str) -> None:
+    before = cluster.client().stream(filled)
+    to = next(number for number in before["isr"] if number != before["leader"])
+    done = natslog("cluster", "transfer", str(to), "--stream", filled, url=cluster.brokers[0].url)
+    assert f"broker {to} leads stream {filled}" in done.stdout
+    after = cluster.client().stream(filled)
+    assert (after["leader"], after["leader_epoch"]) == (to, before["leader_epoch"] + 1)
+    assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["epoch"] == after["leader_epoch"]
+    assert all_values(cluster.client(), filled)[-1] == b"on"
+
+
+def test_metadata_leadership_is_handed_over(cluster: Cluster) -> None:
+    leader = cluster.client().cluster()["metadata_leader"]
+    to = leader % 3 + 1
+    natslog("cluster", "transfer", str(to), url=cluster.brokers[0].url)
+    assert cluster.client().cluster()["metadata_leader"] == to
+
+
+def test_status_is_a_table_and_json(cluster: Cluster, filled: str) -> None:
+    text = natslog("cluster", "status", url=cluster.brokers[2].url).stdout
+    assert "metadata leader" in text
+    assert filled in text
+    body = json.loads(natslog("cluster", "status", "--json", url=cluster.brokers[2].url).stdout)
+    assert [one["role"] for one in body["brokers"]] == ["voter"] * 3
+    assert filled in [one["name"] for one in body["streams"]]
+
+
+def test_metrics_tell_the_state_of_every_replica(cluster: Cluster, filled: str) -> None:
+    leader = cluster.client().stream(filled)["leader"]
+    metrics = cluster.broker(leader).metrics()
+    of = f'{{stream="{filled}"}}'
+    assert metrics[f"natslog_stream_leader{of}"] == 1
+    assert metrics[f"natslog_stream_isr_size{of}"] == 3
+    assert metrics[f"natslog_stream_under_replicated{of}"] == 0
+    assert metrics[f"natslog_stream_leader_epoch{of}"] >= 1
+    assert metrics["natslog_links_up"] == 2
+    assert sum(broker.metrics()["natslog_metadata_leader"] for broker in cluster.brokers) == 1
+
+
+# ---- growing and shrinking ----
+
+
+def newcomer(cluster: Cluster, number: int, folder: Path, **settings: object) -> ClusterBroker:
+    first = cluster.brokers[0]
+    wanted = first.settings | settings
+    del wanted["http_host"], wanted["broker_id"]
+    return ClusterBroker(number, folder, cluster.nats.url, "127.0.0.1", free_port(), **wanted)
+
+
+def test_broker_is_added_takes_replicas_and_is_removed(cluster: Cluster, filled: str, tmp_path: Path) -> None:
+    fourth, url = newcomer(cluster, 4, tmp_path / "fourth"), cluster.brokers[0].url
+    fourth.spawn()
+    try:
+        eventually(lambda: "natslog --server" in fourth.output(), what="it says how it is added")
+        natslog("cluster", "add", fourth.url, url=url)
+        eventually(lambda: fourth.ready(), 30, "the newcomer is ready")
+        eventually(lambda: [one["role"] for one in cluster.client().cluster()["brokers"]] == ["voter"] * 4)
+        natslog("cluster", "move", filled, "4,1,2", url=url)
+        eventually(lambda: cluster.client().stream(filled)["replica_ids"] == [4, 1, 2], 30, "it has moved")
+        eventually(lambda: cluster.client().stream(filled)["leader"] == 4, 40, "the preferred leader leads")
+        assert all_values(client_of(fourth), filled) == [b"%d" % at for at in range(100)]
+        natslog("cluster", "remove", "4", url=url)
+        body = cluster.client().stream(filled)
+        assert sorted(body["replica_ids"]) == [1, 2, 3]
+        assert [one["id"] for one in cluster.client().cluster()["brokers"]] == [1, 2, 3]
+        assert all_values(cluster.client(), filled) == [b"%d" % at for at in range(100)]
+        assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["offset"] == 100
+    finally:
+        fourth.kill()
+
+
+def test_more_replicas_than_brokers_are_refused(cluster: Cluster, name: str) -> None:
+    with pytest.raises(NotEnoughBrokers, match="there are 3"):
+        cluster.client(retries=0, patience_s=0).create_stream(name, name, replicas=4)
+    with pytest.raises(InvalidRequest, match="min_isr 3 is more than the 2 replicas"):
+        cluster.client().create_stream(name, name, replicas=2, min_isr=3)
+
+
+def test_broker_that_others_cannot_replace_is_not_drained(cluster: Cluster, filled: str) -> None:
+    with pytest.raises(NotEnoughBrokers, match="add one first"):
+        cluster.client(retries=0, patience_s=0).drain_broker(3)
+    with pytest.raises(InvalidRequest, match="drain it first"):
+        cluster.client(retries=0, patience_s=0).remove_broker(3)
+    with pytest.raises(InvalidRequest, match="there is no broker 9"):
+        cluster.client(retries=0, patience_s=0).remove_broker(9)
+
+
+def test_last_broker_is_not_removed(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own", brokers=1) as alone:
+        done = natslog("cluster", "remove", "1", url=alone.brokers[0].url, check=False)
+        assert done.returncode == 1
+        assert "the last one" in done.stderr
+        done = natslog("cluster", "remove", "1", "--force", url=alone.brokers[0].url, check=False)
+        assert done.returncode == 1
+        assert "voter" in done.stderr
+
+
+# ---- who is not let in ----
+
+
+def test_second_broker_of_one_id_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    double = newcomer(cluster, 2, tmp_path / "double").spawn()
+    try:
+        eventually(lambda: "two brokers have the id 2" in double.output(), what="it says what is wrong")
+        assert "broker_id" in double.output()
+    finally:
+        double.kill()
+
+
+def test_broker_with_another_secret_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("not the one that the others have")
+    stranger = newcomer(cluster, 5, tmp_path / "stranger", cluster_secret_file=tmp_path / "secret").spawn()
+    try:
+        eventually(lambda: "another cluster secret" in stranger.output(), what="it says what is wrong")
+        assert "cluster_secret_file" in stranger.output()
+    finally:
+        stranger.kill()
+
+
+def test_broker_of_another_cluster_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    other = newcomer(cluster, 6, tmp_path / "other", seeds="")
+    other.start()  # founds a cluster of its own
+    try:
+        with pytest.raises((ClusterMismatch, NatslogError), match="belongs to"):
+            cluster.client(retries=0, patience_s=0).add_broker(other.url)
+    finally:
+        other.kill()
+
+
+def test_seeds_that_nobody_answers_at_are_named(tmp_path: Path, cluster: Cluster) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    lonely = newcomer(cluster, 7, tmp_path / "lonely", seeds=nobody).spawn()
+    try:
+        eventually(lambda: f"not reached: {nobody}" in lonely.output(), 30, "it names who is missing")
+        assert not lonely.ready()
+    finally:
+        lonely.kill()
+
+
+def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
+    with pytest.raises(NatslogError, match="no broker could be met"):
+        cluster.client(retries=0, patience_s=0).add_broker(f"http://127.0.0.1:{free_port()}")
+
+
+def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
+    """Whoever opens the brokers' own door and does not prove the secret is told so, and the door is closed."""
+    import asyncio
+
+    import aiohttp
+
+    from natslog.node.peer_messages import Challenge, Hello, Refused, decode_frame, encode_frame
+
+    hello = Hello(
+        broker=9, url="http://x", directory="d", life=1, cluster_id="", protocol=1, version="", wall_us=0, nonce="n"
+    )
+
+    async def knock(said: bytes) -> object:
+        async with aiohttp.ClientSession() as session:
+            socket = await session.ws_connect(cluster.brokers[0].url.replace("http", "ws") + "/internal/link")
+            challenge, _ = decode_frame((await socket.receive(5)).data)
+            assert isinstance(challenge, Challenge)
+            await socket.send_bytes(said)
+            answer = await socket.receive(5)
+            return decode_frame(answer.data)[0] if answer.type is aiohttp.WSMsgType.BINARY else None
+
+    refused = asyncio.run(knock(encode_frame(hello.signed(b"guessed", "nonce"))))
+    assert isinstance(refused, Refused)
+    assert refused.error["code"] == "cluster_mismatch"
+    assert isinstance(asyncio.run(knock(b"\x00\x00\x00\x05rubbish")), Refused | None)
+    assert cluster.brokers[0].ready()

@@ -1,0 +1,172 @@
+"""What the metadata leader decides: who leads when, which moves are done, when a stream goes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from natslog.cluster.controller import Controller, Handover
+from natslog.cluster.metadata import (
+    AppointLeaders,
+    Appointment,
+    BrokerRecord,
+    CreateStream,
+    FinishMoves,
+    Metadata,
+    MoveReplicas,
+    RegisterBroker,
+)
+from natslog.model import StreamSettings
+
+ALL = (1, 2, 3)
+SETTLED_MS = 20_000.0
+
+
+def cluster(*, brokers: int = 3, **record: Any) -> Metadata:
+    """1, 2 and 3 keep `orders`; 1 leads it, in epoch 1."""
+    state = Metadata(cluster_id="c")
+    for number in range(1, brokers + 1):
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number))))
+    add_stream(state, "orders", (1, 2, 3), **record)
+    return state
+
+
+def add_stream(state: Metadata, name: str, placement: tuple[int, ...], **record: Any) -> None:
+    settings = StreamSettings(subject=name, replicas=len(placement), min_isr=2)
+    state.apply(CreateStream(name=name, id=name, settings=settings, created_us=0, placement=placement))
+    state.streams[name] = msgspec.structs.replace(state.streams[name], **record)
+
+
+def appointed(controller: Controller, state: Metadata, alive: tuple[int, ...], now_ms: float) -> list[Appointment]:
+    commands = controller.decide(state, alive, now_ms).commands
+    return [one for command in commands if isinstance(command, AppointLeaders) for one in command.appointments]
+
+
+def chosen(controller: Controller, state: Metadata, alive: tuple[int, ...], now_ms: float = 0.0) -> Any:
+    """(leader, isr) of the only stream, or None."""
+    found = appointed(controller, state, alive, now_ms)
+    return (found[0].leader, found[0].isr) if found else None
+
+
+# ---- when a leader is gone ----
+
+
+def test_leader_with_a_session_that_nobody_misses_stays() -> None:
+    assert chosen(Controller(0.0), cluster(), ALL) is None
+
+
+def test_leader_without_a_session_is_followed_by_one_in_sync() -> None:
+    assert chosen(Controller(0.0), cluster(), (2, 3)) == (2, (2, 3))
+    assert chosen(Controller(0.0), cluster(isr=(1, 3)), (2, 3)) == (3, (3,))
+
+
+def test_nobody_leads_who_does_not_hold_everything() -> None:
+    assert chosen(Controller(0.0), cluster(isr=(1,)), (2, 3)) is None
+    assert chosen(Controller(0.0), cluster(isr=(1,), eligible=(3,)), (2, 3)) == (3, (3,))
+
+
+def test_majority_that_misses_its_leader_gets_another() -> None:
+    controller, state = Controller(0.0), cluster()
+    controller.missed("orders", 1, 2, 0.0)
+    assert chosen(controller, state, ALL) is None
+    controller.missed("orders", 1, 3, 0.0)
+    assert chosen(controller, state, ALL, 100.0) == (2, (2, 3))
+
+
+def test_who_has_no_session_counts_as_missing_the_leader() -> None:
+    controller = Controller(0.0)
+    controller.missed("orders", 1, 2, 0.0)
+    assert chosen(controller, cluster(), (1, 2)) == (2, (2,))
+
+
+def test_reports_of_another_epoch_or_long_ago_or_of_outsiders_do_not_count() -> None:
+    for epoch, by, at_ms in ((0, 3, 0.0), (1, 3, -10_000.0), (1, 9, 0.0)):
+        controller = Controller(0.0)
+        controller.missed("orders", 1, 2, 0.0)
+        controller.missed("orders", epoch, by, at_ms)
+        assert chosen(controller, cluster(), ALL) is None
+
+
+def test_leaders_are_spread() -> None:
+    state = cluster()
+    for at in range(5):
+        add_stream(state, f"s{at}", (1, 2, 3))
+    found = appointed(Controller(0.0), state, (2, 3), 0.0)
+    assert sorted(one.leader for one in found) == [2, 2, 2, 3, 3, 3]
+
+
+# ---- after unclean restarts ----
+
+
+def test_proven_member_leads_before_unproven_ones() -> None:
+    assert chosen(Controller(0.0), cluster(leader=None, unproven=(1, 2)), ALL) == (3, (1, 2, 3))
+
+
+def test_all_unproven_the_longest_log_leads_when_all_have_said_where_they_end() -> None:
+    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7)
+    for by, end in ((1, 10), (2, 12)):
+        controller.positioned("orders", 7, by, 1, end, 0.0)
+    assert chosen(controller, state, ALL) is None, "3 has a session and may say more"
+    controller.positioned("orders", 7, 3, 1, 11, 0.0)
+    assert chosen(controller, state, ALL, 100.0) == (2, (1, 2, 3))
+
+
+def test_all_unproven_a_majority_is_enough_after_a_while_and_less_never_is() -> None:
+    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3))
+    controller.positioned("orders", 0, 1, 1, 10, 0.0)
+    assert chosen(controller, state, ALL, 60_000.0) is None
+    controller.positioned("orders", 0, 3, 1, 11, 60_000.0)
+    assert chosen(controller, state, ALL, 60_000.0) == (3, (1, 2, 3))
+
+
+def test_positions_of_another_version_do_not_count() -> None:
+    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7)
+    for by in ALL:
+        controller.positioned("orders", 6, by, 1, 10, 0.0)
+    assert chosen(controller, state, ALL, 60_000.0) is None
+
+
+def test_last_one_that_holds_everything_leads_unproven_too() -> None:
+    assert chosen(Controller(0.0), cluster(leader=None, isr=(2,), unproven=(2,)), ALL) == (2, (2,))
+
+
+# ---- moves and handovers ----
+
+
+def test_move_is_done_when_its_target_is_in_sync_and_leads() -> None:
+    state = cluster(brokers=4, replicas=(1, 2, 4, 3), target=(1, 2, 4), version=3)
+    assert not Controller(0.0).decide(state, (1, 2, 3, 4), 0.0).commands
+    state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], isr=(1, 2, 4))
+    decisions = Controller(0.0).decide(state, (1, 2, 3, 4), 0.0, wall_us=9)
+    assert decisions.commands == (FinishMoves(moves=(("orders", 3),), moved_us=9),)
+
+
+def test_stream_goes_back_to_its_preferred_leader_when_all_is_quiet_and_once() -> None:
+    controller, state = Controller(0.0), cluster(leader=2)
+    assert not controller.decide(state, ALL, 0.0).handovers
+    assert controller.decide(state, ALL, SETTLED_MS).handovers == (Handover("orders", 2, 1),)
+    assert not controller.decide(state, ALL, SETTLED_MS + 100.0).handovers
+    assert controller.decide(state, ALL, SETTLED_MS + 11_000.0).handovers
+
+
+def test_preferred_leader_that_is_not_in_sync_or_unproven_waits() -> None:
+    for record in ({"isr": (2, 3)}, {"unproven": (1,)}):
+        controller, state = Controller(0.0), cluster(leader=2, **record)
+        controller.decide(state, ALL, 0.0)
+        assert not controller.decide(state, ALL, SETTLED_MS).handovers
+
+
+def test_drained_broker_hands_over_and_is_moved_off() -> None:
+    controller, state = Controller(0.0), cluster(brokers=4)
+    state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
+    controller.decide(state, (1, 2, 3, 4), 0.0)
+    decisions = controller.decide(state, (1, 2, 3, 4), SETTLED_MS)
+    assert decisions.handovers == (Handover("orders", 1, 2),)
+    assert decisions.commands == (MoveReplicas(name="orders", target=(4, 2, 3)),)
+
+
+def test_drain_without_another_broker_waits() -> None:
+    state = cluster()
+    state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
+    assert not Controller(0.0).decide(state, ALL, SETTLED_MS).commands

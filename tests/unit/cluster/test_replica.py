@@ -1,0 +1,251 @@
+"""The two roles of a replica, each rule by itself. (What they do together: tests/sim.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from natslog.cluster.epochs import EpochHistory
+from natslog.cluster.replica import (
+    Append,
+    BeforeStart,
+    BeginAt,
+    CutTo,
+    Diverging,
+    Fenced,
+    FetchPosition,
+    FollowerReplica,
+    Halt,
+    Ignore,
+    LeaderReplica,
+    Matching,
+    Step,
+    Verdict,
+    judge,
+    quorum_position,
+)
+from natslog.model import StreamRecord, StreamSettings
+
+LATER_MS = 10_000.0
+
+
+def record_of(isr: tuple[int, ...] = (1, 2, 3), **changes: Any) -> StreamRecord:
+    record = StreamRecord(
+        name="orders",
+        id="aa",
+        settings=StreamSettings(subject="orders", replicas=3, min_isr=2),
+        created_us=0,
+        leader=1,
+        leader_epoch=5,
+        replicas=(1, 2, 3),
+        isr=isr,
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def leader_of(record: StreamRecord | None = None, *, end: int = 10, high_watermark: int = 0) -> LeaderReplica:
+    return LeaderReplica(1, record or record_of(), log_end_offset=end, high_watermark=high_watermark, now_ms=0.0)
+
+
+# ---- judging a position ----
+
+EPOCHS = EpochHistory([(2, 0), (4, 6), (5, 8)])
+
+
+@pytest.mark.parametrize(
+    ("position", "verdict"),
+    [
+        (FetchPosition(5, 10, 5), Matching()),
+        (FetchPosition(5, 8, 4), Matching()),
+        (FetchPosition(5, 3, 2), Matching()),
+        (FetchPosition(5, 0, 0), Matching()),
+        (FetchPosition(4, 10, 5), Fenced(5)),
+        (FetchPosition(6, 10, 5), Fenced(5)),
+        (FetchPosition(0, 0, 0), Fenced(5)),
+        (FetchPosition(5, 7, 2), Diverging(2, 6)),
+        (FetchPosition(5, 9, 4), Diverging(4, 8)),
+        (FetchPosition(5, 7, 3), Diverging(2, 6)),
+        (FetchPosition(5, 11, 5), Diverging(5, 10)),
+        (FetchPosition(5, 3, 1), Diverging(0, 0)),
+    ],
+)
+def test_judge_of_a_whole_log(position: FetchPosition, verdict: Verdict) -> None:
+    assert judge(position, epoch=5, epochs=EPOCHS, log_start_offset=0, log_end_offset=10) == verdict
+
+
+@pytest.mark.parametrize(
+    ("position", "verdict"),
+    [
+        (FetchPosition(5, 3, 2), BeforeStart(7)),
+        (FetchPosition(5, 7, 2), Matching()),
+        (FetchPosition(5, 7, 0), Matching()),
+        (FetchPosition(5, 8, 2), Diverging(0, 7)),
+    ],
+)
+def test_judge_after_retention(position: FetchPosition, verdict: Verdict) -> None:
+    epochs = EpochHistory([(4, 6), (5, 8)])
+    assert judge(position, epoch=5, epochs=epochs, log_start_offset=7, log_end_offset=10) == verdict
+
+
+# ---- the leader: HW ----
+
+
+def test_high_watermark_is_the_least_end_of_the_isr_and_never_goes_back() -> None:
+    leader = leader_of()
+    assert leader.fetched(2, 10, "a", 1.0) == 0, "nothing is known of 3"
+    assert leader.fetched(3, 8, "b", 1.0) == 8
+    assert leader.fetched(3, 10, "b", 1.0) == 10
+    assert leader.appended(15) == 10
+    assert leader.fetched(3, 9, "b", 1.0) == 10
+    assert leader.fetched(9, 15, "x", 1.0) == 10, "no replica"
+
+
+def test_high_watermark_freezes_below_min_isr() -> None:
+    leader = leader_of(record_of(isr=(1,), eligible=(2, 3)), high_watermark=4)
+    assert leader.high_watermark == 4
+    assert leader.refusal() is not None
+    assert leader.update(record_of(isr=(1, 2), version=1), 1.0) == 4
+    assert leader.refusal() is None
+    assert leader.fetched(2, 10, "a", 1.0) == 10
+
+
+def test_new_leader_is_exposed_when_all_of_earlier_epochs_is_committed() -> None:
+    leader = leader_of(end=10, high_watermark=4)
+    leader.fetched(2, 9, "a", 1.0)
+    leader.fetched(3, 9, "b", 1.0)
+    assert (leader.high_watermark, leader.is_exposed) == (9, False)
+    leader.fetched(2, 10, "a", 1.0)
+    leader.fetched(3, 10, "b", 1.0)
+    assert leader.is_exposed
+
+
+# ---- the leader: the ISR ----
+
+
+def test_lagging_follower_leaves_and_is_counted_until_that_is_done() -> None:
+    leader = leader_of()
+    leader.fetched(2, 10, "a", LATER_MS)
+    change = leader.isr_change(LATER_MS, {2: LATER_MS})
+    assert change is not None
+    assert (change.isr, change.incarnations, change.version, change.epoch) == ((1, 2), ("", "a"), 0, 5)
+    assert leader.high_watermark == 0
+    assert leader.update(record_of(isr=(1, 2), version=1), LATER_MS) == 10
+
+
+def test_silent_follower_of_an_idle_stream_stays_while_its_broker_is_heard_of() -> None:
+    leader = leader_of()
+    for follower in (2, 3):
+        leader.fetched(follower, 10, "a", 0.0)
+    assert leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS}) is None
+    assert not leader.needs_attention()
+
+
+def test_caught_up_follower_joins_and_holds_the_high_watermark_from_then_on() -> None:
+    leader = leader_of(record_of(isr=(1, 2)))
+    leader.fetched(2, 10, "a", 1.0)
+    leader.fetched(3, 9, "b", 1.0)
+    assert leader.isr_change(1.0, {}) is None, "9 is below HW"
+    leader.fetched(3, 10, "b", 1.0)
+    change = leader.isr_change(1.0, {})
+    assert change is not None
+    assert change.isr == (1, 2, 3)
+    leader.appended(12)
+    assert leader.fetched(2, 12, "a", 2.0) == 10, "3 counts as soon as the change may come true"
+    assert leader.fetched(3, 12, "b", 2.0) == 12
+
+
+def test_proposal_that_may_still_come_true_is_withdrawn_by_another_version_only() -> None:
+    leader = leader_of(record_of(isr=(1, 2)))
+    leader.fetched(2, 10, "a", 1.0)
+    leader.fetched(3, 10, "b", 1.0)
+    assert leader.isr_change(1.0, {}) is not None
+    assert leader.isr_change(1000.0, {}) is None, "it is still under way"
+    leader.appended(12)
+    leader.fetched(2, 12, "a", LATER_MS)
+    change = leader.isr_change(LATER_MS, {2: LATER_MS})
+    assert change is not None
+    assert change.isr == (1, 2), "the same ISR, so that the version moves on"
+    assert leader.counted == {1, 2, 3}
+    leader.update(record_of(isr=(1, 2), version=1), LATER_MS)
+    assert leader.counted == {1, 2}
+
+
+def test_follower_of_an_earlier_epochs_end_does_not_join_at_a_lagging_high_watermark() -> None:
+    leader = leader_of(record_of(isr=(1, 2)), end=10, high_watermark=4)
+    leader.fetched(3, 6, "b", 1.0)
+    assert leader.isr_change(1.0, {}) is None
+
+
+def test_restarted_member_is_proven_when_it_has_caught_up() -> None:
+    leader = leader_of(record_of(unproven=(3,)))
+    leader.fetched(2, 10, "a", 1.0)
+    assert leader.isr_change(1.0, {}) is None
+    leader.fetched(3, 10, "b", 1.0)
+    change = leader.isr_change(1.0, {})
+    assert change is not None
+    assert (change.isr, change.proven) == ((1, 2, 3), (3,))
+
+
+# ---- the follower ----
+
+
+def follower_of(high_watermark: int = 0) -> FollowerReplica:
+    return FollowerReplica(2, record_of(), high_watermark, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "verdict", "high_watermark", "step"),
+    [
+        (5, Matching(), 8, Append()),
+        (4, Matching(), 8, Ignore()),
+        (6, Diverging(2, 0), 0, Ignore()),
+        (5, Fenced(6), 8, Ignore()),
+        (5, Diverging(4, 7), 0, CutTo(7)),
+        (5, Diverging(3, 7), 0, CutTo(6)),
+        (5, Diverging(4, 20), 0, CutTo(8)),
+        (5, BeforeStart(20), 8, BeginAt(20)),
+    ],
+)
+def test_follower_does_what_the_leader_of_its_epoch_says(
+    epoch: int, verdict: Verdict, high_watermark: int, step: Step
+) -> None:
+    follower = follower_of(high_watermark)
+    assert follower.answered(epoch, verdict, 1.0, epochs=EPOCHS, log_end_offset=10) == step
+
+
+@pytest.mark.parametrize("verdict", [Diverging(4, 7), Diverging(0, 0), BeforeStart(7)])
+def test_follower_halts_rather_than_cut_what_is_committed(verdict: Verdict) -> None:
+    step = follower_of(high_watermark=8).answered(5, verdict, 1.0, epochs=EPOCHS, log_end_offset=10)
+    assert isinstance(step, Halt)
+
+
+def test_followers_high_watermark_is_never_beyond_its_log_nor_goes_back() -> None:
+    follower = follower_of()
+    assert follower.advanced(20, 10) == 10
+    assert follower.advanced(5, 10) == 10
+    assert follower.position(EPOCHS, 8) == FetchPosition(5, 8, 4)
+
+
+def test_follower_misses_a_leader_that_neither_answers_nor_is_heard_of() -> None:
+    follower = follower_of()
+    assert not follower.misses_leader(2000.0, 0.0)
+    assert follower.misses_leader(3000.0, 0.0)
+    assert not follower.misses_leader(3000.0, 1000.0)
+    follower.answered(4, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
+    assert follower.misses_leader(3000.0, 0.0), "another epoch's answer is none"
+    follower.answered(5, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
+    assert not follower.misses_leader(3000.0, 0.0)
+
+
+# ---- the longest log ----
+
+
+def test_quorum_position_needs_a_majority_and_takes_the_longest_log_of_the_newest_epoch() -> None:
+    assert quorum_position({1: (5, 10)}, (1, 2, 3)) is None
+    assert quorum_position({1: (4, 20), 2: (5, 10)}, (1, 2, 3)) == 2
+    assert quorum_position({2: (5, 10), 3: (5, 11)}, (1, 2, 3)) == 3
+    assert quorum_position({2: (5, 10), 3: (5, 10)}, (1, 2, 3)) == 2
+    assert quorum_position({3: (5, 10), 9: (9, 99)}, (3,)) == 3
+    assert quorum_position({1: (5, 10), 9: (9, 99)}, (1, 2, 3)) is None
