@@ -186,6 +186,32 @@ def test_last_broker_is_not_removed(tmp_path: Path) -> None:
         assert "voter" in done.stderr
 
 
+def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own") as old:
+        old.client().create_stream("orders", "orders", replicas=3)
+        old.client().create_stream("elsewhere", "elsewhere", replicas=1)
+        publish_acked(old.nats.url, "orders", [b"%d" % at for at in range(50)])
+        keeper = old.leader_of("orders")
+        assert keeper is not None
+        had = {body["name"] for body in old.client().streams() if keeper.number in body["replica_ids"]}
+        running = natslog("cluster", "recover", str(keeper.folder), "--yes", check=False)
+        assert "in use by a running broker" in running.stderr
+        for broker in old.brokers:
+            broker.kill()
+        done = natslog("cluster", "recover", str(keeper.folder), "--yes", "--json")
+        body = json.loads(done.stdout)
+        assert set(body["kept"]) == had
+        assert set(body["lost"]) == {"orders", "elsewhere"} - had
+        keeper.start()
+        client = client_of(keeper)
+        assert client.cluster()["cluster_id"] == body["cluster_id"] != body["former_cluster_id"]
+        assert all_values(client, "orders") == [b"%d" % at for at in range(50)]
+        assert publish_acked(old.nats.url, "orders", [b"on"])[0]["offset"] == 50
+        former = next(broker for broker in old.brokers if broker is not keeper)
+        former.spawn()
+        eventually(lambda: "belongs to cluster" in former.output(), what="an old broker is refused with its old folder")
+
+
 # ---- who is not let in ----
 
 

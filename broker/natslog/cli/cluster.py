@@ -1,15 +1,17 @@
-"""`natslog cluster status | add | remove | transfer | move`: what operators of several brokers need."""
+"""`natslog cluster status | add | remove | drain | transfer | move | recover`: for operators of several brokers."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from natslog.cli.common import JsonFlag, global_of, out, print_json, print_table
 from natslog.client import NatslogClient
-from natslog.errors import InvalidRequest, NatslogError
+from natslog.errors import ConfigError, InvalidRequest, NatslogError
 
 app = typer.Typer(help="Look at the cluster, and change it.", no_args_is_help=True)
 
@@ -171,3 +173,34 @@ def move(
         raise InvalidRequest(f"{brokers!r} must be brokers' numbers: 1,2,4") from error
     global_of(context).client().move_stream(stream, numbers)
     out.print(f"stream {stream} moves to brokers {brokers}; natslog cluster status shows when it is done")
+
+
+@app.command()
+def recover(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Data folder of the stopped broker to go on with.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Last resort, a majority lost for good: begin a new cluster from what one stopped broker has.
+
+    What only the lost brokers had is gone, acked messages included. Old brokers cannot join with their old folders.
+    """
+    try:
+        from natslog.node.recover import recover as recover_folder
+    except ImportError as error:
+        raise ConfigError(f"this needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
+    planned = recover_folder(folder, is_dry_run=True)
+    if not yes:
+        out.print(
+            f"broker {planned.broker} keeps a replica of {len(planned.kept)} streams, with one replica from then on"
+        )
+        if planned.lost:
+            out.print(f"lost, as no replica is here: {', '.join(planned.lost)}", style="bold red")
+        typer.confirm(
+            "Messages that only the lost brokers had are gone. Begin a new cluster from this broker?", abort=True
+        )
+    done = recover_folder(folder, is_dry_run=False)
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+    else:
+        out.print(f"broker {done.broker} is cluster {done.cluster_id} now: start it, then add brokers and move streams")

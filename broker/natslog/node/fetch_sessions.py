@@ -41,11 +41,12 @@ class FetchSession:
         self._positions: dict[StreamId, FetchPosition] = {}
         self._due: dict[StreamId, None] = {}
         self._due_later: set[StreamId] = set()
+        self._caught_up: dict[StreamId, tuple[float, int]] = {}  # when the next part was due, and how much was missing
         self._wake = asyncio.Event()
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
         """There is something new of a stream: records, or only another HW."""
-        if stream_id not in self._positions or stream_id in self._due:
+        if stream_id not in self._positions or stream_id in self._due or stream_id in self._caught_up:
             return
         if has_records:
             self._due_later.discard(stream_id)
@@ -73,8 +74,11 @@ class FetchSession:
                 stream.sessions.discard(self)
         for stream_id, position in request.changed:
             self._positions[stream_id] = position
-            self._due[stream_id] = None
             self._note_position(stream_id, position)
+            if (pause_s := self._pause_s(stream_id, position)) > 0:
+                asyncio.get_running_loop().call_later(pause_s, self._make_due, stream_id)
+            else:
+                self._due[stream_id] = None
         if not self._due:
             self._wake.clear()
             try:
@@ -83,6 +87,26 @@ class FetchSession:
             except TimeoutError:
                 pass
         return await self._gathered(request)
+
+    def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
+        """A replica that catches up gets half of the time, so that those in sync keep their pace: as long as the last
+        part took, unless it falls further behind.
+        """
+        stream, last = self._find(stream_id), self._caught_up.pop(stream_id, None)
+        if stream is None or stream.log is None or self.follower in stream.wanted.isr:
+            return 0.0
+        if stream.is_at_tail(position.offset):
+            return 0.0
+        missing = stream.log.log_end_offset - position.offset
+        now_s = time.monotonic()
+        took_s = 0.0 if last is None or missing >= last[1] else now_s - last[0]
+        self._caught_up[stream_id] = (now_s + took_s, missing)
+        return took_s
+
+    def _make_due(self, stream_id: StreamId) -> None:
+        if stream_id in self._positions:
+            self._due[stream_id] = None
+            self._wake.set()
 
     def _note_position(self, stream_id: StreamId, position: FetchPosition) -> None:
         """What the follower has may move HW, before anything is read for it."""
