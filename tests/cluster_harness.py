@@ -192,6 +192,15 @@ class Cluster:
         for broker in self.brokers:
             eventually(lambda broker=broker: broker.ready() or broker._must_live(), within_s, f"{broker.url} is ready")
 
+    def wait_alive(self, within_s: float = 60.0) -> None:
+        """Every process answers; it may still wait for the others, or read its logs."""
+        for broker in self.brokers:
+
+            def is_alive(broker: ClusterBroker = broker) -> bool:
+                return broker.ask("GET", "/healthz") is not None or broker._must_live()
+
+            eventually(is_alive, within_s, f"{broker.url} is alive")
+
     def close(self) -> None:
         with ExitStack() as steps:  # each is taken, whatever becomes of the others; the last one first
             if self.network is not None:
@@ -261,7 +270,10 @@ class Cluster:
         state = self.state()
         if state is None or state["under_replicated"] or state["leaderless"]:
             return False
-        return len(state["brokers"]) == len(self.brokers) and all(one["alive"] for one in state["brokers"])
+        brokers = state["brokers"]
+        return len(brokers) == len(self.brokers) and all(
+            one["alive"] and one["role"] == "voter" and not one["draining"] for one in brokers
+        )
 
     def wait_in_sync(self, within_s: float = 40.0) -> float:
         """Returns the seconds it took."""

@@ -11,7 +11,7 @@ import pytest
 
 from natslog import ipc
 from natslog.client import NatslogClient
-from natslog.log import LogOptions, StreamLog
+from natslog.log import LogOptions, ReplicaLog, StreamLog
 from natslog.model import StreamSettings
 from natslog.nats_server import NatsServer
 from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
@@ -37,10 +37,10 @@ def rows(values: Sequence[bytes], subject: str = "orders.new") -> RowBuffers:
     return RowBuffers.of(batch)
 
 
-def open_log(folder: Path, options: LogOptions | None = None, **settings: object) -> StreamLog:
+def open_log(folder: Path, options: LogOptions | None = None, **settings: object) -> ReplicaLog:
     """A log as the broker opens it."""
     wanted = StreamSettings(subject="orders.>", **settings)
-    return StreamLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
+    return ReplicaLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
 
 
 def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:

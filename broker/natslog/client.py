@@ -252,7 +252,7 @@ class NatslogClient:
         return list(self._json("GET", "/v1/streams"))
 
     def stream(self, name: str) -> dict[str, Any]:
-        """One stream: settings, `id`, `leader`, `isr`, …, and `problem` where it has one (then perhaps without offsets).
+        """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).
 
         Raises:
             StreamNotFound.

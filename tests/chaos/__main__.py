@@ -135,9 +135,10 @@ class Run:
             history.faults.append(event)
             print(f"{event.began_s - history.started_s:7.1f} s  {kind.name}: {fault.place}", flush=True)
             time.sleep(fault.hold_s)
-            if not event.keeps_majority:
-                event.healed_s = time.monotonic()  # writes are due from the moment the cause is gone
+            healing_s = time.monotonic()
             fault.heal()
+            if not event.keeps_majority:  # writes are due from the moment the cause is gone and all processes answer
+                event.healed_s = scene.alive_s if scene.alive_s > healing_s else healing_s
         except (AssertionError, NatslogError, OSError) as error:
             history.violate("harness", f"{kind.name} {event.place}: {error}")
             if fault is None:

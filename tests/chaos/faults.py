@@ -41,6 +41,7 @@ class Scene:
         assert found is not None, "the stream was created"
         self.stream_id = str(found["id"])
         self.may_end: set[int] = set()
+        self.alive_s = 0.0  # when all processes last answered after a start
 
     def pick(self, *roles: str) -> tuple[ClusterBroker, str]:
         """A broker in one of these roles, and what to call it."""
@@ -60,11 +61,13 @@ class Scene:
         return self.chance.uniform(low_s, high_s)
 
     def start(self, *brokers: ClusterBroker) -> None:
-        """Those that are down; returns when all are ready."""
+        """Those that are down; returns when all are ready; `alive_s` is when all processes answered."""
         for broker in brokers:
             if not broker.is_up:
                 broker.kill()
                 broker.spawn()
+        self.cluster.wait_alive(_READY_WITHIN_S)
+        self.alive_s = time.monotonic()
         self.cluster.wait_ready(_READY_WITHIN_S)
 
     def unexpected_ends(self) -> None:

@@ -249,12 +249,10 @@ class LeadsDamaged(Broker):
 
 IN_TIME: dict[str, Patch] = {
     "KIP-101: cut to HW instead of by epoch": run_by(CutsToHighWatermark),
-    "members' lives unchecked in ISR changes": replaced(Metadata, "_lives", any_life),
     "HW not held back by those of whom nothing is known": replaced(LeaderReplica, "_advance", advance_by_who_asked),
     "a new leader admits at its lagging HW": replaced(LeaderReplica, "_may_join", join_at_high_watermark),
     "a new leader shows its lagging HW": replaced(LeaderReplica, "is_exposed", True),
     "asked before the fsync": run_by(AsksBeforeSync),
-    "clean marker of a life that was never registered believed": replaced(Metadata, "_register", register_by_marker),
     "late registration of a life that is over accepted": replaced(Metadata, "_register", register_late),
     "proposal applied twice on retry": replaced(Metadata, "decide", decide_every_time),
     "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
@@ -274,6 +272,8 @@ WALKING: dict[str, Patch] = {
     ),
     "admitted before it has caught up": replaced(LeaderReplica, "_may_join", join_at_once),
     "a follower's HW beyond its own log": replaced(FollowerReplica, "advanced", advance_beyond),
+    "members' lives unchecked in ISR changes": replaced(Metadata, "_lives", any_life),
+    "clean marker of a life that was never registered believed": replaced(Metadata, "_register", register_by_marker),
     "an unclean restart stays as if nothing had been": replaced(Metadata, "_register", register_as_clean),
     "KIP-966: HW moves below min_isr": replaced(LeaderReplica, "_advance", advance_below_min_isr),
     "KIP-966: who leaves below min_isr is forgotten": replaced(metadata, "with_isr", with_isr_and_nobody_eligible),

@@ -27,6 +27,7 @@ DEEDS = {
     "publish": 3,
     "lead": 3,
     "decide": 5,
+    "read": 3,
     "tick": 2,
     "catch_up": 4,
 }
@@ -95,6 +96,10 @@ class Walk(Stage):
     def fetch(self, walker: Walker) -> None:
         walker.fetch()
 
+    def read(self, walker: Walker) -> None:
+        if (end := walker.readable_end()) is not None:
+            self.checker.reads(walker, end)
+
     def publish(self, walker: Walker) -> None:
         self.published += 1
         self.checker.publishes(self.published)
@@ -129,18 +134,24 @@ class Walk(Stage):
         walker.command(MoveReplicas(name=NAME, target=tuple(self.world.random.sample(self.numbers, 3))))
 
     def crash(self, walker: Walker) -> None:
-        chance, disk = self.world.random, walker.disk
-        if chance.random() < 0.3 and not walker.is_writing:
+        self.end_life(walker, is_clean=self.world.random.random() < 0.3)
+
+    def end_life(self, walker: Walker, *, is_clean: bool) -> None:
+        disk = walker.disk
+        if is_clean and not walker.is_writing:
             disk.clean_life = walker.incarnation
         elif walker.me == self.liar:
-            disk.log.keep(max(0, disk.log.synced - chance.randrange(1, 8)))
+            disk.log.keep(max(0, disk.log.synced - self.world.random.randrange(1, 8)))
         self.begin_life(walker.me)
 
     def bounce(self, walker: Walker) -> None:
-        """It begins a new life, and is registered at once."""
-        liar = self.liar if self.liar and self.world.random.random() < 0.5 else walker.me
-        self.crash(self.brokers[liar])
-        self.commit(self.brokers[liar].registration)
+        """It begins a new life that is registered at once; or one that ends in order before it was, and another."""
+        chance = self.world.random
+        number = self.liar if self.liar and chance.random() < 0.5 else walker.me
+        self.crash(self.brokers[number])
+        if chance.random() < 0.3:
+            self.end_life(self.brokers[number], is_clean=True)
+        self.commit(self.brokers[number].registration)
 
 
 def run_walk(seed: int, trace: list[str] | None = None) -> Result:

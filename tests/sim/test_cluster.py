@@ -96,6 +96,7 @@ def test_writes_resume_while_a_majority_lives(deed: str) -> None:
     """Promise 6, also where the leader never comes back; nothing else fails."""
     for seed in range(8):
         cluster = Cluster(seed, faults_until_ms=5000.0)
+        cluster.faults.blow_share = 0.0
         cluster.begin()
         cluster.world.run_until(4000.0)
         lost = BrokerId(cluster.checker.record.leader or 0)

@@ -16,7 +16,7 @@ from tests.sim.cluster_mutants import IN_TIME, WALKING
 from tests.sim.cluster_walk import first_red_walk
 from tests.sim.cluster_world import first_red
 
-SEEDS = 100
+SEEDS = 130
 WALKS = 2000
 
 

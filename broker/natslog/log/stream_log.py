@@ -24,15 +24,15 @@ from pathlib import Path
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
-from natslog.log.batch_encoder import EncodedBatch, encode_rows
-from natslog.log.chain import Segment, SegmentChain, damage_error
+from natslog.log.batch_encoder import encode_rows
+from natslog.log.chain import SegmentChain, damage_error
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
 from natslog.log.opening import Opening
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch
+from natslog.log.segment import SEALED_SUFFIX, ActiveSegment
 from natslog.model import Epoch, StreamSettings
 from natslog.row_buffers import RowBuffers
 
@@ -125,18 +125,6 @@ class StreamLog:
         """The high watermark on stable storage."""
         return self._checkpointed
 
-    def first_damaged_offset(self) -> int | None:
-        """Where the log must be cut so that nothing damaged is left; reads all of it. None where all is well."""
-        for segment in list(self.chain.segments):
-            try:
-                bad = first_bad_offset(segment)
-            except CorruptLog:
-                return segment.base_offset
-            if bad is not None:
-                return bad
-        starts = [known.start_offset for known in self.chain.damages]
-        return min(starts) if starts else None
-
     # ---- writing ----
 
     def append(self, rows: RowBuffers, now_us: int) -> tuple[int, int]:
@@ -157,15 +145,15 @@ class StreamLog:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
-            active = self._active_for_append(rows.nbytes, now_us)
+            active = self.active_for_append(rows.nbytes, now_us)
             base_offset = active.end_offset
             active.append(encode_rows(rows, base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch))
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
         self._last_timestamp_us = timestamp_us
         return base_offset, timestamp_us
 
-    def _failed(self, error: OSError) -> StorageFull | StorageFailed:
+    def failed(self, error: OSError) -> StorageFull | StorageFailed:
         """Room may come back, and a new file with it; any other failed write or fsync is final for this process."""
         if error.errno in _NO_ROOM:
             return self._full()
@@ -184,7 +172,7 @@ class StreamLog:
             file=str(self.folder),
         )
 
-    def _active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
+    def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
         self._check_room(incoming_bytes)
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
@@ -270,117 +258,16 @@ class StreamLog:
         if self.failure is None and isinstance(last, ActiveSegment) and len(last.index):
             self._roll(now_us)
 
-    # ---- replication ----
+    # ---- epochs ----
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """What is appended from here on is of this epoch; durable when this returns."""
         self.epochs.cut_to(self.log_end_offset)
         if self.epochs.begin(epoch, self.log_end_offset):
-            self._store_epochs()
+            self.store_epochs()
 
-    def _store_epochs(self) -> None:
+    def store_epochs(self) -> None:
         write_checked(self.folder / "leader-epochs", "leader-epochs", 1, self.epochs.entries)
-
-    def append_copies(self, batches: list[EncodedBatch], now_us: int) -> None:
-        """A leader's batches, proven by the caller, byte for byte; on stable storage when this returns.
-
-        Raises:
-            As `append`. CorruptLog: they do not continue this log.
-        """
-        if self.failure is not None:
-            raise self.failure
-        first, last = batches[0].header, batches[-1].header
-        if first.base_offset != self.log_end_offset:
-            raise CorruptLog(
-                f"{self.folder}: the leader sent offset {first.base_offset}, and {self.log_end_offset} comes next",
-                start=self.log_end_offset,
-                end=first.base_offset,
-            )
-        try:
-            for header in (batch.header for batch in batches):
-                if header.epoch != self.epochs.latest and self.epochs.begin(Epoch(header.epoch), header.base_offset):
-                    self._store_epochs()
-            self._active_for_append(sum(batch.header.total_bytes for batch in batches), now_us).append(*batches)
-        except OSError as error:
-            raise self._failed(error) from error
-        self._last_timestamp_us = max(self._last_timestamp_us, last.max_timestamp_us)
-
-    def cut_to(self, end_offset: int) -> None:
-        """Drops what a new leader does not have; durable when this returns. What is committed stays.
-
-        Raises:
-            CorruptLog: `end_offset` is inside a batch or a sealed segment. StorageFailed: a file could not be cut.
-        """
-        assert end_offset >= self.high_watermark, "what is committed is never cut"
-        try:
-            self._cut(end_offset)
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def _cut(self, end_offset: int) -> None:
-        chain = self.chain
-        with self._seal_lock, chain.lock:
-            while len(chain.segments) > 1 and chain.segments[-1].base_offset >= end_offset:
-                self._remove(chain.segments.pop())
-            last = chain.last
-            if isinstance(last, ActiveSegment):
-                last.cut_to(end_offset)
-            elif last is not None and last.end_offset > end_offset:
-                raise CorruptLog(
-                    f"{last.path}: is sealed and would have to be cut at {end_offset}", file=str(last.path)
-                )
-            sync_folder(self.folder)
-        if self.epochs.cut_to(end_offset):
-            self._store_epochs()
-
-    @staticmethod
-    def _remove(segment: Segment) -> None:
-        if isinstance(segment, ActiveSegment):
-            segment.close()
-        segment.path.unlink(missing_ok=True)
-
-    def discard_from(self, end_offset: int) -> None:
-        """Drops everything from here on, committed or not: it is damaged, and comes again from another replica.
-
-        The replica must not count for anything before it has caught up.
-
-        Raises:
-            CorruptLog, StorageFailed: as `cut_to`.
-        """
-        try:
-            self._lower_checkpoint(min(self._checkpointed, end_offset))
-            self.chain.committed = min(self.high_watermark, end_offset)
-            self._cut(end_offset)
-        except OSError as error:
-            raise self._failed(error) from error
-        self.chain.damages, self.failure = [], None
-
-    def begin_at(self, log_start_offset: int, now_us: int) -> None:
-        """Drops everything: the log begins anew at this offset.
-
-        Raises:
-            StorageFull, StorageUnavailable, StorageFailed: files could not be removed or made.
-        """
-        try:
-            self._lower_checkpoint(0)
-            with self._seal_lock, self.chain.lock:
-                fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
-                replaced, self.chain.segments = self.chain.segments, [fresh]
-                for segment in reversed(replaced):
-                    if segment.base_offset != log_start_offset or isinstance(segment, SealedSegment):
-                        self._remove(segment)
-                sync_folder(self.folder)
-            self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
-            self.epochs = EpochHistory()
-            self._store_epochs()
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def _lower_checkpoint(self, high_watermark: int) -> None:
-        with self._checkpoint_lock:
-            if high_watermark < self._checkpointed:
-                write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
-                self._checkpointed = high_watermark
 
     # ---- maintenance ----
 
@@ -473,22 +360,6 @@ class StreamLog:
         for segment in self.chain.segments:
             if isinstance(segment, ActiveSegment):
                 segment.close()
-
-
-def first_bad_offset(segment: Segment) -> int | None:
-    """The base offset of the first batch that is not what was written; for a sealed segment its own base offset, as it
-    is replaced whole.
-    """
-    fd = os.open(segment.path, os.O_RDONLY)
-    try:
-        index = segment.index
-        for at in range(len(index)):
-            read_batch(fd, index[at], segment.path)
-    except CorruptLog:
-        return segment.base_offset if isinstance(segment, SealedSegment) else index.base_offsets[at]
-    finally:
-        os.close(fd)
-    return None
 
 
 def free_bytes(folder: Path) -> int:

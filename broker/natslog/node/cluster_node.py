@@ -25,15 +25,15 @@ from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import BrokerRecord, Metadata, Proposal, RegisterBroker, Tombstone
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message
-from natslog.errors import ClusterMismatch, CorruptLog, NatslogError, NotMetadataLeader, natslog_version
+from natslog.errors import ClusterMismatch, CorruptLog, NatslogError, NotMetadataLeader
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
+from natslog.node.admission import SAY_EVERY_MS, Admission
 from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.data_dir import DataDir
 from natslog.node.links import DialledLink, Links
 from natslog.node.metadata_group import SESSION_TICKS, TICK_S, MetadataGroup, founding_snapshot
 from natslog.node.peer_messages import (
-    PROTOCOL,
     Answered,
     Ask,
     FetchRequest,
@@ -51,15 +51,14 @@ logger = logging.getLogger("natslog.cluster")
 
 _REPORT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.2
-_CLOCKS_APART_S = 30.0
 _MOST_VOTERS = 7
-_SAY_EVERY_MS, _FIRST_SAY_MS = 30_000.0, 5_000.0
+_FIRST_SAY_MS = 5_000.0
 
 Reply = Callable[[Frame, list[bytes] | None], None]
 Answerer = Callable[..., Awaitable[Any]]
 
 
-class ClusterNode:
+class ClusterNode(Admission):
     """Args: `on_applied`: told when metadata was applied; `on_bug`: told what must stop the broker.
 
     `serve_fetch`, `hand_over`, `missed`, `positions` and `answerers` are set by the broker before `start`.
@@ -79,34 +78,26 @@ class ClusterNode:
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
-        self.me = BrokerId(config.broker_id)
-        self.config = config
-        self.secret = secret
-        self.links = Links(self)
-        self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
-        self.clocks_apart_s: dict[BrokerId, float] = {}
-        self.has_joined = asyncio.Event()
-        self._data_dir = data_dir
-        self._on_applied, self._on_bug = on_applied, on_bug
-        self._lives: dict[BrokerId, str] = {}
-        self._refused_ms: dict[str, float] = {}
-        self._said_ms = monotonic_ms() - _SAY_EVERY_MS + _FIRST_SAY_MS
-        self._controller: tuple[int, Controller] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._answering: set[asyncio.Task[None]] = set()
-        self.group = MetadataGroup(
+        group = MetadataGroup(
             data_dir.raft,
-            self.me,
+            BrokerId(config.broker_id),
             send=self._send_raft,
             forward=self._forward,
             on_applied=self._applied,
             on_bug=on_bug,
         )
-
-    @property
-    def cluster_id(self) -> str:
-        return self._data_dir.identity.cluster_id
+        super().__init__(config, data_dir, group)
+        self.secret = secret
+        self.links = Links(self)
+        self.served: set[web.WebSocketResponse] = set()
+        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
+        self.has_joined = asyncio.Event()
+        self._on_applied, self._on_bug = on_applied, on_bug
+        self._lives: dict[BrokerId, str] = {}
+        self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS
+        self._controller: tuple[int, Controller] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._answering: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> Metadata:
@@ -230,7 +221,7 @@ class ClusterNode:
             self._found(peers)
 
     def _say_who_is_missing(self) -> None:
-        if self.cluster_id or monotonic_ms() - self._said_ms < _SAY_EVERY_MS:
+        if self.cluster_id or monotonic_ms() - self._said_ms < SAY_EVERY_MS:
             return
         self._said_ms = monotonic_ms()
         others = [link for link in self.links.all if not link.is_self]
@@ -249,85 +240,10 @@ class ClusterNode:
                 ", ".join(missing),
             )
 
-    # ---- who may talk: LinkOwner ----
-
-    def hello(self, nonce: str) -> Hello:
-        identity = self._data_dir.identity
-        return Hello(
-            broker=self.me,
-            url=self.config.url,
-            directory=identity.directory,
-            life=self._data_dir.life,
-            cluster_id=identity.cluster_id,
-            protocol=PROTOCOL,
-            version=natslog_version(),
-            wall_us=now_us(),
-            nonce=nonce,
-        )
-
-    def check_peer(self, hello: Hello) -> None:
-        mine = self._data_dir.identity
-        if hello.directory == mine.directory:
-            raise ClusterMismatch(f"{hello.url} is this broker itself", itself=True)
-        if hello.broker == self.me:
-            raise ClusterMismatch(
-                f"two brokers have the id {self.me}: this one at {self.config.url} and one at {hello.url}. Give each "
-                "its own broker_id",
-                broker=self.me,
-            )
-        if mine.cluster_id and hello.cluster_id and mine.cluster_id != hello.cluster_id:
-            raise ClusterMismatch(
-                f"broker {hello.broker} at {hello.url} belongs to cluster {hello.cluster_id}, and broker {self.me} to "
-                f"{mine.cluster_id}: correct the seeds, or give the newcomer an empty data folder",
-                broker=hello.broker,
-            )
-        self._check_member(hello)
-        self._note_clock(hello)
-
-    def _check_member(self, hello: Hello) -> None:
-        membership = self.group.raft.membership
-        member = membership.find(hello.broker)
-        if member is not None and member.directory != hello.directory:
-            raise ClusterMismatch(
-                f"broker {hello.broker} at {hello.url} has another data folder than the one that is the "
-                f"cluster's. If that one is lost: natslog cluster remove {hello.broker} --force, then natslog cluster "
-                f"add {hello.url}; otherwise start the broker with its own folder",
-                broker=hello.broker,
-            )
-        if member is None and membership.members and hello.cluster_id:
-            raise ClusterMismatch(
-                f"broker {hello.broker} is no member of this cluster (any more): give it an empty data folder, then "
-                f"natslog cluster add {hello.url}",
-                broker=hello.broker,
-            )
-
-    def _note_clock(self, hello: Hello) -> None:
-        apart_s = (hello.wall_us - now_us()) / 1e6
-        known_s = self.clocks_apart_s.get(hello.broker, 0.0)
-        self.clocks_apart_s[hello.broker] = apart_s
-        if abs(apart_s) > _CLOCKS_APART_S >= abs(known_s):
-            logger.warning(
-                "the clocks of broker %d and of this one are %.0f s apart: set them right (NTP). Nothing is lost, "
-                "but timestamps of messages are those of the leader's clock",
-                hello.broker,
-                apart_s,
-            )
-
-    def welcome_for(self, hello: Hello) -> Welcome | None:
-        member = self.group.raft.membership.find(hello.broker)
-        if hello.cluster_id or not self.cluster_id or member is None or member.directory != hello.directory:
-            return None
-        return Welcome(cluster_id=self.cluster_id)
-
-    def refused(self, error: NatslogError) -> None:
-        if monotonic_ms() - self._refused_ms.get(error.message, -_SAY_EVERY_MS) >= _SAY_EVERY_MS:
-            self._refused_ms = {error.message: monotonic_ms()}
-            logger.warning("a broker's link was refused: %s", error.message)
+    # ---- what is heard: LinkOwner ----
 
     def link_changed(self, peer: Hello, is_up: bool) -> None:
         logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")
-
-    # ---- what is heard: LinkOwner ----
 
     def received(self, peer: Hello, frame: Frame, reply: Reply) -> None:
         if isinstance(frame, Welcome):

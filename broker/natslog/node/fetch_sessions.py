@@ -23,6 +23,7 @@ from natslog.node.stream import HostedStream
 
 _WAIT_S = 0.5
 _HIGH_WATERMARK_WAITS_S = 0.01
+_CATCH_UP_BYTES = 1024 * 1024
 
 
 class FetchSession:
@@ -154,6 +155,8 @@ class FetchSession:
         leading, log = stream.leading, stream.log
         verdict = self._judged(stream, position)
         data: list[bytes] = []
+        if self.follower not in stream.wanted.isr:
+            room_bytes = min(room_bytes, _CATCH_UP_BYTES)  # in small parts, so that nothing else waits long
         if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
             if stream.is_at_tail(position.offset):
                 data = self._records(stream, position.offset, room_bytes)
@@ -183,7 +186,7 @@ class FetchSession:
             return []
         except (NatslogError, OSError):
             return []  # retention took it, say: the follower asks again
-        return [_from_offset(pieces[0], start), *pieces[1:]] if pieces else []
+        return [from_offset(pieces[0], start), *pieces[1:]] if pieces else []
 
     def close(self) -> None:
         for stream_id in self._positions:
@@ -192,7 +195,7 @@ class FetchSession:
         self._positions.clear()
 
 
-def _from_offset(data: bytes, start: int) -> bytes:
+def from_offset(data: bytes, start: int) -> bytes:
     """Encoded batches without the first one's rows below `start`."""
     header = ipc.proven_header(data[: ipc.MAX_HEADER_BYTES])
     if header is None or header.base_offset >= start:

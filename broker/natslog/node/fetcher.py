@@ -100,7 +100,7 @@ class Fetcher:
     async def _round(self, link: DialledLink) -> None:
         session = (link, link.peer)
         if self._session_of != session:
-            self._session_of, self._forget = session, set()
+            self._session_of, self._forget, self._number = session, set(), 0
             self._changed = dict.fromkeys(self._streams)
             link.on_fetched = self._on_fetched
         changed = []

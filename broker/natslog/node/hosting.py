@@ -16,14 +16,13 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Any
 
 from natslog.cluster.metadata import AppointLeaders, Appointment, ChangeIsrs, DisableReplicas, IsrChange, Metadata
 from natslog.cluster.replica import FollowerReplica, LeaderReplica
 from natslog.config import BrokerConfig
 from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed, StreamNotFound
-from natslog.log import LogOptions, StreamLog
+from natslog.log import LogOptions, ReplicaLog
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import DataDir
@@ -31,6 +30,7 @@ from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.fetch_sessions import FetchSession
 from natslog.node.fetcher import Fetcher
 from natslog.node.links import DialledLink
+from natslog.node.mending import mend, set_aside
 from natslog.node.metadata_group import MetadataGroup
 from natslog.node.stream import HostedStream
 from natslog.node.stream_ingest import IngestMemory, StreamIngest
@@ -176,7 +176,7 @@ class Hosting:
         await self._end_role(stream)
         stream.record = wanted
         if stream.damage is not None or stream.usable_log().chain.damages:
-            await self._mend(stream)
+            await mend(stream, self._writers)
         if stream.damage is not None or wanted.leader is None or self._is_closing:
             return
         if wanted.leader == self.me:
@@ -293,50 +293,12 @@ class Hosting:
         elif stream.log.chain.damages and record.settings.replicas > 1:
             stream.note_damage(stream.log.failure or CorruptLog("a part of the log is damaged"))
 
-    def _open_log(self, record: StreamRecord) -> StreamLog:
+    def _open_log(self, record: StreamRecord) -> ReplicaLog:
         config = self._config
         options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes)
-        log = StreamLog(self._data_dir.stream_folder(record.id), record.id, record.settings, options)
+        log = ReplicaLog(self._data_dir.stream_folder(record.id), record.id, record.settings, options)
         log.chain.committed = log.checkpointed
         return log
-
-    async def _mend(self, stream: HostedStream) -> None:
-        """Once the metadata counts on this replica no more: drops what is damaged; it comes again from the leader."""
-        record = stream.wanted
-        if record.settings.replicas == 1 or self.me in record.candidates or record.leader in (None, self.me):
-            return
-        loop, log = asyncio.get_running_loop(), stream.usable_log()
-        start = await loop.run_in_executor(self._writers, log.first_damaged_offset)
-        try:
-            if start is not None:
-                logger.warning(
-                    "stream %s: damaged from offset %d on; it comes again from the leader", record.name, start
-                )
-                await loop.run_in_executor(self._writers, log.discard_from, start)
-        except NatslogError as error:
-            logger.error("stream %s: could not be mended yet: %s", record.name, error.message)
-            return
-        stream.damage = stream.problem = None
-
-    async def _set_aside(self, stream: HostedStream) -> None:
-        """A log that cannot even be opened: its folder is kept under another name, and a new one begins."""
-        record = stream.wanted
-        if stream.log is not None or self.me in record.candidates or record.leader in (None, self.me):
-            return
-        folder = self._data_dir.stream_folder(record.id)
-
-        def rename() -> Path:
-            number = 1
-            while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
-                number += 1
-            folder.rename(aside)
-            return aside
-
-        aside = await asyncio.get_running_loop().run_in_executor(self._writers, rename)
-        logger.warning(
-            "stream %s: its damaged folder is kept as %s; it comes again from the leader", record.name, aside
-        )
-        stream.damage = stream.problem = None
 
     async def _let_go(self, stream: HostedStream) -> None:
         """Deleted, or moved away; the files stay until their tombstone is due."""
@@ -399,7 +361,7 @@ class Hosting:
         async with stream.writing:
             if stream.log is None:
                 try:
-                    await self._set_aside(stream)
+                    await set_aside(stream, self._data_dir.stream_folder(stream.wanted.id), self._writers)
                 except OSError as error:
                     logger.error("stream %s: its damaged folder could not be set aside: %s", stream.record.name, error)
                     return

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from natslog.cluster.replica import FollowerReplica, LeaderReplica
 from natslog.errors import CorruptLog, NatslogError
-from natslog.log import StreamLog
+from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.clock import monotonic_ms, now_us
@@ -60,7 +60,7 @@ class HostedStream:
         damage: what was found damaged and is not repaired yet.
     """
 
-    def __init__(self, record: StreamRecord, me: BrokerId, log: StreamLog | None = None) -> None:
+    def __init__(self, record: StreamRecord, me: BrokerId, log: ReplicaLog | None = None) -> None:
         self.me = me
         self.record = self.wanted = record
         self.log = log
@@ -84,7 +84,7 @@ class HostedStream:
             return self.leading is not None
         return self.leading is None and (record.leader is None or self.following is not None)
 
-    def usable_log(self) -> StreamLog:
+    def usable_log(self) -> ReplicaLog:
         """Raises the problem where there is one."""
         if self.log is None:
             raise self.problem or CorruptLog(f"the log of stream {self.record.name!r} could not be opened")

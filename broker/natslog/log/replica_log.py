@@ -1,0 +1,160 @@
+"""A log as one of several replicas: it takes a leader's batches as they are, and drops what its leader does not have.
+
+Invariants. What is committed is never cut: only `discard_from` and `begin_at` drop it, where the replica counts for
+nothing any more. At every moment between two of their steps the folder opens as a shorter log.
+"""
+
+from __future__ import annotations
+
+import os
+
+from natslog.cluster.epochs import EpochHistory
+from natslog.errors import CorruptLog
+from natslog.log.batch_encoder import EncodedBatch
+from natslog.log.chain import Segment
+from natslog.log.checked_file import sync_folder, write_checked
+from natslog.log.sealed import SealedSegment
+from natslog.log.segment import ActiveSegment, read_batch
+from natslog.log.stream_log import StreamLog
+from natslog.model import Epoch
+
+
+class ReplicaLog(StreamLog):
+    """See the module. These calls are for the one who writes the log at the time."""
+
+    def append_copies(self, batches: list[EncodedBatch], now_us: int) -> None:
+        """A leader's batches, proven by the caller, byte for byte; on stable storage when this returns.
+
+        Raises:
+            As `append`. CorruptLog: they do not continue this log.
+        """
+        if self.failure is not None:
+            raise self.failure
+        first, last = batches[0].header, batches[-1].header
+        if first.base_offset != self.log_end_offset:
+            raise CorruptLog(
+                f"{self.folder}: the leader sent offset {first.base_offset}, and {self.log_end_offset} comes next",
+                start=self.log_end_offset,
+                end=first.base_offset,
+            )
+        try:
+            for header in (batch.header for batch in batches):
+                if header.epoch != self.epochs.latest and self.epochs.begin(Epoch(header.epoch), header.base_offset):
+                    self.store_epochs()
+            self.active_for_append(sum(batch.header.total_bytes for batch in batches), now_us).append(*batches)
+        except OSError as error:
+            raise self.failed(error) from error
+        self._last_timestamp_us = max(self._last_timestamp_us, last.max_timestamp_us)
+
+    def cut_to(self, end_offset: int) -> None:
+        """Drops what a new leader does not have; durable when this returns. What is committed stays.
+
+        Raises:
+            CorruptLog: `end_offset` is inside a batch or a sealed segment. StorageFailed: a file could not be cut.
+        """
+        assert end_offset >= self.high_watermark, "what is committed is never cut"
+        try:
+            self._cut(end_offset)
+        except OSError as error:
+            raise self.failed(error) from error
+
+    def _cut(self, end_offset: int) -> None:
+        chain = self.chain
+        with self._seal_lock, chain.lock:
+            while len(chain.segments) > 1 and chain.segments[-1].base_offset >= end_offset:
+                _remove(chain.segments.pop())
+            last = chain.last
+            if isinstance(last, ActiveSegment):
+                last.cut_to(end_offset)
+            elif last is not None and last.end_offset > end_offset:
+                raise CorruptLog(
+                    f"{last.path}: is sealed and would have to be cut at {end_offset}", file=str(last.path)
+                )
+            sync_folder(self.folder)
+        if self.epochs.cut_to(end_offset):
+            self.store_epochs()
+
+    def discard_from(self, end_offset: int, now_us: int) -> None:
+        """Drops everything from here on, committed or not: it is damaged, and comes again from another replica.
+
+        The replica must not count for anything before it has caught up.
+
+        Raises:
+            CorruptLog, StorageFailed: as `cut_to`.
+        """
+        try:
+            if end_offset <= self.log_start_offset:
+                self._begin_at(end_offset, now_us)
+            else:
+                self._lower_checkpoint(end_offset)
+                self.chain.committed = min(self.high_watermark, end_offset)
+                self._cut(end_offset)
+        except OSError as error:
+            raise self.failed(error) from error
+        self.chain.damages, self.failure = [], None
+
+    def begin_at(self, log_start_offset: int, now_us: int) -> None:
+        """Drops everything: the log begins anew at this offset.
+
+        Raises:
+            StorageFull, StorageUnavailable, StorageFailed: files could not be removed or made.
+        """
+        try:
+            self._begin_at(log_start_offset, now_us)
+        except OSError as error:
+            raise self.failed(error) from error
+
+    def _begin_at(self, log_start_offset: int, now_us: int) -> None:
+        self._lower_checkpoint(0)
+        with self._seal_lock, self.chain.lock:
+            fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
+            replaced, self.chain.segments = self.chain.segments, [fresh]
+            for segment in reversed(replaced):
+                if segment.path != fresh.path:
+                    _remove(segment)
+                elif isinstance(segment, ActiveSegment):
+                    segment.close()
+            sync_folder(self.folder)
+        self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
+        self.epochs = EpochHistory()
+        self.store_epochs()
+
+    def _lower_checkpoint(self, high_watermark: int) -> None:
+        with self._checkpoint_lock:
+            if high_watermark < self._checkpointed:
+                write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
+                self._checkpointed = high_watermark
+
+    def first_damaged_offset(self) -> int | None:
+        """Where the log must be cut so that nothing damaged is left; reads all of it. None where all is well."""
+        for segment in list(self.chain.segments):
+            try:
+                bad = _first_bad_offset(segment)
+            except CorruptLog:
+                return segment.base_offset
+            if bad is not None:
+                return bad
+        starts = [known.start_offset for known in self.chain.damages]
+        return min(starts) if starts else None
+
+
+def _remove(segment: Segment) -> None:
+    if isinstance(segment, ActiveSegment):
+        segment.close()
+    segment.path.unlink(missing_ok=True)
+
+
+def _first_bad_offset(segment: Segment) -> int | None:
+    """The base offset of the first batch that is not what was written; for a sealed segment its own base offset, as it
+    is replaced whole.
+    """
+    fd = os.open(segment.path, os.O_RDONLY)
+    try:
+        index = segment.index
+        for at in range(len(index)):
+            read_batch(fd, index[at], segment.path)
+    except CorruptLog:
+        return segment.base_offset if isinstance(segment, SealedSegment) else index.base_offsets[at]
+    finally:
+        os.close(fd)
+    return None

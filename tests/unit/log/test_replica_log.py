@@ -1,0 +1,199 @@
+"""A log as a replica: a leader's batches byte for byte, epochs, cutting, beginning anew, and what is not committed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from natslog import ipc
+from natslog.errors import CorruptLog, OffsetOutOfRange
+from natslog.log import LogOptions, ReplicaLog
+from natslog.log.batch_encoder import EncodedBatch
+from natslog.log.segment import read_at
+from natslog.model import Epoch
+from natslog.node.fetch_sessions import from_offset
+from tests.conftest import open_log, rows, stored_values
+
+SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
+
+
+def batches_of(log: ReplicaLog, start: int = 0) -> list[EncodedBatch]:
+    """What a leader would send from `start` on, committed or not."""
+    found: list[EncodedBatch] = []
+    while start < log.log_end_offset:
+        with log.reader.plan_read(start, max_bytes=1 << 20, uncommitted=True) as plan:
+            for piece in plan.ranges:
+                data = from_offset(read_at(piece.fd, piece.position, piece.length), start)
+                found += [EncodedBatch(header, [message]) for header, message in ipc.split_messages(data, source="t")]
+            start = plan.next_offset
+    return found
+
+
+def filled(folder: Path, commits: int, options: LogOptions = SMALL) -> ReplicaLog:
+    log = open_log(folder, options)
+    log.begin_epoch(Epoch(3))
+    for at in range(commits):
+        log.append(rows([b"%d" % at, b"x" * 500]), 1_000_000 + at)
+    return log
+
+
+def copy_of(leader: ReplicaLog, folder: Path) -> ReplicaLog:
+    log = open_log(folder, SMALL)
+    log.append_copies(batches_of(leader), 1)
+    return log
+
+
+def test_copies_are_byte_for_byte_the_leaders(tmp_path: Path) -> None:
+    leader = filled(tmp_path / "leader", 30)
+    copy = copy_of(leader, tmp_path / "copy")
+    assert stored_values(copy) == stored_values(leader)
+    assert copy.epochs.entries == [(1, 0), (3, 0)] or copy.epochs.entries == [(3, 0)]
+    mine = b"".join(bytes(one.pieces[0]) for one in batches_of(copy))
+    assert mine == b"".join(bytes(one.pieces[0]) for one in batches_of(leader))
+
+
+def test_copies_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> None:
+    leader = filled(tmp_path / "leader", 4)
+    copy = open_log(tmp_path / "copy")
+    with pytest.raises(CorruptLog, match="0 comes next"):
+        copy.append_copies(batches_of(leader)[1:], 1)
+    assert copy.log_end_offset == 0
+
+
+@pytest.mark.parametrize("end", [0, 2, 10, 30, 58, 60])
+def test_cut_log_ends_there_also_after_a_restart(tmp_path: Path, end: int) -> None:
+    leader = filled(tmp_path / "leader", 30)
+    expected = stored_values(leader)[:end]
+    copy = copy_of(leader, tmp_path / "copy")
+    copy.chain.committed = 0
+    copy.cut_to(end)
+    assert copy.log_end_offset == end
+    assert [epoch for epoch, start in copy.epochs.entries if start >= end] == []
+    copy.close()
+    again = open_log(tmp_path / "copy", SMALL)
+    assert again.log_end_offset == end
+    assert again.failure is None
+    assert stored_values(again) == expected
+    again.append_copies(batches_of(leader, end), 1) if end < 60 else None
+    assert stored_values(again) == stored_values(leader)
+
+
+def test_committed_records_are_never_cut(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log", 5)
+    log.chain.committed = 6
+    with pytest.raises(AssertionError, match="never cut"):
+        log.cut_to(4)
+
+
+def test_cut_inside_a_batch_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log", 5)
+    log.chain.committed = 0
+    with pytest.raises(CorruptLog, match="in its middle"):
+        log.cut_to(9)
+    assert log.log_end_offset == 10
+
+
+def test_log_begins_anew_where_the_leader_begins(tmp_path: Path) -> None:
+    leader = filled(tmp_path / "leader", 30)
+    copy = copy_of(leader, tmp_path / "copy")
+    copy.checkpoint()
+    copy.begin_at(40, 1)
+    assert (copy.log_start_offset, copy.log_end_offset, copy.high_watermark) == (40, 40, 40)
+    copy.append_copies(batches_of(leader, 40), 1)
+    copy.close()
+    again = open_log(tmp_path / "copy", SMALL)
+    assert again.failure is None
+    assert (again.log_start_offset, again.log_end_offset) == (40, 60)
+    assert stored_values(again, 40) == stored_values(leader)[40:]
+
+
+def test_damage_is_discarded_and_fetched_again(tmp_path: Path) -> None:
+    leader = filled(tmp_path / "leader", 30)
+    copy = copy_of(leader, tmp_path / "copy")
+    copy.checkpoint()
+    copy.close()
+    victim = sorted((tmp_path / "copy").glob("*.active"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    damaged = open_log(tmp_path / "copy", SMALL)
+    assert damaged.failure is not None
+    start = damaged.first_damaged_offset()
+    assert start is not None
+    damaged.discard_from(start, 1)
+    assert damaged.failure is None
+    damaged.append_copies(batches_of(leader, start), 1)
+    damaged.close()
+    assert stored_values(open_log(tmp_path / "copy", SMALL)) == stored_values(leader)
+
+
+def test_damaged_sealed_segment_is_discarded_whole(tmp_path: Path) -> None:
+    leader = filled(tmp_path / "leader", 30)
+    copy = open_log(tmp_path / "copy", SMALL)
+    for batch in batches_of(leader):
+        copy.append_copies([batch], 1)
+    while copy.seal_next():
+        pass
+    sealed = sorted((tmp_path / "copy").glob("*.arrow"))
+    assert sealed
+    for number, victim in enumerate((sealed[-1], sealed[0])):
+        data = bytearray(victim.read_bytes())
+        data[len(data) // 3] ^= 1
+        victim.write_bytes(data)
+        start = copy.first_damaged_offset()
+        assert start == int(victim.stem), f"case {number}"
+        copy.discard_from(start, 1)
+        assert copy.log_end_offset == start
+    copy.append_copies(batches_of(leader), 1)
+    copy.chain.committed = copy.log_end_offset
+    assert stored_values(copy) == stored_values(leader)
+
+
+def test_what_is_not_committed_is_for_replicas_only(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log", 5)
+    log.chain.committed = 4
+    assert log.high_watermark == 4
+    assert len(stored_values(log)) == 4
+    with pytest.raises(OffsetOutOfRange):
+        log.reader.plan_read(6, max_bytes=1000)
+    assert sum(batch.header.rows for batch in batches_of(log)) == 10
+    assert log.reader.offset_at(1_000_001) == (2, 1_000_001)
+    assert log.reader.offset_at(1_000_003) == (4, None), "beyond the high watermark is the future"
+
+
+def test_what_is_not_committed_is_neither_sealed_nor_dropped(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log", SMALL, max_messages=1)
+    for at in range(30):
+        log.append(rows([b"x" * 500]), 1_000_000 + at)
+    log.chain.committed = 0
+    assert not log.seal_next()
+    assert log.enforce_retention(2_000_000_000_000) == 0
+    log.chain.committed = 30
+    while log.seal_next():
+        pass
+    assert log.enforce_retention(2_000_000_000_000) > 0
+
+
+def test_epochs_are_known_again_after_a_restart(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log", 2)
+    log.begin_epoch(Epoch(7))
+    log.append(rows([b"new"]), 2_000_000)
+    log.close()
+    again = open_log(tmp_path / "log", SMALL)
+    assert again.epoch == 7
+    assert again.epochs.last_epoch_before(4) == 3
+    assert again.epochs.last_epoch_before(5) == 7
+
+
+def test_slice_of_a_larger_batch_proves_itself(tmp_path: Path) -> None:
+    """A follower that needs a part of a merged batch gets that part, with CRCs of its own."""
+    leader = filled(tmp_path / "leader", 30)
+    while leader.seal_next():
+        pass
+    assert os.listdir(tmp_path / "leader")
+    whole = batches_of(leader)[0].header
+    assert whole.rows > 2, "sealing has merged commits"
+    first = batches_of(leader, 1)[0].header
+    assert (first.base_offset, first.end_offset, first.epoch) == (1, whole.end_offset, 3)
