@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import publishing, report, spark_scan, spark_sink, standing
+from tests.bench import cluster, publishing, report, spark_scan, spark_sink, standing
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -18,7 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
-        "--only", default="", help="comma-separated: publish, latency, flood, scan, sink, streams, start"
+        "--only",
+        default="",
+        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
@@ -31,6 +33,9 @@ def main() -> None:
         "sink": lambda: spark_sink.sinks(given.pairs),
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
+        "replicas": lambda: cluster.replicated(given.pairs),
+        "failover": lambda: cluster.failover(5),
+        "idle": cluster.idle_replicas,
     }
     chosen = given.only.split(",") if given.only else list(parts)
     for name in chosen:
