@@ -1,4 +1,4 @@
-"""Three brokers: acked publish with three replicas, the leader killed under load, 1,000 idle replicas, a dead broker."""
+"""Three brokers: acked publish with three replicas, the leader killed under load, 1,000 idle streams, a dead broker."""
 
 from __future__ import annotations
 

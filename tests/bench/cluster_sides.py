@@ -50,7 +50,7 @@ def natslog_cluster_side(**settings: Any) -> Iterator[tuple[NatsServer, list[Bro
 
 @contextmanager
 def jetstream_cluster_side() -> Iterator[NatsServer]:
-    """Three servers, file storage, default fsync (every 2 minutes), one empty stream R3; yields the one that leads it."""
+    """Three servers, file storage, fsync every 2 minutes (default), one empty stream R3; yields the one that leads."""
     with scratch() as folder:
         routes = [free_port() for _ in range(3)]
         servers = [_server(folder, at, routes) for at in range(3)]

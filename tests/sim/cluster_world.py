@@ -26,7 +26,7 @@ from natslog.cluster.metadata import (
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.model import BrokerId, StreamSettings
 from tests.sim.cluster_broker import Broker
-from tests.sim.cluster_checker import Checker
+from tests.sim.cluster_checker import Checker, publisher_of
 from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_process import NAME, STREAM, Disk, encode
 from tests.sim.raft_checker import Violation, require
@@ -35,7 +35,7 @@ from tests.sim.world import World
 PUBLISH_EVERY_MS = 70.0
 RETRY_AFTER_MS = 700.0
 TRIES = 4
-READ_EVERY_MS = 70.0
+READ_EVERY_MS = 100.0
 OPERATE_EVERY_MS = 400.0
 FAULTS_UNTIL_MS = 16_000.0
 RESUME_WITHIN_MS = 10_000.0
@@ -96,15 +96,16 @@ class Cluster:
             self.world.after(self.world.random.expovariate(1 / PUBLISH_EVERY_MS), self.publish)
 
     def try_to_publish(self, message: int, tries: int) -> None:
-        """To every broker, on one connection: in order, and lost at times; again until it is acked."""
+        """To all that lead, or believe so, on one connection: in order, and lost at times; again until it is acked."""
         if message in self.heard_acks or tries == 0:
             return
         self.checker.publishes(message)
         chance, world = self.world.random, self.world
         for number in self.numbers:
-            if chance.random() >= world.drop_share:
-                at_ms = max(world.now_ms + chance.uniform(*world.delay_ms), self.arrivals.get((message % 3, number), 0))
-                self.arrivals[message % 3, number] = at_ms + 0.001
+            if self.brokers[number].leader is not None and chance.random() >= world.drop_share:
+                line = publisher_of(message), number
+                at_ms = max(world.now_ms + chance.uniform(*world.delay_ms), self.arrivals.get(line, 0.0))
+                self.arrivals[line] = at_ms + 0.001
                 world.after(at_ms - world.now_ms, lambda number=number: self.arrive(number, message))
         world.after(RETRY_AFTER_MS * chance.uniform(0.7, 1.5), lambda: self.try_to_publish(message, tries - 1))
 

@@ -1,4 +1,4 @@
-"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 1300 of them unless told) and four times as many walks.
+"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 1300 of them unless told) and three times as many walks.
 
 See `cluster_world` and `cluster_walk`. To replay one: `python -m tests.sim SEED`.
 """
@@ -19,7 +19,7 @@ from tests.sim.cluster_walk import run_walk
 from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "1300"))
-WALKS_PER_SEED = 4
+WALKS_PER_SEED = 3
 CHUNK_SEEDS = 20
 TAIL_LINES = 60
 

@@ -148,7 +148,7 @@ class Broker:
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_HAND_OVER_WITHIN_S):
-                    await self.hosting.hand_over_all()
+                    await self.hosting.handing_over.all_of(list(self.streams.values()))
         except TimeoutError:
             logger.warning("not every stream could be handed over; the others will notice")
         try:
@@ -221,7 +221,7 @@ class Broker:
 
     def _hand_over(self, frame: HandOver) -> None:
         for stream_id, to in frame.streams:
-            self.hosting.hand_over(stream_id, to)
+            self.hosting.handing_over.hand_over(stream_id, to)
 
     def _serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
         sessions = self.hosting.sessions

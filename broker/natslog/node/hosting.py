@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from natslog.cluster.metadata import AppointLeaders, Appointment, ChangeIsrs, DisableReplicas, IsrChange, Metadata
+from natslog.cluster.metadata import ChangeIsrs, DisableReplicas, IsrChange, Metadata
 from natslog.cluster.replica import FollowerReplica, LeaderReplica
 from natslog.config import BrokerConfig
 from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed, StreamNotFound
@@ -29,6 +29,7 @@ from natslog.node.data_dir import DataDir
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.fetch_sessions import FetchSession
 from natslog.node.fetcher import Fetcher
+from natslog.node.handing_over import HandingOver
 from natslog.node.links import DialledLink
 from natslog.node.mending import mend, set_aside
 from natslog.node.metadata_group import MetadataGroup
@@ -39,8 +40,6 @@ from natslog.wire.link import NatsLink
 logger = logging.getLogger("natslog.node")
 
 _WATCH_S = 0.25
-_LOOK_AGAIN_S = 0.005
-_HANDOVER_WITHIN_S = 3.0
 _SUBSCRIBE_WITHIN_S = 2.0
 
 
@@ -73,6 +72,7 @@ class Hosting:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._seen_version = -1
         self._is_closing = False
+        self.handing_over = HandingOver(group, nats, find=self.find, spawn=self._spawn)
 
     # ---- what there is ----
 
@@ -370,55 +370,6 @@ class Hosting:
             if stream.log is not None:
                 await self._end_role(stream)
                 await self._take_role(stream, stream.wanted)
-
-    # ---- handing over ----
-
-    def hand_over(self, stream_id: StreamId, to: BrokerId) -> None:
-        """Asked by the metadata leader, or by this broker's end."""
-        stream = self.find(stream_id)
-        if stream is not None and stream.leading is not None and not stream.is_handing_over:
-            self._spawn(self.handed_over(stream, to), f"handing over {stream.record.name}")
-
-    async def handed_over(self, stream: HostedStream, to: BrokerId) -> None:
-        """Stops taking messages, lets `to` catch up, and proposes it; where that fails, it goes on leading."""
-        leading = stream.leading
-        if leading is None or to not in leading.record.isr:
-            return
-        stream.is_handing_over = True
-        try:
-            await stream.unsubscribe(self._nats)
-            async with asyncio.timeout(_HANDOVER_WITHIN_S):
-                while stream.leading is leading and not self._has_all(stream, to):
-                    await asyncio.wait([asyncio.ensure_future(stream.advanced.wait())], timeout=_LOOK_AGAIN_S)
-                if stream.leading is not leading:
-                    return
-                record = leading.record
-                appointment = Appointment(stream_id=record.id, version=record.version, leader=to, isr=record.isr)
-                await self._group.propose(AppointLeaders(appointments=(appointment,)))
-        except (TimeoutError, NatslogError):
-            logger.warning("stream %s: could not be handed over to broker %d; it stays", stream.record.name, to)
-        finally:
-            stream.is_handing_over = False
-
-    @staticmethod
-    def _has_all(stream: HostedStream, to: BrokerId) -> bool:
-        return (
-            stream.leading is not None
-            and (stream.ingest is None or not stream.ingest.waits_for_commit)
-            and stream.leading.is_caught_up(to)
-        )
-
-    async def hand_over_all(self) -> None:
-        """Before the broker ends: whatever another in-sync replica can lead."""
-        works = []
-        for stream in self.streams.values():
-            leading = stream.leading
-            if leading is None:
-                continue
-            others = [one for one in leading.record.isr if one != self.me and one not in leading.record.unproven]
-            if others:
-                works.append(self.handed_over(stream, others[0]))
-        await asyncio.gather(*works)
 
     # ---- what the metadata leader must hear ----
 
