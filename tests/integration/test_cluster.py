@@ -73,6 +73,16 @@ def test_every_replica_serves_what_is_committed(cluster: Cluster, filled: str) -
         list(client_of(cluster.brokers[1]).read(filled, 500, 600))
 
 
+def test_reader_of_a_known_range_never_meets_its_end_too_early(cluster: Cluster, filled: str) -> None:
+    """A follower hears of a commit a moment later than the leader's reader does."""
+    leader = cluster.client().stream(filled)["leader"]
+    followers = [broker for broker in cluster.brokers if broker.number != leader]
+    for at in range(100, 130):
+        offset = publish_acked(cluster.nats.url, filled, [b"%d" % at])[0]["offset"]
+        reader = client_of(followers[at % 2])
+        assert sum(batch.num_rows for batch in reader.read(filled, offset, offset + 1)) == 1
+
+
 def test_splits_name_the_replicas_in_turn(cluster: Cluster, filled: str) -> None:
     splits = cluster.client().splits(filled, 0, 100, max_rows=10)
     urls = {broker.url for broker in cluster.brokers}

@@ -93,7 +93,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     stream = await _serving(request)
     log = stream.usable_log()
     asked = _question(request, log)
-    if asked.start > log.high_watermark and not stream.is_leading:
+    if not stream.is_leading and _is_ahead(asked, log.high_watermark):
         stream = await leading(request)  # this replica does not know yet how far the stream is committed
         log = stream.usable_log()
     await _wait_for_data(stream, log, asked)
@@ -129,6 +129,11 @@ async def _serving(request: web.Request) -> HostedStream:
     """The stream in the path, where this broker may serve it. Raises as `leading`."""
     stream = broker_of(request).streams.get(request.match_info["name"])
     return stream if stream is not None and stream.may_serve else await leading(request)
+
+
+def _is_ahead(asked: _Question, high_watermark: int) -> bool:
+    """Whether nothing of what is asked for is known to be committed here, although the asker knows that it is."""
+    return asked.start > high_watermark or (asked.end is not None and asked.start == high_watermark < asked.end)
 
 
 async def _elsewhere(request: web.Request, stream: HostedStream, error: CorruptLog) -> Exception:
