@@ -39,6 +39,7 @@ READ_EVERY_MS = 100.0
 OPERATE_EVERY_MS = 400.0
 FAULTS_UNTIL_MS = 16_000.0
 RESUME_WITHIN_MS = 10_000.0
+HANDOVER_MS = 2_000.0
 END_MS = FAULTS_UNTIL_MS + 12_000.0
 CLIENT = 0
 SLOW_MS = {"step": 300.0, "proposed": 6000.0}
@@ -195,6 +196,8 @@ class Cluster:
         self.world.run_until(self.faults.until_ms)
         self.heal()
         self.world.run_until(END_MS)
+        while any(one.handing_over_to for one in self.faults.leaders) and self.world.now_ms < END_MS + HANDOVER_MS:
+            self.world.run_until(self.world.now_ms + 200)
         if not self.has_stopped():
             self.check_healed()
 

@@ -31,7 +31,7 @@ from natslog.node.fetch_sessions import FetchSession
 from natslog.node.fetcher import Fetcher
 from natslog.node.handing_over import HandingOver
 from natslog.node.links import DialledLink
-from natslog.node.mending import mend, set_aside
+from natslog.node.mending import may_be_mended, mend, set_aside
 from natslog.node.metadata_group import MetadataGroup
 from natslog.node.stream import HostedStream
 from natslog.node.stream_ingest import IngestMemory, StreamIngest
@@ -40,6 +40,7 @@ from natslog.wire.link import NatsLink
 logger = logging.getLogger("natslog.node")
 
 _WATCH_S = 0.25
+_MEND_AGAIN_MS = 3000.0
 _SUBSCRIBE_WITHIN_S = 2.0
 
 
@@ -347,6 +348,10 @@ class Hosting:
             self._settle_soon(stream)  # it may open now: there is room again, say
 
     def _report_damage(self) -> None:
+        for stream in self.streams.values():
+            failure = stream.log.failure if stream.log is not None else None
+            if isinstance(failure, StorageFailed) and len(stream.wanted.replicas) > 1:
+                stream.note_damage(failure)  # another replica, with a disk that works, shall lead
         damaged = [stream for stream in self.streams.values() if stream.damage is not None]
         counted = [stream.record.id for stream in damaged if self.me in stream.wanted.candidates]
         if counted:
@@ -354,12 +359,19 @@ class Hosting:
                 DisableReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=tuple(counted))
             )
         for stream in damaged:
-            if self.me not in stream.wanted.candidates and not stream.writing.locked():
+            is_due = monotonic_ms() >= stream.mend_not_before_ms
+            if self.me not in stream.wanted.candidates and not stream.writing.locked() and is_due:
+                stream.mend_not_before_ms = monotonic_ms() + _MEND_AGAIN_MS
                 self._spawn(self._recover(stream), f"mending stream {stream.record.name}")
 
     async def _recover(self, stream: HostedStream) -> None:
         async with stream.writing:
-            if stream.log is None:
+            if stream.log is not None and isinstance(stream.log.failure, StorageFailed) and may_be_mended(stream):
+                await self._end_role(stream)
+                await asyncio.get_running_loop().run_in_executor(self._writers, stream.log.close)
+                stream.log = stream.damage = None
+                await self._open(stream)  # what is on disk now is what it has; the rest comes from the leader
+            elif stream.log is None:
                 try:
                     await set_aside(stream, self._data_dir.stream_folder(stream.wanted.id), self._writers)
                 except OSError as error:

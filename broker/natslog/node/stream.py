@@ -66,6 +66,7 @@ class HostedStream:
         self.log = log
         self.problem: NatslogError | None = None
         self.damage: NatslogError | None = None
+        self.mend_not_before_ms = 0.0
         self.leading: LeaderReplica | None = None
         self.following: FollowerReplica | None = None
         self.ingest: StreamIngest | None = None
