@@ -271,9 +271,12 @@ class Cluster:
         if state is None or state["under_replicated"] or state["leaderless"]:
             return False
         brokers = state["brokers"]
-        return len(brokers) == len(self.brokers) and all(
-            one["alive"] and one["role"] == "voter" and not one["draining"] for one in brokers
-        )
+        if len(brokers) < len(self.brokers):
+            return False
+        if not all(one["alive"] and one["role"] == "voter" and not one["draining"] for one in brokers):
+            return False
+        streams = self.up[0].json("/v1/streams", timeout_s=5)
+        return streams is not None and all("high_watermark" in one for one in streams)  # else its leader does not serve
 
     def wait_in_sync(self, within_s: float = 40.0) -> float:
         """Returns the seconds it took."""

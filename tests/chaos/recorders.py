@@ -28,6 +28,7 @@ _BATCH_EVERY_S = 0.06
 _PROBE_EVERY_S = 0.05
 _READ_EVERY_S = 0.05
 _JOIN_WITHIN_S = 40.0
+_REFUSED_BEFOREHAND = (b'"not_ready"', b'"not_enough_brokers"')  # nothing was proposed: no change, then or later
 
 
 class Recorder(threading.Thread, ABC):
@@ -207,6 +208,8 @@ class MetadataClient(Recorder):
         outcome = "unknown" if answer is None else outcomes.get(answer.status, "unknown")
         if answer is not None and outcome == "unknown":
             self.history.note_error(self.name, f"{kind}: {answer.status} {answer.data[:90]!r}")
+            if any(code in answer.data for code in _REFUSED_BEFOREHAND):
+                return
         self.history.changes.append(MetadataChange(name, kind, outcome, began, time.monotonic(), broker.number))
         self.stopping.wait(self._chance.random() * 0.6)
 

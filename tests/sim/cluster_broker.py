@@ -252,7 +252,8 @@ class Roles(Life):
         )
         records: list[Entry] = []
         if isinstance(verdict, Matching):
-            self.advance(leader.fetched(fetch.sender, offset, fetch.incarnation, self.world.now_ms))
+            version = fetch.position.version
+            self.advance(leader.fetched(fetch.sender, offset, fetch.incarnation, self.world.now_ms, version))
             records = log.records[offset : min(log.synced, offset + MOST_RECORDS)]
         answer = Answer(leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number)
         self.cluster.send(self.me, fetch.sender, "answered", answer)

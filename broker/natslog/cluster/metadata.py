@@ -34,6 +34,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
     life: int = 0
     is_draining: bool = False
+    former_directories: tuple[str, ...] = ()
 
     @property
     def incarnation(self) -> str:
@@ -293,29 +294,32 @@ class Metadata(msgspec.Struct, kw_only=True):
         that was never heard of may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
-        if known == broker:
-            return False
-        is_new_life = known is not None and known.incarnation != broker.incarnation
-        is_clean = known is not None and known.incarnation == after != ""
-        if known is not None:
-            if known.directory == broker.directory and known.life > broker.life:
-                return False  # late, from a life that is over
-            broker = msgspec.structs.replace(broker, is_draining=known.is_draining)
-        self.brokers[broker.id] = broker
-        if known is not None and known.directory not in ("", broker.directory):
-            self.brokers[broker.id] = msgspec.structs.replace(broker, is_draining=False)
-            self._forget_copies(broker.id)
-        if not is_new_life:
+        if known is None:
+            self.brokers[broker.id] = broker
             return True
+        is_over = broker.directory == known.directory and broker.life < known.life
+        if is_over or broker.directory in known.former_directories:
+            return False  # late, from a life or a folder that is gone
+        has_other_folder = known.directory not in ("", broker.directory)
+        former = (*known.former_directories, known.directory) if has_other_folder else known.former_directories
+        draining = known.is_draining and not has_other_folder
+        broker = msgspec.structs.replace(broker, is_draining=draining, former_directories=former)
+        if broker == known:
+            return False
+        self.brokers[broker.id] = broker
+        if has_other_folder:
+            self._forget_copies(broker.id)
+        if broker.incarnation != known.incarnation:
+            self._begin_life(broker.id, is_clean=known.incarnation == after)
+        return True
+
+    def _begin_life(self, broker: BrokerId, *, is_clean: bool) -> None:
         for record in list(self.streams.values()):
-            leader = None if record.leader == broker.id else record.leader
-            unproven = record.unproven
-            is_unproven = not is_clean and broker.id in record.candidates
-            if is_unproven:
-                unproven = tuple(sorted({*unproven, broker.id}))
+            leader = None if record.leader == broker else record.leader
+            is_unproven = not is_clean and broker in record.candidates
+            unproven = tuple(sorted({*record.unproven, broker})) if is_unproven else record.unproven
             if is_unproven or leader != record.leader:  # again, too: what its former life said of its log is void
                 self._replace(_next_version(record, leader=leader, unproven=unproven))
-        return True
 
     def _forget_copies(self, broker: BrokerId) -> None:
         """It came back with another folder: whatever it held is gone. A stream that only it held has nobody to lead."""

@@ -31,11 +31,15 @@ from natslog.model import BrokerId, Epoch, StreamRecord
 
 
 class FetchPosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where a follower stands: everything below `offset` is on its disk, the last record being of `last_epoch`."""
+    """Where a follower stands: everything below `offset` is on its disk, the last record being of `last_epoch`.
+
+    `version`: of the stream's record, as the follower knew it then.
+    """
 
     epoch: Epoch
     offset: int
     last_epoch: Epoch
+    version: int = 0
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):
@@ -82,9 +86,12 @@ def judge(
 
 @dataclass(slots=True)
 class Progress:
-    """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch."""
+    """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
+    the ISR, until it asks knowing that: what it had before may be what it was put out for (damage).
+    """
 
     caught_up_ms: float
+    out_since_version: int = 0
     end_offset: int | None = None
     incarnation: str = ""
     leader_end_at_fetch: int = 0
@@ -139,12 +146,14 @@ class LeaderReplica:
     def update(self, record: StreamRecord, now_ms: float) -> int:
         """The metadata says something new of this stream, in the same epoch. Returns HW."""
         assert (record.leader, record.leader_epoch) == (self.me, self.epoch), "another epoch is another LeaderReplica"
-        joined = set(record.isr) - set(self.record.isr)
+        joined, left = set(record.isr) - set(self.record.isr), set(self.record.isr) - set(record.isr)
         self.record = record
         others = [broker for broker in record.replicas if broker != self.me]
         self.followers = {broker: self.followers.get(broker) or Progress(now_ms) for broker in others}
         for broker in joined & set(self.followers):
             self.followers[broker].caught_up_ms = now_ms
+        for broker in left & set(self.followers):
+            self.followers[broker].end_offset, self.followers[broker].out_since_version = None, record.version
         if record.version != self._version:
             self._version, self._proposed, self._proposed_ms = record.version, set(), None
         return self._advance()
@@ -155,11 +164,11 @@ class LeaderReplica:
         self.log_end_offset = end_offset
         return self._advance()
 
-    def fetched(self, follower: BrokerId, offset: int, incarnation: str, now_ms: float) -> int:
-        """A follower whose log matches has everything below `offset`. Returns HW."""
+    def fetched(self, follower: BrokerId, offset: int, incarnation: str, now_ms: float, version: int = 0) -> int:
+        """A follower whose log matches has everything below `offset`, and knows the record's `version`. Returns HW."""
         progress = self.followers.get(follower)
-        if progress is None:
-            return self.high_watermark  # no replica of this stream (any more)
+        if progress is None or version < progress.out_since_version:
+            return self.high_watermark  # no replica of this stream, or one that does not know yet that it is out
         if offset >= self.log_end_offset or (
             progress.incarnation == incarnation and offset >= progress.leader_end_at_fetch > 0
         ):
@@ -321,7 +330,8 @@ class FollowerReplica:
         return self.record.leader_epoch
 
     def position(self, epochs: EpochHistory, log_end_offset: int) -> FetchPosition:
-        return FetchPosition(self.epoch, log_end_offset, epochs.last_epoch_before(log_end_offset))
+        last_epoch = epochs.last_epoch_before(log_end_offset)
+        return FetchPosition(self.epoch, log_end_offset, last_epoch, self.record.version)
 
     def answered(
         self, epoch: Epoch, verdict: Verdict, now_ms: float, *, epochs: EpochHistory, log_end_offset: int

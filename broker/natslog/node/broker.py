@@ -226,7 +226,7 @@ class Broker:
     def _serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
         sessions = self.hosting.sessions
         session = sessions.get(peer.broker)
-        if session is None or request.number == 1 or session.incarnation != request.incarnation:
+        if session is None or request.begins or session.incarnation != request.incarnation:
             if session is not None:
                 session.close()
             session = sessions[peer.broker] = FetchSession(peer.broker, self.hosting.find, self.readers)
@@ -438,7 +438,8 @@ class Broker:
         grace_us = int(self.config.tombstone_grace_s * 1_000_000)
         for tombstone in list(self.state.tombstones.values()):
             is_due = tombstone.broker == self.cluster.me and now_us() - tombstone.deleted_us >= grace_us
-            if not is_due or self._stop_upkeep.is_set() or self.hosting.find(tombstone.id) is not None:
+            is_there = tombstone.key in self.state.tombstones and self.hosting.find(tombstone.id) is None
+            if not is_due or self._stop_upkeep.is_set() or not is_there:
                 continue
             try:
                 await self._bury(tombstone)

@@ -115,7 +115,7 @@ class FetchSession:
         if stream is not None and stream.leading is not None:
             stream.sessions.add(self)
             if isinstance(self._judged(stream, position), Matching):
-                stream.fetched(self.follower, position.offset, self.incarnation)
+                stream.fetched(self.follower, position, self.incarnation)
 
     @staticmethod
     def _judged(stream: HostedStream, position: FetchPosition) -> Fenced | Diverging | BeforeStart | Matching:

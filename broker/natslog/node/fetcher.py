@@ -99,8 +99,9 @@ class Fetcher:
 
     async def _round(self, link: DialledLink) -> None:
         session = (link, link.peer)
-        if self._session_of != session:
-            self._session_of, self._forget, self._number = session, set(), 0
+        begins = self._session_of != session
+        if begins:
+            self._session_of, self._forget = session, set()
             self._changed = dict.fromkeys(self._streams)
             link.on_fetched = self._on_fetched
         changed = []
@@ -113,7 +114,7 @@ class Fetcher:
         forget, self._forget = tuple(self._forget), set()
         self._number += 1
         self._response = asyncio.get_running_loop().create_future()
-        if not link.send(FetchRequest(self._number, self._incarnation, tuple(changed), forget)):
+        if not link.send(FetchRequest(self._number, self._incarnation, tuple(changed), forget, begins=begins)):
             self._session_of = None
             await asyncio.sleep(_AGAIN_S / 4)
             return

@@ -71,6 +71,7 @@ class Hosting:
         self._by_id: dict[StreamId, HostedStream] = {}
         self._settling: dict[StreamId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._burying: set[StreamId] = set()
         self._seen_version = -1
         self._is_closing = False
         self.handing_over = HandingOver(group, nats, find=self.find, spawn=self._spawn)
@@ -115,6 +116,7 @@ class Hosting:
             return
         self._seen_version = state.version
         mine = {record.id: record for record in state.streams.values() if self.me in record.replicas}
+        mine = {stream_id: record for stream_id, record in mine.items() if stream_id not in self._burying}
         for stream_id, record in mine.items():
             stream = self._by_id.get(stream_id)
             if stream is None:
@@ -135,7 +137,7 @@ class Hosting:
         if running is not None and not running.done():
             return
         if stream.log is not None and self._same_role(stream) and self._same_settings(stream):
-            stream.updated(stream.wanted)
+            self._bring_up_to_date(stream, stream.wanted)
             return
         stream_id = stream.record.id
         self._settling[stream_id] = self._spawn(self._settle(stream), f"roles of stream {stream.record.name}")
@@ -172,7 +174,7 @@ class Hosting:
     async def _take_role(self, stream: HostedStream, wanted: StreamRecord) -> None:
         await self._adopt_settings(stream, wanted)
         if self._same_role(stream) and stream.record.leader_epoch == wanted.leader_epoch and stream.has_role_of(wanted):
-            stream.updated(wanted)
+            self._bring_up_to_date(stream, wanted)
             return
         await self._end_role(stream)
         stream.record = wanted
@@ -186,6 +188,11 @@ class Hosting:
             log = stream.usable_log()
             stream.following = FollowerReplica(self.me, wanted, log.high_watermark, monotonic_ms())
             self._fetcher(wanted.leader).follow(stream)
+
+    def _bring_up_to_date(self, stream: HostedStream, wanted: StreamRecord) -> None:
+        stream.updated(wanted)
+        if stream.following is not None and wanted.leader is not None and self.me not in wanted.isr:
+            self._fetcher(wanted.leader).follow(stream)  # asks once more, knowing that it is out
 
     async def _adopt_settings(self, stream: HostedStream, wanted: StreamRecord) -> None:
         was, settings = stream.record.settings, wanted.settings
@@ -348,21 +355,29 @@ class Hosting:
             self._settle_soon(stream)  # it may open now: there is room again, say
 
     def _report_damage(self) -> None:
-        for stream in self.streams.values():
+        for stream in self._by_id.values():
             failure = stream.log.failure if stream.log is not None else None
             if isinstance(failure, StorageFailed) and len(stream.wanted.replicas) > 1:
                 stream.note_damage(failure)  # another replica, with a disk that works, shall lead
-        damaged = [stream for stream in self.streams.values() if stream.damage is not None]
+        damaged = [stream for stream in self._by_id.values() if stream.damage is not None]
         counted = [stream.record.id for stream in damaged if self.me in stream.wanted.candidates]
+        counted = [one for one in counted if self._by_id[one].following is None]  # nothing is asked for any more
         if counted:
             self._group.submit(
                 DisableReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=tuple(counted))
             )
         for stream in damaged:
+            if stream.following is not None and not stream.writing.locked():
+                self._spawn(self._stop_following(stream), f"quarantine of stream {stream.record.name}")
             is_due = monotonic_ms() >= stream.mend_not_before_ms
             if self.me not in stream.wanted.candidates and not stream.writing.locked() and is_due:
                 stream.mend_not_before_ms = monotonic_ms() + _MEND_AGAIN_MS
                 self._spawn(self._recover(stream), f"mending stream {stream.record.name}")
+
+    async def _stop_following(self, stream: HostedStream) -> None:
+        async with stream.writing:
+            if stream.following is not None:
+                await self._end_role(stream)
 
     async def _recover(self, stream: HostedStream) -> None:
         async with stream.writing:
@@ -429,8 +444,14 @@ class Hosting:
         """Removes the files of a stream that is not hosted. Raises OSError."""
         assert stream_id not in self._by_id, "a stream that is being served is not buried"
         folder = self._data_dir.stream_folder(stream_id)
-        if folder.exists():
-            await asyncio.get_running_loop().run_in_executor(self._readers, shutil.rmtree, folder)
+        self._burying.add(stream_id)  # moved back here meanwhile, it is opened when the old files are gone
+        try:
+            if folder.exists():
+                await asyncio.get_running_loop().run_in_executor(self._readers, shutil.rmtree, folder)
+        finally:
+            self._burying.discard(stream_id)
+            self._seen_version = -1
+            self.look()
 
     def warn_of_strays(self, state: Metadata) -> None:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}

@@ -108,7 +108,9 @@ class HandOver(msgspec.Struct, frozen=True, tag="hand over", array_like=True):
 class FetchRequest(msgspec.Struct, frozen=True, tag="fetch?", array_like=True):
     """What a follower wants from a leader: only positions that changed since its last request on this link.
 
-    `forget`: streams that it does not follow here any more. `incarnation`: the asking broker's life.
+    `forget`: streams that it does not follow here any more. `incarnation`: the asking broker's life. `begins`: what
+    was said before counts no more. `number` is never used again in that life: an answer is to the last question, or to
+    none.
     """
 
     number: int
@@ -116,6 +118,7 @@ class FetchRequest(msgspec.Struct, frozen=True, tag="fetch?", array_like=True):
     changed: tuple[tuple[StreamId, FetchPosition], ...] = ()
     forget: tuple[StreamId, ...] = ()
     max_bytes: int = 4 * 1024 * 1024
+    begins: bool = False
 
 
 class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):

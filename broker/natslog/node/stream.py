@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from natslog.cluster.replica import FollowerReplica, LeaderReplica
+from natslog.cluster.replica import FetchPosition, FollowerReplica, LeaderReplica
 from natslog.errors import CorruptLog, NatslogError
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
@@ -113,10 +113,11 @@ class HostedStream:
         self._moved(high_watermark)
         return high_watermark
 
-    def fetched(self, follower: BrokerId, offset: int, incarnation: str) -> None:
-        """A follower has everything below `offset` on its stable storage."""
+    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> None:
+        """A follower, whose log matches, has everything below its position on its stable storage."""
         assert self.leading is not None, "only a leader is fetched from"
-        self._moved(self.leading.fetched(follower, offset, incarnation, monotonic_ms()))
+        now_ms = monotonic_ms()
+        self._moved(self.leading.fetched(follower, position.offset, incarnation, now_ms, position.version))
 
     def updated(self, record: StreamRecord) -> None:
         """The record says something new within the same epoch."""
