@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +28,8 @@ from natslog.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.subjects import check_subject, wildcard_regex
 
 routes = web.RouteTableDef()
+
+Result = TypeVar("Result")
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
@@ -102,16 +106,10 @@ async def messages(request: web.Request) -> web.StreamResponse:
     planning = loop.run_in_executor(
         broker.readers, lambda: log.reader.plan_read(asked.start, asked.end, max_bytes=limit_bytes)
     )
-    try:
-        holding = await _held(planning)
-    except CorruptLog as error:
-        if stream.record.settings.replicas > 1:
-            stream.note_damage(error)
-            raise await _elsewhere(request, stream, error) from error
-        raise
-    with holding as plan:
+    with await _or_elsewhere(request, stream, _held(planning)) as plan:
         rewrite = asked.changes_rows or _is_crumbly(plan)
-        body = await loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
+        rewriting = loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
+        body = None if rewriting is None else await _or_elsewhere(request, stream, rewriting)
         headers = {
             "Natslog-Next-Offset": str(plan.next_offset),
             "Natslog-High-Watermark": str(log.high_watermark),
@@ -136,11 +134,24 @@ def _is_ahead(asked: _Question, high_watermark: int) -> bool:
     return asked.start > high_watermark or (asked.end is not None and asked.start == high_watermark < asked.end)
 
 
-async def _elsewhere(request: web.Request, stream: HostedStream, error: CorruptLog) -> Exception:
-    """What is damaged here is whole on another in-sync replica."""
-    broker = broker_of(request)
-    others = [url for one in stream.wanted.isr if one != broker.cluster.me and (url := broker.url_of(one)) is not None]
-    return web.HTTPTemporaryRedirect(others[0] + request.path_qs) if others else error
+async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaitable[Result]) -> Result:
+    """The work's result. What it finds damaged here is whole on another in-sync replica.
+
+    Raises:
+        HTTPTemporaryRedirect: to that one. CorruptLog: there is no other.
+    """
+    try:
+        return await work
+    except CorruptLog as error:
+        if stream.record.settings.replicas == 1:
+            raise
+        stream.note_damage(error)
+        broker = broker_of(request)
+        others = [one for one in stream.wanted.isr if one != broker.cluster.me]
+        urls = [url for one in others if (url := broker.url_of(one)) is not None]
+        if not urls:
+            raise
+        raise web.HTTPTemporaryRedirect(urls[0] + request.path_qs) from error
 
 
 async def _held(planning: asyncio.Future[ReadPlan]) -> ReadPlan:

@@ -170,13 +170,22 @@ class ActiveSegment:
         kept = self.index.first_covering(end_offset)
         if kept < len(self.index) and self.index.base_offsets[kept] < end_offset:
             raise damage(self.path, self.index[kept], f"is to be cut at {end_offset}, in its middle")
-        if kept == len(self.index):
+        position = self._end_position(kept)
+        if position == self.size_bytes:
             return
-        position = self.index.positions[kept]
         os.ftruncate(self._writable(), position)
         os.fsync(self._fd)
         self.size_bytes = position
         self.index = self.index.first(kept)
+
+    def _end_position(self, batches: int) -> int:
+        """Where the file ends that holds only the first so many batches; damage may lie behind the last known one."""
+        if batches:
+            return self.index.positions[batches - 1] + self.index.lengths[batches - 1]
+        if len(self.index):
+            return self.index.positions[0]
+        with open(self.path, "rb") as file:
+            return check_file_header(file.read(ipc.MAX_HEADER_BYTES), self.path, None, self.base_offset)
 
     def _writable(self) -> int:
         if self._fd < 0:

@@ -96,6 +96,10 @@ class Broker:
             link_to=self.cluster.link_to,
             on_bug=self._halt,
         )
+        cluster = self.cluster
+        cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
+        cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
+        cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
         self._nats_down_since: float | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._stop_upkeep = asyncio.Event()
@@ -114,11 +118,7 @@ class Broker:
         await loop.run_in_executor(self._writers, compile_aside)
         await loop.run_in_executor(self._writers, warm_up)
         await self.link.open()
-        cluster = self.cluster
-        cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
-        cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
-        cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
-        await cluster.start()
+        await self.cluster.start()
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
@@ -148,7 +148,9 @@ class Broker:
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_HAND_OVER_WITHIN_S):
-                    await self.hosting.handing_over.all_of(list(self.streams.values()))
+                    streams = list(self.streams.values())
+                    await self.hosting.handing_over.all_of(streams)
+                    await self.hosting.handing_over.leave(streams, self._data_dir.incarnation)
         except TimeoutError:
             logger.warning("not every stream could be handed over; the others will notice")
         try:
@@ -307,8 +309,13 @@ class Broker:
     def _in_background(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
         task = asyncio.create_task(work, name=name)
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # its asker, if still there, has it too
+            logger.debug("%s ended with: %s", task.get_name(), error)
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Carries a change out even where the client that asked for it hangs up in the middle."""

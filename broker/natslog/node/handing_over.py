@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from natslog.cluster.metadata import AppointLeaders, Appointment
+from natslog.cluster.metadata import AppointLeaders, Appointment, DisableReplicas
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, StreamId
 from natslog.node.metadata_group import MetadataGroup
@@ -20,6 +20,7 @@ from natslog.wire.link import NatsLink
 logger = logging.getLogger("natslog.node")
 
 _HANDOVER_WITHIN_S = 3.0
+_LEAVE_WITHIN_S = 1.5
 _LOOK_AGAIN_S = 0.005
 
 
@@ -70,6 +71,21 @@ class HandingOver:
             and (stream.ingest is None or not stream.ingest.waits_for_commit)
             and stream.leading.is_caught_up(to)
         )
+
+    async def leave(self, streams: list[HostedStream], incarnation: str) -> None:
+        """Before the broker ends: out of the ISR of what others lead, where enough are left in it, so that nobody waits
+        until it is missed.
+        """
+        following = [one for one in streams if one.wanted.leader not in (None, one.me) and one.me in one.wanted.isr]
+        spared = [one.record.id for one in following if len(one.wanted.isr) > one.wanted.settings.min_isr]
+        if spared:
+            me = following[0].me
+            leaving = DisableReplicas(broker=me, incarnation=incarnation, stream_ids=tuple(spared))
+            try:
+                async with asyncio.timeout(_LEAVE_WITHIN_S):
+                    await self._group.propose(leaving)
+            except (TimeoutError, NatslogError):
+                logger.info("the others will notice that this broker is gone")
 
     async def all_of(self, streams: list[HostedStream]) -> None:
         """Before the broker ends: whatever another in-sync replica can lead."""

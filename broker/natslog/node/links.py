@@ -12,6 +12,7 @@ bounded, and what waits to be sent is: what does not fit is dropped, as on a bad
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -271,7 +272,8 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse) -> None:
     except NatslogError as error:
         if not error.facts.get("itself"):
             owner.refused(error)
-        await socket.send_bytes(encode_frame(Refused(error=error.to_json()["error"])))
+        with contextlib.suppress(ConnectionError):  # it may have hung up already
+            await socket.send_bytes(encode_frame(Refused(error=error.to_json()["error"])))
         return
     except (TimeoutError, ConnectionError):
         return

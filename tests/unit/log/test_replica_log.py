@@ -129,6 +129,29 @@ def test_damage_is_discarded_and_fetched_again(tmp_path: Path) -> None:
     assert stored_values(open_log(tmp_path / "copy", SMALL)) == stored_values(leader)
 
 
+@pytest.mark.parametrize("commits", [1, 4])
+def test_damage_in_the_last_batch_is_cut_away_with_it(tmp_path: Path, commits: int) -> None:
+    """Recovery does not know what the damaged bytes hold; nothing may be appended behind them."""
+    leader = filled(tmp_path / "leader", commits, LogOptions(min_free_bytes=0))
+    copy = open_log(tmp_path / "copy")
+    copy.append_copies(batches_of(leader), 1)
+    copy.checkpoint()
+    copy.close()
+    (victim,) = (tmp_path / "copy").glob("*.active")
+    data = bytearray(victim.read_bytes())
+    data[-20] ^= 1
+    victim.write_bytes(data)
+    damaged = open_log(tmp_path / "copy")
+    start = damaged.first_damaged_offset()
+    assert start == 2 * commits - 2
+    damaged.discard_from(start, 1)
+    damaged.append_copies(batches_of(leader, start), 1)
+    damaged.close()
+    again = open_log(tmp_path / "copy")
+    assert again.failure is None
+    assert stored_values(again) == stored_values(leader)
+
+
 def test_damaged_sealed_segment_is_discarded_whole(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", 30)
     copy = open_log(tmp_path / "copy", SMALL)
