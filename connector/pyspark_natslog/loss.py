@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from natslog.errors import DataLoss
-from pyspark_natslog.options import SourceOptions
+from pyspark_natslog.source_options import SourceOptions
 
 logger = logging.getLogger("pyspark_natslog")
 

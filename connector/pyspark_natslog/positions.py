@@ -8,7 +8,7 @@ from natslog.client import NatslogClient
 from natslog.errors import ConfigError
 from natslog.times import format_timestamp_us
 from pyspark_natslog.loss import Loss, report_loss
-from pyspark_natslog.options import Bound, SourceOptions
+from pyspark_natslog.source_options import Bound, SourceOptions
 
 
 def resolve_end(client: NatslogClient, bound: Bound, info: dict[str, Any]) -> int:

@@ -10,9 +10,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from natslog.errors import ConfigError
-from pyspark_natslog.options import SourceOptions
 from pyspark_natslog.positions import resolve_end, resolve_start
 from pyspark_natslog.schema import checked_columns
+from pyspark_natslog.source_options import SourceOptions
 from pyspark_natslog.splits import plan_range, read_range
 
 

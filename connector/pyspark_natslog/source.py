@@ -28,31 +28,31 @@ class DefaultSource(DataSource):
         return "natslog"
 
     def schema(self) -> StructType:
-        from pyspark_natslog.options import SourceOptions
         from pyspark_natslog.schema import spark_schema
+        from pyspark_natslog.source_options import SourceOptions
 
         return spark_schema(SourceOptions.parse(self._options).selected_columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from pyspark_natslog.options import SourceOptions
         from pyspark_natslog.reader import BatchReader
+        from pyspark_natslog.source_options import SourceOptions
 
         return BatchReader(SourceOptions.parse(self._options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from pyspark_natslog.options import SourceOptions
+        from pyspark_natslog.source_options import SourceOptions
         from pyspark_natslog.stream_reader import StreamReader
 
         return StreamReader(SourceOptions.parse(self._options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pyspark_natslog.options import SinkOptions
+        from pyspark_natslog.sink_options import SinkOptions
         from pyspark_natslog.writer import BatchWriter
 
         return BatchWriter(SinkOptions.parse(self._options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from pyspark_natslog.options import SinkOptions
+        from pyspark_natslog.sink_options import SinkOptions
         from pyspark_natslog.writer import StreamWriter
 
         return StreamWriter(SinkOptions.parse(self._options), schema, overwrite)

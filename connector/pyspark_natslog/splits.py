@@ -12,8 +12,8 @@ from pyspark.sql.datasource import InputPartition
 from natslog.client import NatslogClient
 from natslog.errors import NatslogError, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.loss import Loss, report_loss
-from pyspark_natslog.options import SourceOptions
 from pyspark_natslog.schema import to_spark
+from pyspark_natslog.source_options import SourceOptions
 
 logger = logging.getLogger("pyspark_natslog")
 

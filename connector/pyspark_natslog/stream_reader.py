@@ -26,9 +26,9 @@ from pyspark.sql.types import StructType
 from natslog.errors import BrokerUnavailable, StreamNotFound
 from pyspark_natslog.loss import Loss, report_loss
 from pyspark_natslog.offsets import Offsets, StreamOffset, from_json, share_limit, to_json
-from pyspark_natslog.options import SourceOptions
 from pyspark_natslog.positions import resolve_start
 from pyspark_natslog.schema import checked_columns
+from pyspark_natslog.source_options import SourceOptions
 from pyspark_natslog.splits import plan_range, read_range
 
 logger = logging.getLogger("pyspark_natslog")

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError, did_you_mean
 from natslog.schema import HEADERS_TYPE
-from pyspark_natslog.options import SinkOptions
+from pyspark_natslog.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     from natslog.wire.outgoing_rows import Rows

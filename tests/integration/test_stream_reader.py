@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from natslog.client import NatslogClient
 from natslog.errors import BrokerUnavailable, DataLoss
-from pyspark_natslog.options import SourceOptions
 from pyspark_natslog.schema import spark_schema
+from pyspark_natslog.source_options import SourceOptions
 from pyspark_natslog.splits import OffsetRange
 from pyspark_natslog.stream_reader import StreamReader
 from tests.harness import BrokerProcess, publish_acked, running
