@@ -2,6 +2,7 @@
 
 from natslog.log.log_reader import FileRange, LogReader, ReadPlan
 from natslog.log.replica_log import ReplicaLog
+from natslog.log.run_log import RunLog
 from natslog.log.stream_log import LogOptions, StreamLog, free_bytes
 
-__all__ = ["FileRange", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "StreamLog", "free_bytes"]
+__all__ = ["FileRange", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "RunLog", "StreamLog", "free_bytes"]
