@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
-from flatbuffers.table import Table
 
 from natslog.errors import InvalidRequest
 from natslog.row_buffers import PAYLOAD_SCHEMA
@@ -32,7 +32,7 @@ GROUPED_ROWS = 64 * 1024
 MAX_UPLOADED_BATCH_BYTES = 64 * 1024 * 1024
 _MAX_METADATA_BYTES = 1024 * 1024
 _CONTINUATION = b"\xff\xff\xff\xff"
-_BODY_LENGTH = 10  # place of `bodyLength` in the flatbuffer table `Message`
+_BODY_LENGTH = 10  # place of `bodyLength` in the vtable of `Message`
 _COLUMNS = ("value", "subject", "key", "headers")
 _TEXT = (pa.string(), pa.large_string())
 _BYTES = (pa.binary(), pa.large_binary())
@@ -71,27 +71,33 @@ class UploadedRows:
         self.crc = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._batches()
-        except (pa.ArrowException, struct.error, IndexError) as error:
-            raise InvalidRequest(f"{self._what}: byte {self._position} on is not Arrow IPC: {error}") from error
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
         opening = self._next_message()
         if opening is None:
             raise InvalidRequest(f"{self._what}: an Arrow IPC stream with the columns value, subject, … must follow")
-        schema = pa.ipc.read_schema(pa.ipc.read_message(opening))
-        _check_schema(schema, self._rules, self._what)
+        with self._parsing():
+            schema = pa.ipc.read_schema(pa.ipc.read_message(opening))
+            _check_schema(schema, self._rules, self._what)
         first = 0
         while (message := self._next_message()) is not None:
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
-            batch.validate(full=True)
+            with self._parsing():
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
+                batch.validate(full=True)
             for start in range(0, batch.num_rows, GROUPED_ROWS):
                 piece = batch.slice(start, GROUPED_ROWS)
                 if self._checks_rows:
                     _check_rows(piece, self._rules, self._what, first + start)
-                yield _payload(piece, self._rules)
+                with self._parsing():
+                    payload = _payload(piece, self._rules)
+                yield payload
             first += batch.num_rows
+
+    @contextmanager
+    def _parsing(self) -> Iterator[None]:
+        """What pyarrow and flatbuffers say of bytes that are not what they should be; OSError is one of their words."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
+            raise InvalidRequest(f"{self._what}: near byte {self._position} it is not Arrow IPC: {error}") from error
 
     def _next_message(self) -> pa.Buffer | None:
         """The next encapsulated message, whole; None at the end of the stream."""
@@ -108,7 +114,8 @@ class UploadedRows:
                 raise InvalidRequest(f"{self._what}: bytes follow the end of the Arrow IPC stream")
             return None
         metadata = os.pread(self._fd, metadata_bytes, self._position + 8)
-        body_bytes = _body_bytes(metadata)
+        with self._parsing():
+            body_bytes = _body_bytes(metadata)
         if not 0 <= body_bytes <= MAX_UPLOADED_BATCH_BYTES:
             raise InvalidRequest(
                 f"{self._what}: a batch of {body_bytes} bytes; at most {MAX_UPLOADED_BATCH_BYTES}: write smaller ones"
@@ -125,9 +132,12 @@ class UploadedRows:
 
 
 def _body_bytes(metadata: bytes) -> int:
-    message = Table(metadata, int.from_bytes(metadata[:4], "little"))
-    place = message.Offset(_BODY_LENGTH)
-    return int(struct.unpack_from("<q", metadata, message.Pos + place)[0]) if place else 0
+    """What the flatbuffer says; pyarrow proves the whole of it afterwards. Raises struct.error."""
+    (root,) = struct.unpack_from("<I", metadata)
+    vtable = root - struct.unpack_from("<i", metadata, root)[0]
+    (vtable_bytes,) = struct.unpack_from("<H", metadata, vtable)
+    place = struct.unpack_from("<H", metadata, vtable + _BODY_LENGTH)[0] if vtable_bytes > _BODY_LENGTH else 0
+    return int(struct.unpack_from("<q", metadata, root + place)[0]) if place else 0
 
 
 def _check_schema(schema: pa.Schema, rules: RowRules, what: str) -> None:
