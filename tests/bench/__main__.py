@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cluster, publishing, report, spark_scan, spark_sink, standing
+from tests.bench import cluster, publishing, report, spark_append, spark_scan, spark_sink, standing
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle",
+        help="comma-separated: publish, latency, flood, scan, sink, append, streams, start, replicas, failover, idle",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
@@ -31,6 +31,7 @@ def main() -> None:
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
+        "append": lambda: spark_append.appends(given.pairs),
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
         "replicas": lambda: cluster.replicated(given.pairs),

@@ -287,5 +287,14 @@ def _unlink_all(paths: list[Path]) -> None:
 
 
 def rows_of(parts: Iterable[StagedPart]) -> Iterator[pa.RecordBatch]:
-    """All rows of the parts, one after another, in batches as a log stores them."""
-    return regrouped(batch for part in parts for batch in part.batches())
+    """All rows of the parts, one after another, in batches as a log stores them; the next one is read meanwhile."""
+    return _read_ahead(regrouped(batch for part in parts for batch in part.batches()))
+
+
+def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The disk syncs one batch while another thread reads, proves and gathers the one after it."""
+    with ThreadPoolExecutor(1, thread_name_prefix="run") as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
