@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FETCH_EVERY_MS = 60.0
 FETCH_TIMEOUT_MS = 500.0
 MOST_RECORDS = 8
+MOST_OF_RUN = 2  # so that many a replica holds a part of one
 LONG_AGO_MS = -1e9
 
 
@@ -271,7 +272,8 @@ class Roles(Life):
         if isinstance(verdict, Matching):
             version = fetch.position.version
             self.advance(leader.fetched(fetch.sender, offset, fetch.incarnation, self.world.now_ms, version))
-            records = log.records[offset : min(log.synced, offset + 1 + 5 * offset % MOST_RECORDS)]
+            in_run = offset < log.synced and log.records[offset] in self.cluster.checker.runs
+            records = log.records[offset : min(log.synced, offset + (MOST_OF_RUN if in_run else MOST_RECORDS))]
         answer = Answer(leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number)
         self.cluster.send(self.me, fetch.sender, "answered", answer)
 

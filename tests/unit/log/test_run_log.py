@@ -53,6 +53,18 @@ def test_run_is_contiguous_marked_and_at_one_time(log_folder: Path) -> None:
     assert (log.tail_run, log.is_inside_run) == (None, False)
 
 
+def test_each_batch_of_a_run_is_synced_before_the_next_is_written(
+    log_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut could leave a hole before a whole batch, which recovery takes for damage."""
+    log, calls = open_log(log_folder), []
+    for name in ("writev", "fdatasync"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, real=real, name=name: (calls.append(name), real(*given))[1])
+    append_run(log, "q", 0, [[b"a"], [b"b"], [b"c"]])
+    assert calls[-6:] == ["writev", "fdatasync"] * 3
+
+
 def test_mark_is_found_in_headers_only_as_it_was_written() -> None:
     mark = RunMark("a" * 128, 2**62, 0, 2**62)
     assert find_mark(b"xx" + mark.to_line() + b"\0") == mark
