@@ -112,7 +112,7 @@ class Staging:
         self._uploads = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stage")
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
 
     @property
     def staged_bytes(self) -> int:
@@ -154,7 +154,7 @@ class Staging:
 
     async def _write(self, upload: _Upload, chunks: AsyncIterator[bytes]) -> None:
         """One write is under way while the next megabyte comes in."""
-        fd = os.open(upload.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        fd = os.open(upload.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
         writing: asyncio.Future[None] | None = None
         try:
             async for pieces in _gathered(chunks):
