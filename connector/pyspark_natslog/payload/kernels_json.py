@@ -1,0 +1,611 @@
+"""The JSON kernel: whole batches of payloads, one object each, into columns, as Spark's `from_json` reads them.
+
+Theory of operation. One pass over each payload with an explicit stack of open containers. A value that is not of its
+column's type is a *wrong value*: it becomes null, or, inside a list or map, the whole list or map does; the rest of
+the row stays (Spark calls these partial results). Text that is no JSON is a *broken row*: nothing of it stays. Keys that no column
+has are stepped over, but their JSON must be sound.
+
+As Spark: keys in order or not, the last of equal keys counts; strings in single or double quotes; NaN, Infinity, INF;
+text columns take any value, as it is written. Other than Spark: bytes behind the object make the row broken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from natslog.wire.compiled import compiled, inlined
+from pyspark_natslog.payload.kernels import (
+    close_repeated,
+    close_struct,
+    last_end,
+    put,
+    put_bytes,
+    put_null,
+    put_real,
+    put_wide,
+    take_back,
+)
+from pyspark_natslog.payload.kernels_scalars import (
+    DOT,
+    HARD,
+    LOWER_E,
+    MINUS,
+    PLUS,
+    UPPER_E,
+    decode_base64,
+    is_digit,
+    parse_date,
+    parse_decimal,
+    parse_integer,
+    parse_real,
+    parse_timestamp,
+)
+from pyspark_natslog.payload.tree import (
+    BITS,
+    BOOL,
+    BYTES,
+    COUNT,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    END,
+    FLOAT,
+    HINT,
+    INT,
+    KIND,
+    LIST,
+    MAP,
+    NAME,
+    NAME_END,
+    PRECISION,
+    SCALE,
+    STRING,
+    STRUCT,
+    TIMESTAMP,
+    TIMESTAMP_NTZ,
+)
+
+GOOD, BLANK, BROKEN, NO_OBJECT, TRAILING, WRONG_VALUE, NO_TEXT = range(7)
+"""What became of a row."""
+
+MOST_NESTED = 1000
+"""Levels of containers a payload may have, as Jackson allows."""
+
+QUOTE, SINGLE_QUOTE, BACKSLASH, COMMA, COLON = 34, 39, 92, 44, 58
+OPEN_OBJECT, CLOSE_OBJECT, OPEN_LIST, CLOSE_LIST = 123, 125, 91, 93
+_FIRST, _AFTER_VALUE, _AFTER_COMMA = 0, 1, 2
+_NODE, _POSITION, _START = 0, 1, 2
+_TRUE, _FALSE, _NULL, _NAN, _INFINITY, _INF = range(6)
+_SPELT = (b"true", b"false", b"null", b"NaN", b"Infinity", b"INF")
+_WORDS = np.array([list(word.ljust(8)) for word in _SPELT], np.uint8)
+_WORD_LENGTHS = np.array([len(word) for word in _SPELT])
+_US_PER_S = 1_000_000
+_MOST_SECONDS = (2**63 - 1) // _US_PER_S
+
+
+@inlined
+def _skip_blanks(text: Any, at: int, end: int) -> int:
+    while at < end and (text[at] == 32 or text[at] == 10 or text[at] == 13 or text[at] == 9):
+        at += 1
+    return at
+
+
+@inlined
+def _hex(byte: int) -> int:
+    if is_digit(byte):
+        return byte - 48
+    lower = byte | 32
+    return lower - 87 if 97 <= lower <= 102 else -1
+
+
+@compiled
+def _hex4(text: Any, at: int, end: int) -> int:
+    """The number that four hexadecimal digits make, or -1."""
+    if at + 4 > end:
+        return -1
+    value = 0
+    for position in range(at, at + 4):
+        digit = _hex(int(text[position]))
+        if digit < 0:
+            return -1
+        value = value << 4 | digit
+    return value
+
+
+@compiled
+def _string_end(text: Any, start: int, end: int) -> int:
+    """Behind the closing quote of the string that starts here; -1 where there is none, or the string is not sound."""
+    quote = text[start]
+    at = start + 1
+    while at < end:
+        byte = text[at]
+        if byte == quote:
+            return at + 1
+        if byte < 32:
+            return -1
+        at += 1
+        if byte == BACKSLASH:
+            if at >= end:
+                return -1
+            escaped = text[at]
+            at += 1
+            if escaped == 117:
+                if _hex4(text, at, end) < 0:
+                    return -1
+                at += 4
+            elif escaped not in (34, 39, 92, 47, 98, 102, 110, 114, 116):
+                return -1
+    return -1
+
+
+@inlined
+def _word_end(text: Any, at: int, end: int, word: int) -> int:
+    """Behind that word of `_WORDS`, or -1 where it does not stand here."""
+    length = _WORD_LENGTHS[word]
+    if at + length > end:
+        return -1
+    for position in range(length):
+        if text[at + position] != _WORDS[word, position]:
+            return -1
+    return at + length
+
+
+@compiled
+def _literal_end(text: Any, at: int, end: int) -> int:
+    byte = text[at]
+    if byte == 116:
+        return _word_end(text, at, end, _TRUE)
+    if byte == 102:
+        return _word_end(text, at, end, _FALSE)
+    if byte == 110:
+        return _word_end(text, at, end, _NULL)
+    if byte == 78:
+        return _word_end(text, at, end, _NAN)
+    if byte == MINUS or byte == PLUS:
+        at += 1
+    after = _word_end(text, at, end, _INFINITY)
+    return after if after >= 0 else _word_end(text, at, end, _INF)
+
+
+@compiled
+def _number_end(text: Any, start: int, end: int) -> int:
+    """Behind the number, or -1: `-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?`."""
+    at = start + 1 if text[start] == MINUS else start
+    begin = at
+    while at < end and is_digit(int(text[at])):
+        at += 1
+    if at == begin or (text[begin] == 48 and at > begin + 1):
+        return -1
+    if at < end and text[at] == DOT:
+        begin = at + 1
+        at = begin
+        while at < end and is_digit(int(text[at])):
+            at += 1
+        if at == begin:
+            return -1
+    if at < end and (text[at] == LOWER_E or text[at] == UPPER_E):
+        at += 1
+        if at < end and (text[at] == PLUS or text[at] == MINUS):
+            at += 1
+        begin = at
+        while at < end and is_digit(int(text[at])):
+            at += 1
+        if at == begin:
+            return -1
+    return at
+
+
+@compiled
+def _scalar_end(text: Any, at: int, end: int) -> int:
+    """Behind the string, number or literal that starts here, or -1."""
+    if at >= end:
+        return -1
+    byte = int(text[at])
+    if byte == QUOTE or byte == SINGLE_QUOTE:
+        return _string_end(text, at, end)
+    if is_digit(byte) or (byte == MINUS and at + 1 < end and is_digit(int(text[at + 1]))):
+        after = _number_end(text, at, end)
+    else:
+        after = _literal_end(text, at, end)
+    if 0 <= after < end and text[after] not in (32, 9, 10, 13, COMMA, CLOSE_OBJECT, CLOSE_LIST):
+        return -1
+    return after
+
+
+@compiled
+def _value_end(text: Any, at: int, end: int, levels: Any) -> int:
+    """Behind the value that starts here, or -1 where it is not sound JSON."""
+    depth, state = 0, _FIRST
+    while True:
+        at = _skip_blanks(text, at, end)
+        if at >= end:
+            return -1
+        byte = int(text[at])
+        if depth > 0:
+            is_object = levels[depth - 1] == 1
+            if byte == (CLOSE_OBJECT if is_object else CLOSE_LIST):
+                if state == _AFTER_COMMA:
+                    return -1
+                at += 1
+                depth -= 1
+                state = _AFTER_VALUE
+                if depth == 0:
+                    return at
+                continue
+            if state == _AFTER_VALUE:
+                if byte != COMMA:
+                    return -1
+                at += 1
+                state = _AFTER_COMMA
+                continue
+            if is_object:
+                _, _, at = _key(text, at, end)
+                if at < 0 or at >= end:
+                    return -1
+                byte = int(text[at])
+        if byte == OPEN_OBJECT or byte == OPEN_LIST:
+            if depth == MOST_NESTED:
+                return -1
+            levels[depth] = byte == OPEN_OBJECT
+            depth += 1
+            at += 1
+            state = _FIRST
+            continue
+        at = _scalar_end(text, at, end)
+        if at < 0 or depth == 0:
+            return at
+        state = _AFTER_VALUE
+
+
+@compiled
+def _key(text: Any, at: int, end: int) -> tuple[int, int, int]:
+    """The key that starts here: (its first byte, the one behind it, where its value starts), the last -1 if unsound."""
+    if text[at] != QUOTE and text[at] != SINGLE_QUOTE:
+        return 0, 0, -1
+    after = _string_end(text, at, end)
+    if after < 0:
+        return 0, 0, -1
+    value = _skip_blanks(text, after, end)
+    if value >= end or text[value] != COLON:
+        return 0, 0, -1
+    return at + 1, after - 1, _skip_blanks(text, value + 1, end)
+
+
+@inlined
+def _write_rune(rune: int, out: Any, at: int) -> int:
+    """A code point in UTF-8; returns where it ends."""
+    if rune < 0x80:
+        out[at] = rune
+        return at + 1
+    if rune < 0x800:
+        out[at] = 0xC0 | rune >> 6
+        out[at + 1] = 0x80 | rune & 63
+        return at + 2
+    if rune < 0x10000:
+        out[at] = 0xE0 | rune >> 12
+        out[at + 1] = 0x80 | rune >> 6 & 63
+        out[at + 2] = 0x80 | rune & 63
+        return at + 3
+    out[at] = 0xF0 | rune >> 18
+    out[at + 1] = 0x80 | rune >> 12 & 63
+    out[at + 2] = 0x80 | rune >> 6 & 63
+    out[at + 3] = 0x80 | rune & 63
+    return at + 4
+
+
+@compiled
+def unescape(text: Any, start: int, end: int, out: Any, at: int) -> int:
+    """Writes a sound string's characters to `out` from `at` on; returns where they end. Half a surrogate pair is `?`,
+    as it is in Java.
+    """
+    while start < end:
+        byte = int(text[start])
+        start += 1
+        if byte != BACKSLASH:
+            out[at] = byte
+            at += 1
+            continue
+        escaped = int(text[start])
+        start += 1
+        if escaped != 117:
+            is_letter = escaped in (98, 102, 110, 114, 116)
+            if is_letter:
+                escaped = 8 if escaped == 98 else (12 if escaped == 102 else (10 if escaped == 110 else (13 if escaped == 114 else 9)))
+            out[at] = escaped
+            at += 1
+            continue
+        rune = _hex4(text, start, end)
+        start += 4
+        if 0xD800 <= rune < 0xE000:
+            low = -1
+            if rune < 0xDC00 and start + 6 <= end and text[start] == BACKSLASH and text[start + 1] == 117:
+                low = _hex4(text, start + 2, end)
+            if 0xDC00 <= low < 0xE000:
+                rune = 0x10000 + ((rune - 0xD800) << 10) + (low - 0xDC00)
+                start += 6
+            else:
+                rune = 63
+        at = _write_rune(rune, out, at)
+    return at
+
+
+@compiled
+def _has_escape(text: Any, start: int, end: int) -> bool:
+    found = False
+    for at in range(start, end):
+        found |= text[at] == BACKSLASH
+    return found
+
+
+@compiled
+def _put_string(c: Any, node: int, position: int, text: Any, start: int, end: int) -> None:
+    """The string between the quotes."""
+    if not _has_escape(text, start, end):
+        put_bytes(c, node, position, text, start, end)
+        return
+    base = c.table[node, BYTES]
+    put(c, node, position, unescape(text, start, end, c.data, base + last_end(c, node, position)) - base)
+
+
+@inlined
+def _same(text: Any, start: int, end: int, c: Any, node: int) -> bool:
+    name, name_end = c.table[node, NAME], c.table[node, NAME_END]
+    if end - start != name_end - name:
+        return False
+    same = True
+    for at in range(end - start):
+        if text[start + at] != c.names[name + at]:
+            same = False
+            break
+    return same
+
+
+@compiled
+def _child_named(c: Any, struct: int, text: Any, start: int, end: int, scratch: Any) -> int:
+    """The struct's child of that name, or -1. Messages of one kind keep the order of their keys: the one behind the
+    last that was found is tried first.
+    """
+    children_end = c.table[struct, END]
+    hint = c.table[struct, HINT]
+    if hint < children_end and _same(text, start, end, c, hint):
+        c.table[struct, HINT] = c.table[hint, END]
+        return hint
+    if _has_escape(text, start, end):
+        if end - start > len(scratch):
+            return -1  # longer than any name
+        end = unescape(text, start, end, scratch, 0)
+        return _search(c, struct, scratch, 0, end)
+    return _search(c, struct, text, start, end)
+
+
+@compiled
+def _search(c: Any, struct: int, text: Any, start: int, end: int) -> int:
+    child, children_end = struct + 1, c.table[struct, END]
+    while child < children_end:
+        if _same(text, start, end, c, child):
+            c.table[struct, HINT] = c.table[child, END]
+            return child
+        child = c.table[child, END]
+    return -1
+
+
+@compiled
+def _infinity_or_nan(text: Any, start: int, end: int) -> tuple[bool, float]:
+    if _word_end(text, start, end, _NAN) == end:
+        return True, np.nan
+    negative = text[start] == MINUS
+    at = start + 1 if negative or text[start] == PLUS else start
+    good = _word_end(text, at, end, _INFINITY) == end or _word_end(text, at, end, _INF) == end
+    return good, -np.inf if negative else np.inf
+
+
+@compiled
+def _put_real(c: Any, node: int, position: int, text: Any, start: int, end: int, hard: Any, single: bool) -> bool:
+    """A float or double. What has too many digits for the quick way is noted in `hard` (node, position, start, end),
+    and its cell holds the number of the note: so it is known whether the entry still stands at the end.
+    """
+    first = int(text[start])
+    quoted = first == QUOTE or first == SINGLE_QUOTE
+    if quoted or not (is_digit(first) or (first == MINUS and is_digit(int(text[start + 1])))):
+        if end - start - 2 * quoted < 3:
+            return False
+        good, value = _infinity_or_nan(text, start + quoted, end - quoted)
+        if good:
+            put_real(c, node, position, value)
+        return good
+    kind, value = parse_real(text, start, end, single)
+    if kind != HARD:
+        put_real(c, node, position, value)
+        return True
+    note = hard[0, 0] + 1
+    hard[0, 0] = note
+    hard[note, 0], hard[note, 1], hard[note, 2], hard[note, 3] = node, position, start, end
+    put(c, node, position, note)
+    return True
+
+
+@compiled
+def _put_time(c: Any, node: int, position: int, kind: int, text: Any, start: int, end: int) -> bool:
+    """A date or time; a whole number is a timestamp's seconds."""
+    first = int(text[start])
+    if first != QUOTE and first != SINGLE_QUOTE:
+        if kind != TIMESTAMP or not (is_digit(first) or first == MINUS):
+            return False
+        good, seconds = parse_integer(text, start, end, 64)
+        good = good and -_MOST_SECONDS <= seconds <= _MOST_SECONDS
+        if good:
+            put(c, node, position, seconds * _US_PER_S)
+        return good
+    if kind == DATE:
+        good, value = parse_date(text, start + 1, end - 1)
+    else:
+        good, value = parse_timestamp(text, start + 1, end - 1, kind == TIMESTAMP)
+    if good:
+        put(c, node, position, value)
+    return good
+
+
+@compiled
+def _put_scalar(c: Any, node: int, position: int, text: Any, start: int, end: int, hard: Any) -> bool:
+    """The value `text[start:end]` as an entry of the node; False, and nothing is written, where it is of another type."""
+    kind = c.table[node, KIND]
+    first = int(text[start])
+    quoted = first == QUOTE or first == SINGLE_QUOTE
+    if kind == STRING:
+        if quoted:
+            _put_string(c, node, position, text, start + 1, end - 1)
+        else:
+            put_bytes(c, node, position, text, start, end)
+        return True
+    if first == OPEN_OBJECT or first == OPEN_LIST or kind in (STRUCT, LIST, MAP):
+        return False
+    if kind == INT:
+        good, value = parse_integer(text, start, end, c.table[node, BITS])
+        if good:
+            put(c, node, position, value)
+        return good
+    if kind == DOUBLE or kind == FLOAT:
+        return _put_real(c, node, position, text, start, end, hard, kind == FLOAT)
+    if kind == BOOL:
+        if first == 116 or first == 102:
+            put(c, node, position, first == 116)
+            return True
+        return False
+    if kind == DECIMAL:
+        good, low, high = parse_decimal(text, start + quoted, end - quoted, c.table[node, PRECISION], c.table[node, SCALE])
+        if good:
+            put_wide(c, node, position, low, high)
+        return good
+    if kind == DATE or kind == TIMESTAMP or kind == TIMESTAMP_NTZ:
+        return _put_time(c, node, position, kind, text, start, end)
+    if not quoted:
+        return False
+    base = c.table[node, BYTES]
+    after = decode_base64(text, start + 1, end - 1, c.data, base + last_end(c, node, position))
+    if after >= 0:
+        put(c, node, position, after - base)
+    return after >= 0
+
+
+@compiled
+def _decode_row(c: Any, row: int, text: Any, start: int, end: int, stack: Any, levels: Any, scratch: Any, hard: Any, found: Any) -> int:
+    """One payload into the entries of `row`; `found` gets (node, byte) of the first thing that is wrong."""
+    at = _skip_blanks(text, start, end)
+    if at == end:
+        return BLANK
+    found[1] = at
+    if text[at] != OPEN_OBJECT:
+        return NO_OBJECT
+    depth, state, result = 0, _FIRST, GOOD
+    stack[0, _NODE], stack[0, _POSITION], stack[0, _START] = 0, row, at
+    at += 1
+    while depth >= 0:
+        node, position = stack[depth, _NODE], stack[depth, _POSITION]
+        kind = c.table[node, KIND]
+        at = _skip_blanks(text, at, end)
+        if at >= end:
+            found[1] = at
+            return BROKEN
+        byte = int(text[at])
+        if byte == (CLOSE_LIST if kind == LIST else CLOSE_OBJECT) and state != _AFTER_COMMA:
+            if kind == STRUCT:
+                close_struct(c, node, position)
+            else:
+                close_repeated(c, node, position)
+            at += 1
+            depth -= 1
+            state = _AFTER_VALUE
+            continue
+        if state == _AFTER_VALUE:
+            if byte != COMMA:
+                found[1] = at
+                return BROKEN
+            at += 1
+            state = _AFTER_COMMA
+            continue
+        child = node + 1
+        if kind != LIST:
+            key_start, key_end, value = _key(text, at, end)
+            if value < 0:
+                found[1] = at
+                return BROKEN
+            at = value
+            if kind == STRUCT:
+                child = _child_named(c, node, text, key_start, key_end, scratch)
+            else:
+                _put_string(c, child, c.table[child, COUNT], text, key_start, key_end)
+                child += 1
+        if at >= end:
+            found[1] = at
+            return BROKEN
+        state = _AFTER_VALUE
+        if child < 0:
+            begin = at
+            at = _value_end(text, at, end, levels)
+            if at < 0:
+                found[1] = begin
+                return BROKEN
+            continue
+        if kind == STRUCT and c.table[child, COUNT] > position:
+            take_back(c, child, position)  # the last of equal keys counts
+        entry = position if kind == STRUCT else c.table[child, COUNT]
+        byte, child_kind = int(text[at]), c.table[child, KIND]
+        is_open = byte == OPEN_OBJECT if child_kind in (STRUCT, MAP) else (child_kind == LIST and byte == OPEN_LIST)
+        if is_open:
+            depth += 1
+            stack[depth, _NODE], stack[depth, _POSITION], stack[depth, _START] = child, entry, at
+            c.table[child, HINT] = child + 1
+            state = _FIRST
+            at += 1
+            continue
+        begin = at
+        at = _value_end(text, at, end, levels) if byte in (OPEN_OBJECT, OPEN_LIST) else _scalar_end(text, at, end)
+        if at < 0:
+            found[1] = begin
+            return BROKEN
+        if byte == 110:  # null; NaN begins otherwise
+            put_null(c, child, entry)
+            continue
+        if _put_scalar(c, child, entry, text, begin, at, hard):
+            continue
+        if result == GOOD:
+            found[0], found[1], result = child, begin, WRONG_VALUE
+        if kind != STRUCT:  # the outermost list or map below a struct goes as a whole
+            while c.table[stack[depth, _NODE], KIND] != STRUCT:
+                child, entry, begin = stack[depth, _NODE], stack[depth, _POSITION], stack[depth, _START]
+                depth -= 1
+            take_back(c, child, entry)
+            at = _value_end(text, begin, end, levels)
+            if at < 0:
+                found[1] = begin
+                return BROKEN
+        put_null(c, child, entry)
+    at = _skip_blanks(text, at, end)
+    if at < end:
+        found[1] = at
+        return TRAILING
+    return result
+
+
+@compiled
+def decode_json(c: Any, text: Any, offsets: Any, usable: Any, results: Any, where: Any, stack: Any, levels: Any, scratch: Any, hard: Any) -> None:
+    """Decodes all payloads.
+
+    Args:
+        c: the `Columns` to fill. `text`, `offsets`: payload `r` is `text[offsets[r]:offsets[r + 1]]`.
+        usable: 0 for a payload that is not to be looked at (NO_TEXT).
+        results: gets what became of each. `where`: (rows, 2) gets node and byte of what was wrong.
+        stack: (depth, 3), `levels`: (MOST_NESTED,), `scratch`: as long as the longest name: work space.
+        hard: gets (node, position, start, end) of reals that are left to the caller, from row 1; `[0, 0]` counts them.
+    """
+    for row in range(len(offsets) - 1):
+        result = NO_TEXT
+        c.table[0, HINT] = 1
+        if usable[row]:
+            result = _decode_row(c, row, text, offsets[row], offsets[row + 1], stack, levels, scratch, hard, where[row])
+        if result not in (GOOD, WRONG_VALUE):
+            take_back(c, 0, row)
+            put_null(c, 0, row)
+        results[row] = result
