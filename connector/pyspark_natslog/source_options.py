@@ -11,6 +11,8 @@ from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError, did_you_mean
 from natslog.subjects import check_name, check_subject
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming
+from pyspark_natslog.payload import PAYLOAD_OPTIONS, PayloadOptions
+from pyspark_natslog.schema import METADATA_COLUMNS
 
 Position: TypeAlias = int | Literal["earliest", "latest"]
 
@@ -20,7 +22,7 @@ ALL_COLUMNS = (*SOURCE_COLUMNS, "headers")
 _SOURCE = (
     "servers", "stream", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss",
     "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "includeHeaders", "columns", "subjectFilter",
-    "path", *CONNECTION,
+    "path", *PAYLOAD_OPTIONS, *CONNECTION,
 )  # fmt: skip
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger",)
@@ -53,6 +55,7 @@ class SourceOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     subject_filter: str | None
+    payload: PayloadOptions
     client_options: ClientOptions = field(repr=False)
 
     @classmethod
@@ -73,7 +76,8 @@ class SourceOptions:
             if given.has(name):
                 raise ConfigError(f"option {name} is for streaming reads (spark.readStream)", option=name)
         streams = _streams(given)
-        columns = _columns(given)
+        payload = PayloadOptions.parse(given, METADATA_COLUMNS)
+        columns = _columns(given, payload)
         subject_filter = given.text("subjectFilter")
         if subject_filter is not None:
             with naming("subjectFilter"):
@@ -90,12 +94,14 @@ class SourceOptions:
             include_headers=given.flag("includeHeaders", False),
             columns=columns,
             subject_filter=subject_filter,
+            payload=payload,
             client_options=client_options(given),
         )
 
     def selected_columns(self) -> tuple[str, ...]:
-        """Columns of the source where Spark was given no schema."""
-        return self.columns or (ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+        """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
+        offered = _offered(self.payload)
+        return self.columns or (offered if self.include_headers else offered[:-1])
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers, self.client_options)
@@ -118,16 +124,20 @@ def _streams(given: Given) -> tuple[str, ...]:
     return names
 
 
-def _columns(given: Given) -> tuple[str, ...] | None:
+def _offered(payload: PayloadOptions) -> tuple[str, ...]:
+    """All columns there are, in order."""
+    at = ALL_COLUMNS.index("value")
+    return (*ALL_COLUMNS[:at], *payload.columns.names, *ALL_COLUMNS[at + 1 :])
+
+
+def _columns(given: Given, payload: PayloadOptions) -> tuple[str, ...] | None:
     text = given.text("columns")
     if text is None:
         return None
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names, offered = tuple(name.strip() for name in text.split(",") if name.strip()), _offered(payload)
     for name in names:
-        if name not in ALL_COLUMNS:
-            raise ConfigError(
-                f"option columns: unknown column {name!r}{did_you_mean(name, ALL_COLUMNS)}", option="columns"
-            )
+        if name not in offered:
+            raise ConfigError(f"option columns: unknown column {name!r}{did_you_mean(name, offered)}", option="columns")
     if not names or len(set(names)) != len(names):
         raise ConfigError("option columns must name at least one column, each once", option="columns")
     if given.flag("includeHeaders", False) and "headers" not in names:

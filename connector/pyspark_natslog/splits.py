@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from natslog.client import NatslogClient
 from natslog.errors import NatslogError, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.loss import Loss, report_loss
-from pyspark_natslog.schema import to_spark
+from pyspark_natslog.payload.decoding import Shaper
 from pyspark_natslog.source_options import SourceOptions
 
 logger = logging.getLogger("pyspark_natslog")
@@ -59,7 +59,7 @@ def read_range(options: SourceOptions, columns: Sequence[str], partition: InputP
     if not isinstance(partition, OffsetRange):
         return  # Spark makes one empty partition where a batch read has none
     client = options.client()
-    narrowed = [name for name in columns if name != "stream"] if _is_narrow(columns) else None
+    shaper = Shaper(options.payload, columns)
     start = partition.start
     while start < partition.end:
         try:
@@ -68,12 +68,12 @@ def read_range(options: SourceOptions, columns: Sequence[str], partition: InputP
                 start,
                 partition.end,
                 subject=options.subject_filter,
-                columns=narrowed,
+                columns=shaper.stored_columns,
                 prefer=partition.urls,
                 expected_id=partition.stream_id,
             )
             for batch in batches:
-                yield to_spark(batch, partition.stream, columns)
+                yield from shaper.shape(batch, partition.stream)
             return
         except (OffsetOutOfRange, StreamNotFound, StreamRecreated) as error:
             reached = int(error.facts.get("offset", start))
@@ -113,8 +113,3 @@ def behind_loss(
         report_loss(options, Loss(stream, max(start, high_watermark), end, why))
         return end
     raise error
-
-
-def _is_narrow(columns: Sequence[str]) -> bool:
-    """Whether leaving columns out at the broker saves more than sending whole batches as they lie in the file."""
-    return "value" not in columns

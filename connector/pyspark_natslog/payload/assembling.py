@@ -53,7 +53,9 @@ def _array(tree: Tree, columns: Columns, at: int) -> Any:
         return pa.Array.from_buffers(kind, count, [bitmap], nulls, children=children)
     if node.kind == LIST:
         kind = to_arrow_type(node.type, timezone="UTC")
-        return pa.Array.from_buffers(kind, count, [bitmap, _offsets(cells)], nulls, children=[_array(tree, columns, at + 1)])
+        return pa.Array.from_buffers(
+            kind, count, [bitmap, _offsets(cells)], nulls, children=[_array(tree, columns, at + 1)]
+        )
     if node.kind == MAP:
         key, value = tree.children(at)
         kind = to_arrow_type(node.type, timezone="UTC")

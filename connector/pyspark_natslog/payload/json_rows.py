@@ -71,16 +71,16 @@ class JsonDecoder:
         return Decoded(
             arrays=assembling.arrays(tree, columns),
             malformed=malformed,
-            reason=lambda row: self._reason(int(results[row]), *where[row], int(offsets[row])),
+            reason=lambda row: self._reason(int(results[row]), int(where[row, 0]), int(where[row, 1] - offsets[row])),
         )
 
-    def _reason(self, result: int, node: int, at: int, start: int) -> str:
+    def _reason(self, result: int, node: int, at: int) -> str:
         found = self._tree.nodes[node]
-        return _REASONS[result].format(at=at - start, path=found.path, type=found.type.simpleString())
+        return _REASONS[result].format(at=at, path=found.path, type=found.type.simpleString())
 
 
 def _fill_hard_reals(tree: Tree, columns: Columns, text: Any, notes: Any) -> None:
-    """The numbers that the kernel has left, through Arrow's exact parser; notes that no longer stand are passed over."""
+    """The numbers that the kernel has left, by Arrow's exact parser; notes that no longer stand are passed over."""
     if not len(notes):
         return
     edges = np.empty(2 * len(notes) + 1, np.int32)  # notes stand in the order of the text: each number, each gap

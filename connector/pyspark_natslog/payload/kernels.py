@@ -1,7 +1,7 @@
 """Kernels on the columns being built: entries, nulls, taking back; and on bytes: UTF-8.
 
-Compiled where numba is installed, else the same functions run as they are (`natslog.wire.compiled`). After a change here
-touch every `kernels*.py` of this folder: numba goes by the file that a kernel stands in.
+Compiled where numba is installed, else the same functions run as they are (`natslog.wire.compiled`). After a change
+here touch every `kernels*.py` of this folder: numba goes by the file that a kernel stands in.
 
 Invariant: a node's entries are written in order of position, so the bytes or items of position `p` begin where those of
 `p - 1` end; taking an entry back means forgetting its count.
@@ -9,11 +9,11 @@ Invariant: a node's entries are written in order of position, so the bytes or it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from natslog.wire.compiled import compiled, copy_bytes, inlined
+from natslog.wire.compiled import copy_bytes, uncounted
 from pyspark_natslog.payload.tree import (
     BINARY,
     BYTES,
@@ -29,30 +29,33 @@ from pyspark_natslog.payload.tree import (
     VALID,
 )
 
+Word: TypeAlias = Any
+"""A number as the kernels have it: Python's or numpy's."""
 
-@inlined
-def last_end(c: Any, node: int, position: int) -> int:
+
+@uncounted
+def last_end(c: Any, node: Word, position: Word) -> Word:
     """Where the bytes or items of this position begin."""
     return c.cells[c.table[node, CELL] + position - 1] if position > 0 else 0
 
 
-@inlined
-def put(c: Any, node: int, position: int, value: int) -> None:
+@uncounted
+def put(c: Any, node: Word, position: Word, value: Word) -> None:
     """An entry whose cell is `value`."""
     c.cells[c.table[node, CELL] + position] = value
     c.data[c.table[node, VALID] + position] = 1
     c.table[node, COUNT] = position + 1
 
 
-@inlined
-def put_real(c: Any, node: int, position: int, value: float) -> None:
+@uncounted
+def put_real(c: Any, node: Word, position: Word, value: Word) -> None:
     c.reals[c.table[node, CELL] + position] = value
     c.data[c.table[node, VALID] + position] = 1
     c.table[node, COUNT] = position + 1
 
 
-@inlined
-def put_wide(c: Any, node: int, position: int, low: int, high: int) -> None:
+@uncounted
+def put_wide(c: Any, node: Word, position: Word, low: Word, high: Word) -> None:
     """A decimal: its low and high 64 bits."""
     cell = c.table[node, CELL] + 2 * position
     c.cells[cell] = low
@@ -61,16 +64,16 @@ def put_wide(c: Any, node: int, position: int, low: int, high: int) -> None:
     c.table[node, COUNT] = position + 1
 
 
-@inlined
-def put_bytes(c: Any, node: int, position: int, text: Any, start: int, end: int) -> None:
+@uncounted
+def put_bytes(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word) -> None:
     """A string or binary: these bytes, as they are."""
     at = last_end(c, node, position)
     copy_bytes(text, start, end - start, c.data, c.table[node, BYTES] + at)
     put(c, node, position, at + end - start)
 
 
-@compiled
-def put_null(c: Any, node: int, position: int) -> None:
+@uncounted
+def put_null(c: Any, node: Word, position: Word) -> None:
     """A null there, and in all below that has an entry for it."""
     at, end = node, c.table[node, END]
     while at < end:
@@ -87,8 +90,8 @@ def put_null(c: Any, node: int, position: int) -> None:
         at = c.table[at, END] if kind in (LIST, MAP) else at + 1
 
 
-@compiled
-def take_back(c: Any, node: int, position: int) -> None:
+@uncounted
+def take_back(c: Any, node: Word, position: Word) -> None:
     """Forgets all entries of the subtree from this position on."""
     c.table[node, COUNT] = position
     at, end = node, c.table[node, END]
@@ -103,8 +106,8 @@ def take_back(c: Any, node: int, position: int) -> None:
         at += 1
 
 
-@inlined
-def close_struct(c: Any, node: int, position: int) -> None:
+@uncounted
+def close_struct(c: Any, node: Word, position: Word) -> None:
     """The struct is there; what it did not bring is null."""
     child, end = node + 1, c.table[node, END]
     while child < end:
@@ -115,14 +118,14 @@ def close_struct(c: Any, node: int, position: int) -> None:
     c.table[node, COUNT] = position + 1
 
 
-@inlined
-def close_repeated(c: Any, node: int, position: int) -> None:
+@uncounted
+def close_repeated(c: Any, node: Word, position: Word) -> None:
     """The list or map ends with the items there are."""
     put(c, node, position, c.table[node + 1, COUNT])
 
 
-@compiled
-def is_utf8(text: Any, start: int, end: int) -> bool:
+@uncounted
+def is_utf8(text: Any, start: Word, end: Word) -> bool:
     """Whether the bytes are well-formed UTF-8 (shortest forms, no surrogates, up to U+10FFFF)."""
     mixed = np.uint8(0)
     for at in range(start, end):
@@ -156,8 +159,8 @@ def is_utf8(text: Any, start: int, end: int) -> bool:
     return True
 
 
-@compiled
-def rows_are_utf8(text: Any, offsets: Any, out: Any) -> int:
+@uncounted
+def rows_are_utf8(text: Any, offsets: Any, out: Any) -> Word:
     """Fills `out` with 1 for each row that is UTF-8, 0 for the others; returns how many are not."""
     bad = 0
     for row in range(len(offsets) - 1):

@@ -2,8 +2,8 @@
 
 Theory of operation. One pass over each payload with an explicit stack of open containers. A value that is not of its
 column's type is a *wrong value*: it becomes null, or, inside a list or map, the whole list or map does; the rest of
-the row stays (Spark calls these partial results). Text that is no JSON is a *broken row*: nothing of it stays. Keys that no column
-has are stepped over, but their JSON must be sound.
+the row stays (Spark calls these partial results). Text that is no JSON is a *broken row*: nothing of it stays. Keys
+that no column has are stepped over, but their JSON must be sound.
 
 As Spark: keys in order or not, the last of equal keys counts; strings in single or double quotes; NaN, Infinity, INF;
 text columns take any value, as it is written. Other than Spark: bytes behind the object make the row broken.
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import compiled, inlined
+from natslog.wire.compiled import uncounted
 from pyspark_natslog.payload.kernels import (
+    Word,
     close_repeated,
     close_struct,
     last_end,
@@ -85,23 +86,23 @@ _US_PER_S = 1_000_000
 _MOST_SECONDS = (2**63 - 1) // _US_PER_S
 
 
-@inlined
-def _skip_blanks(text: Any, at: int, end: int) -> int:
+@uncounted
+def _skip_blanks(text: Any, at: Word, end: Word) -> Word:
     while at < end and (text[at] == 32 or text[at] == 10 or text[at] == 13 or text[at] == 9):
         at += 1
     return at
 
 
-@inlined
-def _hex(byte: int) -> int:
+@uncounted
+def _hex(byte: Word) -> Word:
     if is_digit(byte):
         return byte - 48
     lower = byte | 32
     return lower - 87 if 97 <= lower <= 102 else -1
 
 
-@compiled
-def _hex4(text: Any, at: int, end: int) -> int:
+@uncounted
+def _hex4(text: Any, at: Word, end: Word) -> Word:
     """The number that four hexadecimal digits make, or -1."""
     if at + 4 > end:
         return -1
@@ -114,8 +115,8 @@ def _hex4(text: Any, at: int, end: int) -> int:
     return value
 
 
-@compiled
-def _string_end(text: Any, start: int, end: int) -> int:
+@uncounted
+def _string_end(text: Any, start: Word, end: Word) -> Word:
     """Behind the closing quote of the string that starts here; -1 where there is none, or the string is not sound."""
     quote = text[start]
     at = start + 1
@@ -140,8 +141,8 @@ def _string_end(text: Any, start: int, end: int) -> int:
     return -1
 
 
-@inlined
-def _word_end(text: Any, at: int, end: int, word: int) -> int:
+@uncounted
+def _word_end(text: Any, at: Word, end: Word, word: Word) -> Word:
     """Behind that word of `_WORDS`, or -1 where it does not stand here."""
     length = _WORD_LENGTHS[word]
     if at + length > end:
@@ -152,8 +153,8 @@ def _word_end(text: Any, at: int, end: int, word: int) -> int:
     return at + length
 
 
-@compiled
-def _literal_end(text: Any, at: int, end: int) -> int:
+@uncounted
+def _literal_end(text: Any, at: Word, end: Word) -> Word:
     byte = text[at]
     if byte == 116:
         return _word_end(text, at, end, _TRUE)
@@ -163,15 +164,15 @@ def _literal_end(text: Any, at: int, end: int) -> int:
         return _word_end(text, at, end, _NULL)
     if byte == 78:
         return _word_end(text, at, end, _NAN)
-    if byte == MINUS or byte == PLUS:
+    if byte in (MINUS, PLUS):
         at += 1
     after = _word_end(text, at, end, _INFINITY)
     return after if after >= 0 else _word_end(text, at, end, _INF)
 
 
-@compiled
-def _number_end(text: Any, start: int, end: int) -> int:
-    """Behind the number, or -1: `-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?`."""
+@uncounted
+def _number_end(text: Any, start: Word, end: Word) -> Word:
+    r"""Behind the number, or -1: `-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?`."""
     at = start + 1 if text[start] == MINUS else start
     begin = at
     while at < end and is_digit(int(text[at])):
@@ -197,13 +198,13 @@ def _number_end(text: Any, start: int, end: int) -> int:
     return at
 
 
-@compiled
-def _scalar_end(text: Any, at: int, end: int) -> int:
+@uncounted
+def _scalar_end(text: Any, at: Word, end: Word) -> Word:
     """Behind the string, number or literal that starts here, or -1."""
     if at >= end:
         return -1
     byte = int(text[at])
-    if byte == QUOTE or byte == SINGLE_QUOTE:
+    if byte in (QUOTE, SINGLE_QUOTE):
         return _string_end(text, at, end)
     if is_digit(byte) or (byte == MINUS and at + 1 < end and is_digit(int(text[at + 1]))):
         after = _number_end(text, at, end)
@@ -214,8 +215,8 @@ def _scalar_end(text: Any, at: int, end: int) -> int:
     return after
 
 
-@compiled
-def _value_end(text: Any, at: int, end: int, levels: Any) -> int:
+@uncounted
+def _value_end(text: Any, at: Word, end: Word, levels: Any) -> Word:
     """Behind the value that starts here, or -1 where it is not sound JSON."""
     depth, state = 0, _FIRST
     while True:
@@ -245,7 +246,7 @@ def _value_end(text: Any, at: int, end: int, levels: Any) -> int:
                 if at < 0 or at >= end:
                     return -1
                 byte = int(text[at])
-        if byte == OPEN_OBJECT or byte == OPEN_LIST:
+        if byte in (OPEN_OBJECT, OPEN_LIST):
             if depth == MOST_NESTED:
                 return -1
             levels[depth] = byte == OPEN_OBJECT
@@ -259,8 +260,8 @@ def _value_end(text: Any, at: int, end: int, levels: Any) -> int:
         state = _AFTER_VALUE
 
 
-@compiled
-def _key(text: Any, at: int, end: int) -> tuple[int, int, int]:
+@uncounted
+def _key(text: Any, at: Word, end: Word) -> tuple[Word, Word, Word]:
     """The key that starts here: (its first byte, the one behind it, where its value starts), the last -1 if unsound."""
     if text[at] != QUOTE and text[at] != SINGLE_QUOTE:
         return 0, 0, -1
@@ -273,8 +274,8 @@ def _key(text: Any, at: int, end: int) -> tuple[int, int, int]:
     return at + 1, after - 1, _skip_blanks(text, value + 1, end)
 
 
-@inlined
-def _write_rune(rune: int, out: Any, at: int) -> int:
+@uncounted
+def _write_rune(rune: Word, out: Any, at: Word) -> Word:
     """A code point in UTF-8; returns where it ends."""
     if rune < 0x80:
         out[at] = rune
@@ -295,8 +296,8 @@ def _write_rune(rune: int, out: Any, at: int) -> int:
     return at + 4
 
 
-@compiled
-def unescape(text: Any, start: int, end: int, out: Any, at: int) -> int:
+@uncounted
+def unescape(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     """Writes a sound string's characters to `out` from `at` on; returns where they end. Half a surrogate pair is `?`,
     as it is in Java.
     """
@@ -312,7 +313,11 @@ def unescape(text: Any, start: int, end: int, out: Any, at: int) -> int:
         if escaped != 117:
             is_letter = escaped in (98, 102, 110, 114, 116)
             if is_letter:
-                escaped = 8 if escaped == 98 else (12 if escaped == 102 else (10 if escaped == 110 else (13 if escaped == 114 else 9)))
+                escaped = (
+                    8
+                    if escaped == 98
+                    else (12 if escaped == 102 else (10 if escaped == 110 else (13 if escaped == 114 else 9)))
+                )
             out[at] = escaped
             at += 1
             continue
@@ -331,16 +336,16 @@ def unescape(text: Any, start: int, end: int, out: Any, at: int) -> int:
     return at
 
 
-@compiled
-def _has_escape(text: Any, start: int, end: int) -> bool:
+@uncounted
+def _has_escape(text: Any, start: Word, end: Word) -> bool:
     found = False
     for at in range(start, end):
         found |= text[at] == BACKSLASH
     return found
 
 
-@compiled
-def _put_string(c: Any, node: int, position: int, text: Any, start: int, end: int) -> None:
+@uncounted
+def _put_string(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word) -> None:
     """The string between the quotes."""
     if not _has_escape(text, start, end):
         put_bytes(c, node, position, text, start, end)
@@ -349,8 +354,8 @@ def _put_string(c: Any, node: int, position: int, text: Any, start: int, end: in
     put(c, node, position, unescape(text, start, end, c.data, base + last_end(c, node, position)) - base)
 
 
-@inlined
-def _same(text: Any, start: int, end: int, c: Any, node: int) -> bool:
+@uncounted
+def _same(text: Any, start: Word, end: Word, c: Any, node: Word) -> bool:
     name, name_end = c.table[node, NAME], c.table[node, NAME_END]
     if end - start != name_end - name:
         return False
@@ -362,8 +367,8 @@ def _same(text: Any, start: int, end: int, c: Any, node: int) -> bool:
     return same
 
 
-@compiled
-def _child_named(c: Any, struct: int, text: Any, start: int, end: int, scratch: Any) -> int:
+@uncounted
+def _child_named(c: Any, struct: Word, text: Any, start: Word, end: Word, scratch: Any) -> Word:
     """The struct's child of that name, or -1. Messages of one kind keep the order of their keys: the one behind the
     last that was found is tried first.
     """
@@ -380,8 +385,8 @@ def _child_named(c: Any, struct: int, text: Any, start: int, end: int, scratch: 
     return _search(c, struct, text, start, end)
 
 
-@compiled
-def _search(c: Any, struct: int, text: Any, start: int, end: int) -> int:
+@uncounted
+def _search(c: Any, struct: Word, text: Any, start: Word, end: Word) -> Word:
     child, children_end = struct + 1, c.table[struct, END]
     while child < children_end:
         if _same(text, start, end, c, child):
@@ -391,8 +396,8 @@ def _search(c: Any, struct: int, text: Any, start: int, end: int) -> int:
     return -1
 
 
-@compiled
-def _infinity_or_nan(text: Any, start: int, end: int) -> tuple[bool, float]:
+@uncounted
+def _infinity_or_nan(text: Any, start: Word, end: Word) -> tuple[bool, Word]:
     if _word_end(text, start, end, _NAN) == end:
         return True, np.nan
     negative = text[start] == MINUS
@@ -401,13 +406,13 @@ def _infinity_or_nan(text: Any, start: int, end: int) -> tuple[bool, float]:
     return good, -np.inf if negative else np.inf
 
 
-@compiled
-def _put_real(c: Any, node: int, position: int, text: Any, start: int, end: int, hard: Any, single: bool) -> bool:
+@uncounted
+def _put_real(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, hard: Any, single: bool) -> bool:
     """A float or double. What has too many digits for the quick way is noted in `hard` (node, position, start, end),
     and its cell holds the number of the note: so it is known whether the entry still stands at the end.
     """
     first = int(text[start])
-    quoted = first == QUOTE or first == SINGLE_QUOTE
+    quoted = first in (QUOTE, SINGLE_QUOTE)
     if quoted or not (is_digit(first) or (first == MINUS and is_digit(int(text[start + 1])))):
         if end - start - 2 * quoted < 3:
             return False
@@ -426,8 +431,8 @@ def _put_real(c: Any, node: int, position: int, text: Any, start: int, end: int,
     return True
 
 
-@compiled
-def _put_time(c: Any, node: int, position: int, kind: int, text: Any, start: int, end: int) -> bool:
+@uncounted
+def _put_time(c: Any, node: Word, position: Word, kind: Word, text: Any, start: Word, end: Word) -> bool:
     """A date or time; a whole number is a timestamp's seconds."""
     first = int(text[start])
     if first != QUOTE and first != SINGLE_QUOTE:
@@ -447,26 +452,26 @@ def _put_time(c: Any, node: int, position: int, kind: int, text: Any, start: int
     return good
 
 
-@compiled
-def _put_scalar(c: Any, node: int, position: int, text: Any, start: int, end: int, hard: Any) -> bool:
-    """The value `text[start:end]` as an entry of the node; False, and nothing is written, where it is of another type."""
+@uncounted
+def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, hard: Any) -> bool:
+    """The value `text[start:end]` as an entry of the node; False, and nothing written, where it is of another type."""
     kind = c.table[node, KIND]
     first = int(text[start])
-    quoted = first == QUOTE or first == SINGLE_QUOTE
+    quoted = first in (QUOTE, SINGLE_QUOTE)
     if kind == STRING:
         if quoted:
             _put_string(c, node, position, text, start + 1, end - 1)
         else:
             put_bytes(c, node, position, text, start, end)
         return True
-    if first == OPEN_OBJECT or first == OPEN_LIST or kind in (STRUCT, LIST, MAP):
+    if first in (OPEN_OBJECT, OPEN_LIST) or kind in (STRUCT, LIST, MAP):
         return False
     if kind == INT:
         good, value = parse_integer(text, start, end, c.table[node, BITS])
         if good:
             put(c, node, position, value)
         return good
-    if kind == DOUBLE or kind == FLOAT:
+    if kind in (DOUBLE, FLOAT):
         return _put_real(c, node, position, text, start, end, hard, kind == FLOAT)
     if kind == BOOL:
         if first == 116 or first == 102:
@@ -474,11 +479,13 @@ def _put_scalar(c: Any, node: int, position: int, text: Any, start: int, end: in
             return True
         return False
     if kind == DECIMAL:
-        good, low, high = parse_decimal(text, start + quoted, end - quoted, c.table[node, PRECISION], c.table[node, SCALE])
+        good, low, high = parse_decimal(
+            text, start + quoted, end - quoted, c.table[node, PRECISION], c.table[node, SCALE]
+        )
         if good:
             put_wide(c, node, position, low, high)
         return good
-    if kind == DATE or kind == TIMESTAMP or kind == TIMESTAMP_NTZ:
+    if kind in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
         return _put_time(c, node, position, kind, text, start, end)
     if not quoted:
         return False
@@ -486,11 +493,13 @@ def _put_scalar(c: Any, node: int, position: int, text: Any, start: int, end: in
     after = decode_base64(text, start + 1, end - 1, c.data, base + last_end(c, node, position))
     if after >= 0:
         put(c, node, position, after - base)
-    return after >= 0
+    return bool(after >= 0)
 
 
-@compiled
-def _decode_row(c: Any, row: int, text: Any, start: int, end: int, stack: Any, levels: Any, scratch: Any, hard: Any, found: Any) -> int:
+@uncounted
+def _decode_row(
+    c: Any, row: Word, text: Any, start: Word, end: Word, stack: Any, levels: Any, scratch: Any, hard: Any, found: Any
+) -> Word:
     """One payload into the entries of `row`; `found` gets (node, byte) of the first thing that is wrong."""
     at = _skip_blanks(text, start, end)
     if at == end:
@@ -589,8 +598,19 @@ def _decode_row(c: Any, row: int, text: Any, start: int, end: int, stack: Any, l
     return result
 
 
-@compiled
-def decode_json(c: Any, text: Any, offsets: Any, usable: Any, results: Any, where: Any, stack: Any, levels: Any, scratch: Any, hard: Any) -> None:
+@uncounted
+def decode_json(
+    c: Any,
+    text: Any,
+    offsets: Any,
+    usable: Any,
+    results: Any,
+    where: Any,
+    stack: Any,
+    levels: Any,
+    scratch: Any,
+    hard: Any,
+) -> None:
     """Decodes all payloads.
 
     Args:

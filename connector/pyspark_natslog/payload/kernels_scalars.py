@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import compiled, inlined
+from natslog.wire.compiled import uncounted
+from pyspark_natslog.payload.kernels import Word
 
 DOT, MINUS, PLUS, UPPER_E, LOWER_E, COLON, SLASH = 46, 45, 43, 69, 101, 58, 47
 WRONG, EXACT, HARD = 0, 1, 2
 """What became of a real number: no number, here it is, or too many digits for the quick way."""
 
 _POWERS = np.array([10.0**exponent for exponent in range(23)])
+_TENS = np.array([(10**power & 2**64 - 1, 10**power >> 64) for power in range(39)], np.uint64).view(np.int64)
+"""Powers of ten in 128 bits: low and high words."""
 _MAX_MANTISSA, _MAX_MANTISSA_SINGLE = 1 << 53, 1 << 24
 _MAX_POWER, _MAX_POWER_SINGLE = 22, 10
 _MAX_EXPONENT = 100_000
@@ -26,13 +29,13 @@ _US_PER_S, _S_PER_DAY = 1_000_000, 86_400
 _MOST_BUT_ONE = (2**63 - 1) // 10
 
 
-@inlined
+@uncounted
 def is_digit(byte: int) -> bool:
     return 48 <= byte <= 57
 
 
-@compiled
-def parse_integer(text: Any, start: int, end: int, bits: int) -> tuple[bool, int]:
+@uncounted
+def parse_integer(text: Any, start: Word, end: Word, bits: Word) -> tuple[bool, Word]:
     """A JSON integer that fits into so many bits."""
     negative = text[start] == MINUS
     at = start + 1 if negative else start
@@ -52,11 +55,11 @@ def parse_integer(text: Any, start: int, end: int, bits: int) -> tuple[bool, int
             return False, 0
         value = value * 10 + (-digit if negative else digit)
     most = (np.int64(1) << np.int64(bits - 2)) - 1 + (np.int64(1) << np.int64(bits - 2))
-    return -most - 1 <= value <= most, value
+    return bool(-most - 1 <= value <= most), value
 
 
-@compiled
-def parse_real(text: Any, start: int, end: int, single: bool) -> tuple[int, float]:
+@uncounted
+def parse_real(text: Any, start: Word, end: Word, single: bool) -> tuple[Word, Word]:
     """A JSON number, rounded once: exactly what the nearest float is, or HARD.
 
     Source: Clinger's fast path: mantissa and power of ten are both exact, so their product or quotient is rounded once.
@@ -67,7 +70,7 @@ def parse_real(text: Any, start: int, end: int, single: bool) -> tuple[int, floa
     while at < end:
         byte = int(text[at])
         if is_digit(byte):
-            digits += mantissa > 0 or byte != 48
+            digits += int(mantissa > 0 or byte != 48)
             if digits > 18:
                 return HARD, 0.0
             mantissa = mantissa * 10 + (byte - 48)
@@ -95,8 +98,10 @@ def parse_real(text: Any, start: int, end: int, single: bool) -> tuple[int, floa
         return HARD, 0.0
     value = np.float64(mantissa)
     if single:
-        scaled = np.float32(value) * np.float32(_POWERS[exponent]) if exponent >= 0 else np.float32(value) / np.float32(
-            _POWERS[-exponent]
+        scaled = (
+            np.float32(value) * np.float32(_POWERS[exponent])
+            if exponent >= 0
+            else np.float32(value) / np.float32(_POWERS[-exponent])
         )
         value = np.float64(scaled)
     else:
@@ -104,8 +109,8 @@ def parse_real(text: Any, start: int, end: int, single: bool) -> tuple[int, floa
     return EXACT, -value if negative else value
 
 
-@compiled
-def _tenfold(low: int, high: int, digit: int) -> tuple[int, int]:
+@uncounted
+def _tenfold(low: Word, high: Word, digit: Word) -> tuple[Word, Word]:
     """(high, low) * 10 + digit in 128 bits, of a number below 10^38; `low` is unsigned in a signed word."""
     mask = np.int64(0xFFFFFFFF)
     first = (low & mask) * 10 + digit
@@ -113,8 +118,8 @@ def _tenfold(low: int, high: int, digit: int) -> tuple[int, int]:
     return (second << 32) | (first & mask), high * 10 + (second >> 32)
 
 
-@compiled
-def parse_decimal(text: Any, start: int, end: int, precision: int, scale: int) -> tuple[bool, int, int]:
+@uncounted
+def parse_decimal(text: Any, start: Word, end: Word, precision: Word, scale: Word) -> tuple[bool, Word, Word]:
     """A number as an unscaled 128-bit integer (low, high), rounded half up to `scale`; False where it does not fit."""
     negative = text[start] == MINUS
     begin = start + 1 if negative or text[start] == PLUS else start
@@ -150,7 +155,7 @@ def parse_decimal(text: Any, start: int, end: int, precision: int, scale: int) -
             continue
         digit = np.int64(text[at]) - 48
         seen += 1
-        significant += significant > 0 or digit > 0
+        significant += int(significant > 0 or digit > 0)
         if significant > precision:
             return False, 0, 0
         low, high = _tenfold(low, high, digit)
@@ -174,17 +179,27 @@ def parse_decimal(text: Any, start: int, end: int, precision: int, scale: int) -
     return True, low, high
 
 
-@compiled
-def _is_power_of_ten(low: int, high: int, power: int) -> bool:
+@uncounted
+def _is_power_of_ten(low: Word, high: Word, power: Word) -> bool:
     """Whether rounding up has carried the number to 10^power, one digit too many."""
-    expected_low, expected_high = np.int64(1), np.int64(0)
-    for _ in range(power):
-        expected_low, expected_high = _tenfold(expected_low, expected_high, 0)
-    return low == expected_low and high == expected_high
+    return bool(low == _TENS[power, 0] and high == _TENS[power, 1])
 
 
-@compiled
-def days_of(year: int, month: int, day: int) -> tuple[bool, int]:
+@uncounted
+def fits_precision(low: Word, high: Word, precision: Word) -> bool:
+    """Whether a signed 128-bit number has at most so many digits."""
+    if high < 0:
+        low = -low
+        high = ~high + (low == 0)
+    if high < 0:
+        return False  # -2^127
+    most_low, most_high = _TENS[precision, 0], _TENS[precision, 1]
+    flip = np.int64(-(2**63))  # unsigned words compare as signed ones with the top bit flipped
+    return bool(high < most_high or (high == most_high and (low ^ flip) < (most_low ^ flip)))
+
+
+@uncounted
+def days_of(year: Word, month: Word, day: Word) -> tuple[bool, Word]:
     """Days since 1970-01-01, False where the calendar has no such day."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     most = 31 if month in (1, 3, 5, 7, 8, 10, 12) else (30 if month != 2 else (29 if leap else 28))
@@ -197,8 +212,8 @@ def days_of(year: int, month: int, day: int) -> tuple[bool, int]:
     return True, era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@compiled
-def _digits(text: Any, at: int, end: int, most: int) -> tuple[int, int]:
+@uncounted
+def _digits(text: Any, at: Word, end: Word, most: Word) -> tuple[Word, Word]:
     """(the number of up to `most` digits there, where it ends)."""
     value, begin = 0, at
     while at < end and at - begin < most and is_digit(int(text[at])):
@@ -207,8 +222,8 @@ def _digits(text: Any, at: int, end: int, most: int) -> tuple[int, int]:
     return value, at
 
 
-@compiled
-def parse_date_part(text: Any, start: int, end: int) -> tuple[bool, int, int]:
+@uncounted
+def parse_date_part(text: Any, start: Word, end: Word) -> tuple[bool, Word, Word]:
     """`[+-]yyyy[-[m]m[-[d]d]]` → (good, days, where it ends)."""
     at, negative = start, False
     if at < end and text[at] in (MINUS, PLUS):
@@ -235,8 +250,8 @@ def parse_date_part(text: Any, start: int, end: int) -> tuple[bool, int, int]:
     return good and at == end, days, at  # only a full date may be followed by a time
 
 
-@compiled
-def trimmed(text: Any, start: int, end: int) -> tuple[int, int]:
+@uncounted
+def trimmed(text: Any, start: Word, end: Word) -> tuple[Word, Word]:
     while start < end and text[start] <= 32:
         start += 1
     while end > start and text[end - 1] <= 32:
@@ -244,16 +259,16 @@ def trimmed(text: Any, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-@compiled
-def parse_date(text: Any, start: int, end: int) -> tuple[bool, int]:
+@uncounted
+def parse_date(text: Any, start: Word, end: Word) -> tuple[bool, Word]:
     """Days since 1970-01-01; what follows a full date behind a blank or T is not looked at."""
     start, end = trimmed(text, start, end)
     good, days, at = parse_date_part(text, start, end)
     return good and (at == end or text[at] == 32 or text[at] == 84), days
 
 
-@compiled
-def _parse_zone(text: Any, at: int, end: int) -> tuple[bool, int]:
+@uncounted
+def _parse_zone(text: Any, at: Word, end: Word) -> tuple[bool, Word]:
     """Seconds east of Greenwich: `Z`, `UTC`, `GMT`, `UT`, each with or without an offset, or an offset alone."""
     if at < end and text[at] == 32:
         at += 1
@@ -298,8 +313,8 @@ def _parse_zone(text: Any, at: int, end: int) -> tuple[bool, int]:
     return at == end and hours <= 18 and minutes < 60 and seconds < 60 and total <= 18 * 3600, sign * total
 
 
-@compiled
-def parse_timestamp(text: Any, start: int, end: int, with_zone: bool) -> tuple[bool, int]:
+@uncounted
+def parse_timestamp(text: Any, start: Word, end: Word, with_zone: bool) -> tuple[bool, Word]:
     """µs since 1970-01-01: `yyyy-[m]m-[d]d[T| ][h]h:[m]m[:[s]s[.digits]][zone]`, or a date alone. Without a zone it is
     UTC; where `with_zone` is False, there must be none. Digits beyond the µs are cut.
     """
@@ -342,8 +357,8 @@ def parse_timestamp(text: Any, start: int, end: int, with_zone: bool) -> tuple[b
     return good, (days * _S_PER_DAY + of_day_s) * _US_PER_S + fraction
 
 
-@inlined
-def _sextet(byte: int) -> int:
+@uncounted
+def _sextet(byte: Word) -> Word:
     if 65 <= byte <= 90:
         return byte - 65
     if 97 <= byte <= 122:
@@ -353,8 +368,8 @@ def _sextet(byte: int) -> int:
     return 62 if byte == PLUS else (63 if byte == SLASH else -1)
 
 
-@compiled
-def decode_base64(text: Any, start: int, end: int, out: Any, at: int) -> int:
+@uncounted
+def decode_base64(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     """Writes the bytes to `out` from `at` on; returns where they end, or -1. Padding is required, as Spark has it."""
     if (end - start) % 4:
         return -1

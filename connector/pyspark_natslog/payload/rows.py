@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Payloads:
 
     def __getitem__(self, row: int) -> bytes:
         return bytes(self.text[self.offsets[row] : self.offsets[row + 1]])
+
+    def buffer(self, row: int) -> Any:
+        """The payload as an Arrow buffer, not copied."""
+        return pa.py_buffer(self.text[self.offsets[row] : self.offsets[row + 1]])
 
 
 @dataclass(frozen=True, slots=True)
