@@ -61,7 +61,7 @@ class AvroDecoder:
         """Appends a type's program; returns how deep it nests."""
         at, op, deepest = len(rows), _OPS[node.kind], 0
         size = node.size or len(node.words)
-        if isinstance(node.type, DecimalType):
+        if node.kind in ("bytes", "fixed") and isinstance(node.type, DecimalType):
             op = kernels_avro.DECIMAL
         if node.kind == "union":
             size = len(node.children)
