@@ -51,10 +51,9 @@ def parse_payload_schema(text: str) -> PayloadSchema:
 
 
 def _is_path(text: str) -> bool:
-    if text[:1] in ("{", "[", '"'):
+    if text[:1] in ("{", "[", '"') or "\n" in text:
         return False
-    looks_like = text.startswith(("/", "./", "../", "~", "file:")) or text.lower().endswith(_ENDINGS)
-    return "\n" not in text and (looks_like or Path(text).is_file())
+    return text.startswith(("/", "./", "../", "~", "file:")) or text.lower().endswith(_ENDINGS)
 
 
 def _read(text: str) -> str:
