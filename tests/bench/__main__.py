@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cluster, publishing, report, spark_scan, spark_sink, standing
+from tests.bench import cluster, publishing, report, spark_scan, spark_sink, standing, typed_payloads
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle",
+        help="comma-separated: publish, latency, flood, scan, typed, sink, streams, start, replicas, failover, idle",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
@@ -30,6 +30,7 @@ def main() -> None:
         "latency": lambda: publishing.latency(given.pairs),
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),
+        "typed": lambda: typed_payloads.typed(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
