@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, cast
 
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
-from natslog.errors import ConfigError, did_you_mean
+from natslog.errors import ConfigError
 from pyspark_natslog.options import Given, naming
 from pyspark_natslog.payload.schema_text import PayloadSchema, parse_payload_schema
 from pyspark_natslog.payload.tree import as_nullable
@@ -18,7 +18,7 @@ Mode: TypeAlias = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 
 PAYLOAD_OPTIONS = ("payloadFormat", "payloadSchema", "mode", "columnNameOfCorruptRecord")
 _FORMATS = ("binary", "string", "json", "avro", "arrow")
-_MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+_MODES = ("permissive", "dropmalformed", "failfast")
 _VALUE = StructType().add("value", BinaryType())
 _CORRUPT = "_corrupt_record"
 _EXAMPLE = '.option("payloadSchema", "id BIGINT, user STRING")'
@@ -49,7 +49,7 @@ class PayloadOptions:
         Raises:
             ConfigError: which option is wrong, and what to write.
         """
-        format = _one_of(given, "payloadFormat", _FORMATS, "binary")
+        format = cast(Format, given.one_of("payloadFormat", "binary", _FORMATS))
         for name in PAYLOAD_OPTIONS[1:]:
             if given.has(name) and (format == "binary" or (format == "string" and name != "mode")):
                 raise ConfigError(
@@ -59,10 +59,10 @@ class PayloadOptions:
                 )
         if format == "binary":
             return cls()
-        mode = cast(Mode, _one_of(given, "mode", _MODES, "PERMISSIVE"))
+        mode = cast(Mode, given.one_of("mode", "permissive", _MODES).upper())
         if format == "string":
             return cls("string", mode, StructType().add("value", StringType()))
-        return cls._typed(given, cast(Format, format), mode, metadata)
+        return cls._typed(given, format, mode, metadata)
 
     @classmethod
     def _typed(cls, given: Given, format: Format, mode: Mode, metadata: Sequence[str]) -> PayloadOptions:
@@ -91,23 +91,15 @@ class PayloadOptions:
         _check_clashes(columns, metadata)
         return cls(format, mode, columns, schema, corrupt_column)
 
+    def stand_in(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """These columns with the payload's instead of `value`."""
+        at = columns.index("value")
+        return (*columns[:at], *self.columns.names, *columns[at + 1 :])
+
     @property
     def types(self) -> dict[str, DataType]:
         """Types of the payload's columns by name."""
         return {inner.name: inner.dataType for inner in self.columns.fields}
-
-
-def _one_of(given: Given, name: str, known: tuple[str, ...], default: str) -> str:
-    text = given.text(name) or default
-    found = next((word for word in known if word.lower() == text.lower()), None)
-    if found is None:
-        raise ConfigError(f"option {name} {text!r} must be one of {', '.join(known)}{_near(text, known)}", option=name)
-    return found
-
-
-def _near(text: str, known: tuple[str, ...]) -> str:
-    hint = did_you_mean(text, known)
-    return hint if "did you mean" in hint else ""
 
 
 def _check_corrupt(columns: StructType, name: str) -> None:
