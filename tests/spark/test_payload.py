@@ -277,7 +277,7 @@ def test_typed_payloads_in_a_streaming_query(
         ({"payloadFormat": "avro", "payloadSchema": "a int"}, "payloadFormat avro needs the Avro schema"),
         (
             {"payloadFormat": "json", "payloadSchema": "a int", "mode": "DROP"},
-            "option mode 'drop' must be permissive, dropm",
+            "option mode 'drop' must be permissive",
         ),
         (
             {"payloadFormat": "json", "payloadSchema": "_corrupt_record int"},

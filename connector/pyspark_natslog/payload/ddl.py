@@ -107,7 +107,7 @@ def _fields(tokens: _Tokens, closing: str) -> list[StructField]:
         if fields:
             tokens.take(",")
         name = tokens.take()
-        if name in "<>(),:":
+        if name in "<>(),:" or name.startswith("'"):
             raise InvalidRequest(f"expected a column's name, found {name!r}")
         name = name[1:-1].replace("``", "`") if name.startswith("`") else name
         tokens.takes(":")
