@@ -38,10 +38,8 @@ def _renamed(body: object) -> object:
 
 
 def test_ddl_as_people_write_it() -> None:
-    found = parse_ddl(
-        "`a b` INT NOT NULL COMMENT 'it\\'s', c: DECIMAL(5,2),\n d Struct<`e``f`: string NOT NULL, g dec>"
-    )
-    inner = StructType([StructField("e`f", StringType(), False), StructField("g", DecimalType(10, 0))])
+    found = parse_ddl("`a b` INT NOT NULL COMMENT 'it\\'s', c: DECIMAL(5,2),\n d Struct<`e``f`: string, g dec>")
+    inner = StructType([StructField("e`f", StringType()), StructField("g", DecimalType(10, 0))])
     assert found == StructType(
         [StructField("a b", IntegerType(), False), StructField("c", DecimalType(5, 2)), StructField("d", inner)]
     )
