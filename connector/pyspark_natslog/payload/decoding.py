@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,12 @@ import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from natslog.errors import MalformedPayload
+from natslog.wire.compiled import HAVE_NUMBA
 from pyspark_natslog.payload.options import PayloadOptions
 from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
 from pyspark_natslog.schema import METADATA_COLUMNS, to_spark
+
+logger = logging.getLogger("pyspark_natslog")
 
 _CHUNK_BYTES = 2 * 1024 * 1024  # payload decoded at once: small enough for caches, large enough for Arrow
 _CHUNK_ROWS = 64 * 1024
@@ -109,6 +113,10 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
         return StringDecoder()
     schema = payload.schema
     assert schema is not None, "typed formats have a schema"
+    if not HAVE_NUMBA and payload.format != "arrow":
+        logger.warning(
+            'numba is not installed here: payloads are decoded slowly; pip install "natslog[spark]" cures it'
+        )
     names = [name for name in payload.columns.names if name != payload.corrupt_column]
     chosen = [name for name in names if name in wanted] or names
     columns = StructType([StructField(name, payload.types[name]) for name in chosen])

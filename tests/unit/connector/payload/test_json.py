@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import struct
+import subprocess
+import sys
 from base64 import b64encode
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal, localcontext
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -48,6 +51,9 @@ def decode(schema: StructType, payloads: list[bytes]) -> tuple[list[dict[str, An
     columns = {name: array.to_pylist() for name, array in decoded.arrays.items()}
     rows = [{name: columns[name][row] for name in columns} for row in range(len(payloads))]
     return rows, [decoded.reason(row) if decoded.malformed[row] else None for row in range(len(payloads))]
+
+
+ROOT = Path(__file__).parents[4]
 
 
 # ---- the dumb model ----
@@ -390,3 +396,16 @@ def test_single_quotes_and_escaped_keys_are_read_as_spark_reads_them() -> None:
     rows, reasons = decode(parse_ddl("`é` int, s string"), [b"{'\\u00e9': 1, 's': 'it\\'s \"so\"'}", b'{"\\u00E9":2}'])
     assert rows == [{"é": 1, "s": 'it\'s "so"'}, {"é": 2, "s": None}]
     assert reasons == [None, None]
+
+
+def test_without_numba_the_same_comes_out() -> None:
+    payload = b'{"a":[1.5,"x"],"b":"\\u00e9","c":12345.678901234567890}'
+    schema = "a array<double>, b string, c double"
+    program = f"""
+import sys
+sys.modules["numba"] = None
+from tests.unit.connector.payload.test_json import decode, parse_ddl
+print(decode(parse_ddl({schema!r}), [{payload!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == repr(decode(parse_ddl(schema), [payload]))
