@@ -21,8 +21,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, typed, sink, streams, start, replicas, failover, idle, unacked, "
-        "catchup",
+        help="comma-separated: publish, latency, flood, scan, typed, sink, streams, start, replicas, failover, idle, "
+        "unacked, catchup",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup (needs root)")

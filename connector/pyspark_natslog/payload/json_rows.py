@@ -15,13 +15,13 @@ from pyspark_natslog.payload.kernels_json import (
     BLANK,
     BROKEN,
     GOOD,
-    MOST_NESTED,
     NO_OBJECT,
     NO_TEXT,
     TRAILING,
     WRONG_VALUE,
     decode_json,
 )
+from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
 from pyspark_natslog.payload.rows import Decoded, Payloads
 from pyspark_natslog.payload.tree import CELL, COUNT, FLOAT, Columns, Tree
 
