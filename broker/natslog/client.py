@@ -27,6 +27,7 @@ import pyarrow as pa
 import urllib3
 
 from natslog import ipc
+from natslog.client_cursors import CursorCalls
 from natslog.config import DEFAULT_SERVER_URL
 from natslog.errors import (
     BrokerUnavailable,
@@ -106,7 +107,7 @@ def parse_servers(text: str | Sequence[str] | None) -> tuple[str, ...]:
     return servers
 
 
-class NatslogClient:
+class NatslogClient(CursorCalls):
     """Talks to a cluster. Thread-safe; picklable (connections are made anew where it arrives).
 
     Args:
