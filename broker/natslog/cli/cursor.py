@@ -44,7 +44,7 @@ def _row(body: dict[str, Any]) -> list[Any]:
 def _state(body: dict[str, Any]) -> str:
     lag = body["lag"]
     if lag is None:
-        return "stream has no leader"
+        return "lag unknown"
     if lag["lost_rows"]:
         return f"{lag['lost_rows']} lost to retention"
     if lag["beyond_rows"]:
