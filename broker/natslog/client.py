@@ -10,69 +10,34 @@ CRC32C before they are handed on, so damage is found wherever it happened betwee
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 import urllib3
 
 from natslog import ipc
+from natslog.asking import LEADER_WITHIN_S, LONGEST_WAIT, ClientOptions, parse_servers
 from natslog.client_cursors import CursorCalls
-from natslog.config import DEFAULT_SERVER_URL
 from natslog.errors import (
-    BrokerUnavailable,
-    ConfigError,
     CorruptLog,
-    MetadataUnavailable,
     NatslogError,
-    NoLeader,
     OffsetOutOfRange,
     StreamRecreated,
     from_json,
 )
 from natslog.model import Split
 
+__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
+
 FETCH_BYTES = 8 * 1024 * 1024
-_CONNECT_TIMEOUT_S = 3.0
-_MOST_REDIRECTS = 3
-_LONGEST_WAIT = 8  # times the retry interval
-_LEADER_WITHIN_S = 15.0
-_TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
-
-
-class _RedirectFailed(Exception):
-    """The broker that was pointed to does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """How a client asks.
-
-    Attributes:
-        timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
-        patience_s: while no broker can be reached at all, go on for at least so long.
-        token_file: a file with the bearer token, read when it is used. `token`: the token itself.
-    """
-
-    timeout_s: float = 30.0
-    retries: int = 5
-    retry_interval_s: float = 0.2
-    patience_s: float = 0.0
-    token: str | None = field(default=None, repr=False)
-    token_file: str | None = None
-    tls_ca_file: str | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,161 +51,8 @@ class Fetched:
     stream_id: str
 
 
-def parse_servers(text: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Broker URLs from `NATSLOG_SERVER` style text; without text, that variable; without it, this machine.
-
-    Raises:
-        ConfigError: not an http(s) URL.
-    """
-    text = text or os.environ.get("NATSLOG_SERVER") or DEFAULT_SERVER_URL
-    parts = text.split(",") if isinstance(text, str) else list(text)
-    servers = tuple(part.strip().rstrip("/") for part in parts if part.strip())
-    for server in servers:
-        try:
-            parsed = urllib3.util.parse_url(server)
-        except urllib3.exceptions.LocationParseError as error:
-            raise ConfigError(f"server {server!r} is not a URL: write http://host:9292") from error
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError(f"server {server!r} is not a URL: write http://host:9292")
-    if not servers:
-        raise ConfigError("no server given: write http://host:9292")
-    return servers
-
-
 class NatslogClient(CursorCalls):
-    """Talks to a cluster. Thread-safe; picklable (connections are made anew where it arrives).
-
-    Args:
-        servers: a URL, several, or comma-separated; see `parse_servers`.
-        options: everything else.
-    """
-
-    def __init__(self, servers: str | Sequence[str] | None = None, options: ClientOptions = ClientOptions()) -> None:
-        self.options = options
-        self.servers = parse_servers(servers)
-        self._pool = self._new_pool()
-
-    def _new_pool(self) -> urllib3.PoolManager:
-        options = self.options
-        return urllib3.PoolManager(
-            maxsize=8,
-            retries=False,
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=options.timeout_s),
-            ca_certs=options.tls_ca_file,
-            cert_file=options.tls_cert_file,
-            key_file=options.tls_key_file,
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "servers": self.servers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.options, self.servers = state["options"], state["servers"]
-        self._pool = self._new_pool()
-
-    def close(self) -> None:
-        """Closes idle connections."""
-        self._pool.clear()
-
-    def __enter__(self) -> NatslogClient:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    # ---- asking ----
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: dict[str, Any] | None = None,
-        body: Any = None,
-        prefer: Sequence[str] = (),
-        timeout_s: float | None = None,
-    ) -> urllib3.BaseHTTPResponse:
-        """One answer from whichever broker gives it.
-
-        Raises:
-            NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
-        """
-        servers = list(dict.fromkeys([*prefer, *self.servers]))
-        request_id = None if method == "GET" else secrets.token_hex(16)  # a retry is applied once
-        problem, attempt, started = "", 0, time.monotonic()
-        patient_until = started + self.options.patience_s
-        while attempt <= self.options.retries or time.monotonic() < patient_until:
-            if attempt:
-                time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), _LONGEST_WAIT))
-            attempt += 1
-            for server in servers:
-                try:
-                    response = self._send(method, server + path, query, body, timeout_s, request_id)
-                    if response.status < 400:
-                        return response
-                    error = _error_of(response, server)
-                except _RedirectFailed as failure:  # the leader is gone: another one is being chosen
-                    problem, patient_until = str(failure), max(patient_until, started + _LEADER_WITHIN_S)
-                    continue
-                except _TRANSPORT_ERRORS as failure:
-                    problem = f"{server}: {_reason(failure)}"
-                    continue
-                if not error.retriable:
-                    raise error
-                problem = f"{server}: {error.message}"
-                if isinstance(error, NoLeader | MetadataUnavailable):
-                    patient_until = max(patient_until, started + _LEADER_WITHIN_S)
-        raise BrokerUnavailable(
-            f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",
-            servers=servers,
-        )
-
-    def _send(
-        self,
-        method: str,
-        url: str,
-        query: dict[str, Any] | None,
-        body: Any,
-        timeout_s: float | None,
-        request_id: str | None,
-    ) -> urllib3.BaseHTTPResponse:
-        given = {name: value for name, value in (query or {}).items() if value is not None}
-        url = f"{url}?{urlencode(given)}" if given else url
-        headers = self._headers() | ({} if body is None else {"Content-Type": "application/json"})
-        for _ in range(_MOST_REDIRECTS):
-            try:
-                response = self._pool.request(
-                    method,
-                    url,
-                    body=None if body is None else json.dumps(body).encode(),
-                    headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
-                    timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
-                )
-            except _TRANSPORT_ERRORS as failure:
-                if "Natslog-Redirected" in headers:
-                    raise _RedirectFailed(f"{url}: {_reason(failure)}") from failure
-                raise
-            if response.status != 307 or "Location" not in response.headers:
-                return response
-            url, headers["Natslog-Redirected"] = response.headers["Location"], "true"
-        return response
-
-    def _headers(self) -> dict[str, str]:
-        token = self.options.token
-        if self.options.token_file:
-            try:
-                with open(self.options.token_file) as file:
-                    token = file.read().strip()
-            except OSError as error:
-                raise ConfigError(f"cannot read the token file {self.options.token_file}: {error.strerror}") from error
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
-    def _json(self, method: str, path: str, **asked: Any) -> Any:
-        response = self._ask(method, path, **asked)
-        try:
-            return json.loads(response.data) if response.data else None
-        except ValueError as error:
-            raise NatslogError(f"{method} {path}: the answer is not JSON; is that a natslog broker?") from error
+    """Talks to a cluster: see `Asker` for where and how."""
 
     # ---- cluster and streams ----
 
@@ -248,9 +60,9 @@ class NatslogClient(CursorCalls):
         """`{cluster_id, metadata_leader, brokers, version}`."""
         return dict(self._json("GET", "/v1/cluster"))
 
-    def streams(self) -> list[dict[str, Any]]:
-        """All streams, by name."""
-        return list(self._json("GET", "/v1/streams"))
+    def streams(self, *, pattern: str | None = None, group: str | None = None) -> list[dict[str, Any]]:
+        """All streams, by name; of those with names like the glob `pattern`, or of a group, where that is given."""
+        return list(self._json("GET", "/v1/streams", query={"pattern": pattern, "group": group}))
 
     def stream(self, name: str) -> dict[str, Any]:
         """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).
@@ -266,12 +78,12 @@ class NatslogClient(CursorCalls):
         Raises:
             StreamNotFound. NoLeader, CorruptLog, …: why nobody can say where it stands.
         """
-        attempt, patient_until = 0, time.monotonic() + max(self.options.patience_s, _LEADER_WITHIN_S)
+        attempt, patient_until = 0, time.monotonic() + max(self.options.patience_s, LEADER_WITHIN_S)
         while "high_watermark" not in (body := self.stream(name)):
             error = from_json({"error": body.get("problem", {})})
             if not error.retriable or time.monotonic() > patient_until:
                 raise error
-            time.sleep(self.options.retry_interval_s * min(2**attempt, _LONGEST_WAIT))
+            time.sleep(self.options.retry_interval_s * min(2**attempt, LONGEST_WAIT))
             attempt += 1
         return body
 
@@ -311,10 +123,33 @@ class NatslogClient(CursorCalls):
         max_bytes: int | None = None,
         max_rows: int | None = None,
         min_splits: int = 1,
+        read_from: str | None = None,
+        rack: str | None = None,
     ) -> list[Split]:
-        """`[start, end)` cut for parallel readers. Raises OffsetOutOfRange."""
-        query = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows, "min_splits": min_splits}
+        """`[start, end)` cut for parallel readers.
+
+        Args:
+            read_from: which replicas come first in each split's URLs: `nearest` (of `rack`), `leader` or `any`.
+
+        Raises:
+            OffsetOutOfRange.
+        """
+        query: dict[str, Any] = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows}
+        query |= {"min_splits": min_splits, "read_from": read_from, "rack": rack}
         return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
+
+    def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
+        """About how many stored bytes `[start, end)` takes; with `max_bytes`, as much of it as they hold, but a row.
+
+        Returns:
+            The end reached, and the bytes up to it.
+
+        Raises:
+            OffsetOutOfRange.
+        """
+        query = {"start": start, "end": end, "max_bytes": max_bytes}
+        found = self._json("GET", f"/v1/streams/{_quoted(name)}/extent", query=query)
+        return int(found["end"]), int(found["bytes"])
 
     # ---- operators ----
 
@@ -470,18 +305,6 @@ def _sliced(data: bytes, source: str, start: int, end: int) -> list[pa.RecordBat
         batches.append(ipc.decode_batch(message).slice(low - header.base_offset, high - low))
         covered = high
     return batches
-
-
-def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
-    try:
-        body = json.loads(response.data)
-        return from_json(body)
-    except (ValueError, TypeError, AttributeError):
-        return NatslogError(f"{server} answered HTTP {response.status}, which is no natslog broker's answer")
-
-
-def _reason(failure: BaseException) -> str:
-    return str(failure.args[-1] if failure.args else failure) or type(failure).__name__
 
 
 def _quoted(name: str) -> str:

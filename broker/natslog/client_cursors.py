@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
-
-class _Asks(Protocol):
-    def _json(self, method: str, path: str, **asked: Any) -> Any: ...
+from natslog.asking import Asker
 
 
-class CursorCalls:
-    """Mixed into `NatslogClient`."""
+class CursorCalls(Asker):
+    """A part of `NatslogClient`."""
 
-    def cursors(self: _Asks, *, consumer: str | None = None, stream: str | None = None) -> list[dict[str, Any]]:
+    def cursors(self, *, consumer: str | None = None, stream: str | None = None) -> list[dict[str, Any]]:
         """All, or those of one consumer or stream, each with its `lag` (None where the stream has no leader now)."""
         return list(self._json("GET", "/v1/cursors", query={"consumer": consumer, "stream": stream}))
 
-    def cursor(self: _Asks, consumer: str, stream: str) -> dict[str, Any]:
+    def cursor(self, consumer: str, stream: str) -> dict[str, Any]:
         """`{consumer, stream, id, offset, timestamp, rewound, lag}`.
 
         Raises:
@@ -25,9 +23,7 @@ class CursorCalls:
         """
         return dict(self._json("GET", _path(consumer, stream)))
 
-    def set_cursor(
-        self: _Asks, consumer: str, stream: str, offset: int, *, expected_id: str | None = None
-    ) -> dict[str, Any]:
+    def set_cursor(self, consumer: str, stream: str, offset: int, *, expected_id: str | None = None) -> dict[str, Any]:
         """Says that the next offset `consumer` has not read is `offset`.
 
         Args:
@@ -39,11 +35,11 @@ class CursorCalls:
         body: dict[str, Any] = {"offset": offset} | ({} if expected_id is None else {"id": expected_id})
         return dict(self._json("PUT", _path(consumer, stream), body=body))
 
-    def delete_cursor(self: _Asks, consumer: str, stream: str) -> None:
+    def delete_cursor(self, consumer: str, stream: str) -> None:
         """Raises StreamNotFound, CursorNotFound."""
         self._json("DELETE", _path(consumer, stream))
 
-    def lag(self: _Asks, name: str, offset: int | str | None = None, *, cursor: str | None = None) -> dict[str, Any]:
+    def lag(self, name: str, offset: int | str | None = None, *, cursor: str | None = None) -> dict[str, Any]:
         """What waits behind an offset (`earliest` and `latest` too), or behind a consumer's cursor.
 
         Returns:

@@ -259,6 +259,34 @@ def test_splits_cover_the_range_and_name_urls(client: NatslogClient, broker: Bro
         client.splits(filled, 0, 101)
 
 
+def test_splits_take_replicas_in_an_order_that_was_asked_for(client: NatslogClient, filled: str) -> None:
+    assert client.splits(filled, 0, 100, read_from="leader", rack="r1")[0].rows == 100
+    with pytest.raises(InvalidRequest, match="nearest, leader, any"):
+        client.splits(filled, 0, 100, read_from="moon")
+
+
+def test_extent_tells_how_far_so_many_bytes_reach(client: NatslogClient, filled: str) -> None:
+    end, size_bytes = client.extent(filled, 0, 100)
+    assert end == 100
+    half, half_bytes = client.extent(filled, 0, 100, max_bytes=size_bytes // 2)
+    assert 30 < half < 70
+    assert size_bytes // 3 < half_bytes <= size_bytes // 2
+    assert client.extent(filled, 7, 100, max_bytes=1)[0] == 8
+    assert client.extent(filled, 100, 100) == (100, 0)
+    with pytest.raises(OffsetOutOfRange):
+        client.extent(filled, 0, 101)
+
+
+def test_streams_are_listed_by_glob_and_group(client: NatslogClient, name: str) -> None:
+    for suffix in ("a", "b"):
+        client.create_stream(f"{name}-{suffix}", f"{name}.*", group=f"{name}-group")
+    client.create_stream(f"{name}-alone", name)
+    named = [stream["name"] for stream in client.streams(pattern=f"{name}-?")]
+    assert named == [f"{name}-a", f"{name}-b"]
+    assert [stream["name"] for stream in client.streams(group=f"{name}-group")] == named
+    assert client.streams(pattern=f"{name}-a", group="other") == []
+
+
 # ---- the rest ----
 
 

@@ -44,7 +44,12 @@ _RANGE = (_parameter("start", "first offset, or earliest, latest"), _parameter("
 _PATHS = {
     "/v1/cluster": {"get": _call("The cluster and its brokers", "200")},
     "/v1/streams": {
-        "get": _call("All streams", "200"),
+        "get": _call(
+            "All streams",
+            "200",
+            _parameter("pattern", "names like this glob"),
+            _parameter("group", "of this group"),
+        ),
         "post": _call("Create a stream (200: it was there with the same settings)", "201", body="StreamSettings"),
     },
     "/v1/streams/{name}": {
@@ -88,6 +93,17 @@ _PATHS = {
             _parameter("max_bytes", "per split", "integer"),
             _parameter("max_rows", "per split", "integer"),
             _parameter("min_splits", "at least so many", "integer"),
+            _parameter("read_from", "nearest, leader or any: the order of each split's urls"),
+            _parameter("rack", "of the asker"),
+        )
+    },
+    "/v1/streams/{name}/extent": {
+        "get": _call(
+            "About how many stored bytes a range takes, or how far so many reach",
+            "200",
+            _NAME,
+            *_RANGE,
+            _parameter("max_bytes", "stop there", "integer"),
         )
     },
     "/v1/streams/{name}/messages": {

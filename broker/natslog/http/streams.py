@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from natslog.times import format_timestamp_us, parse_timestamp_us
 routes = web.RouteTableDef()
 
 _MAX_SPLITS = 100_000
+READ_FROM = ("nearest", "leader", "any")
 
 
 def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
@@ -54,14 +56,23 @@ async def json_body(request: web.Request) -> dict[str, Any]:
 
 @routes.get("/v1/streams")
 async def list_streams(request: web.Request) -> web.Response:
-    query(request)
+    """All streams; of a group, or with names like a glob, where those are given."""
+    values = query(request, "pattern", "group")
     broker = broker_of(request)
     await broker.up_to_date()
     positions = await broker.all_positions()
     streams = [
-        stream_json(broker, record, positions.get(name)) for name, record in sorted(broker.state.streams.items())
+        stream_json(broker, record, positions.get(name))
+        for name, record in sorted(broker.state.streams.items())
+        if _is_asked_for(record, values)
     ]
     return web.json_response(streams)
+
+
+def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
+    if "pattern" in values and not fnmatchcase(record.name, values["pattern"]):
+        return False
+    return "group" not in values or record.settings.group == values["group"]
 
 
 @routes.post("/v1/streams")
@@ -126,9 +137,22 @@ async def offset_at(request: web.Request) -> web.Response:
     return web.json_response({"offset": offset, "timestamp": found})
 
 
+@routes.get("/v1/streams/{name}/extent")
+async def extent(request: web.Request) -> web.Response:
+    """About how many bytes a range takes; with `max_bytes`, how far so many reach."""
+    values = query(request, "start", "end", "max_bytes")
+    log = (await leading(request)).usable_log()
+    start = position(values, "start", log.log_start_offset, log)
+    end = position(values, "end", log.high_watermark, log)
+    max_bytes = whole(values, "max_bytes", None, low=1)
+    loop = asyncio.get_running_loop()
+    found = await loop.run_in_executor(broker_of(request).readers, log.reader.extent, start, end, max_bytes)
+    return web.json_response({"start": found.start, "end": found.end, "bytes": found.bytes})
+
+
 @routes.get("/v1/streams/{name}/splits")
 async def splits(request: web.Request) -> web.Response:
-    values = query(request, "start", "end", "max_bytes", "max_rows", "min_splits", "rack")
+    values = query(request, "start", "end", "max_bytes", "max_rows", "min_splits", "rack", "read_from")
     stream, broker = await leading(request), broker_of(request)
     log = stream.usable_log()
     start = position(values, "start", log.log_start_offset, log)
@@ -146,7 +170,7 @@ async def splits(request: web.Request) -> web.Response:
             min_splits=whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS),
         ),
     )
-    urls = _replica_urls(broker, stream.wanted, values.get("rack", broker.config.rack))
+    urls = _replica_urls(broker, stream.wanted, values)
     return web.json_response(
         [
             msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
@@ -155,17 +179,27 @@ async def splits(request: web.Request) -> web.Response:
     )
 
 
-def _replica_urls(broker: Broker, record: StreamRecord, rack: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """In-sync replicas of the asker's rack, and the others. Nothing where this broker does not know its own name."""
+def _replica_urls(broker: Broker, record: StreamRecord, values: dict[str, str]) -> tuple[tuple[str, ...], ...]:
+    """URLs of in-sync replicas in groups, the group to be asked first in front: by default those of the asker's rack.
+    Nothing where this broker does not know its own name.
+    """
+    read_from = values.get("read_from", "nearest")
+    if read_from not in READ_FROM:
+        raise InvalidRequest(f"read_from {read_from!r} must be {', '.join(READ_FROM)}", parameter="read_from")
     if record.replicas == (broker.cluster.me,):
-        return broker.config.client_urls, ()
+        return (broker.config.client_urls,)
+    rack = values.get("rack", broker.config.rack)
     known = [broker.state.brokers[one] for one in record.isr if one in broker.state.brokers]
-    near = tuple(one.url for one in known if rack and one.rack == rack)
-    return near, tuple(one.url for one in known if one.url not in near)
+    first = [
+        one
+        for one in known
+        if (read_from == "nearest" and rack and one.rack == rack) or (read_from == "leader" and one.id == record.leader)
+    ]
+    return tuple(one.url for one in first), tuple(one.url for one in known if one not in first)
 
 
-def _in_turn(urls: tuple[tuple[str, ...], tuple[str, ...]], number: int) -> tuple[str, ...]:
-    """Nearest first, and each split begins with another one of the equally near."""
+def _in_turn(urls: tuple[tuple[str, ...], ...], number: int) -> tuple[str, ...]:
+    """Each split begins with another one of the equally near."""
     return tuple(url for group in urls for url in _rotated(group, number))
 
 

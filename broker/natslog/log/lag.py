@@ -1,9 +1,8 @@
 """How far behind an offset is: rows, stored bytes, and since when the oldest unread message waits.
 
-Theory of operation. Nothing is counted. The indexes of the two outer segments say where the range begins and ends in
-them; the segments between count by their size. A commit has one timestamp, and the index has it; only of a batch that
-sealing merged from several commits two columns are read (once in a process's life the whole batch, to prove it). So the
-cost is the same for ten rows and for ten thousand million.
+Theory of operation. Nothing is counted: offsets are dense, and `extent` knows the bytes. A commit has one timestamp, and
+the index has it; only of a batch that sealing merged from several commits two columns are read (and once in a process's
+life the whole batch, to prove it). So the cost is the same for ten rows and for ten thousand million.
 
 What is damaged is still told about: rows that nobody can read are not waited for, and where the timestamps themselves
 are damaged, those of the index, which has a CRC of its own, stand in.
@@ -23,6 +22,7 @@ import pyarrow as pa
 from natslog.errors import CorruptLog
 from natslog.log.batch_index import BatchIndex
 from natslog.log.chain import Segment, SegmentChain
+from natslog.log.extent import extent
 from natslog.log.recovery import Damage
 from natslog.log.sealed import SealedSegment
 
@@ -80,7 +80,7 @@ def lag_at(chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegm
         place = _first_at(segments, start, about_to_load) if start < end else None
         if place is None or rows <= 0:
             return Lag(offset, log_start, end)
-        size_bytes = _bytes_from(place, start, segments, end, about_to_load)
+        size_bytes = extent(chain, start, end).bytes
         fd = os.open(place.segment.path, os.O_RDONLY)
     try:
         oldest_us = _timestamp_us(place, fd, start)
@@ -118,30 +118,6 @@ def _first_at(segments: Sequence[Segment], start: int, about_to_load: Callable[[
         if at < len(index):
             return _Place(segment, index, at)
     return None
-
-
-def _bytes_from(
-    place: _Place, start: int, segments: Sequence[Segment], end: int, about_to_load: Callable[[SealedSegment], None]
-) -> int:
-    """Stored bytes from the place to HW: whole segments by their size, the outer two by positions."""
-    last = segments[-1]
-    before = _position_of(place.index, start)
-    upto = _position_of(_index_of(last, about_to_load), end)
-    if last is place.segment:
-        return max(0, upto - before)
-    between = segments[segments.index(place.segment) + 1 : -1]
-    whole = place.index.positions[-1] + place.index.lengths[-1]
-    first_of_last = last.index.positions[0] if len(last.index) else upto
-    return whole - before + sum(segment.size_bytes for segment in between) + max(0, upto - first_of_last)
-
-
-def _position_of(index: BatchIndex, offset: int) -> int:
-    """Where the bytes of this offset begin; inside a batch, in proportion."""
-    at = index.first_covering(offset)
-    if at == len(index):
-        return index.positions[at - 1] + index.lengths[at - 1] if at else 0
-    base, upto, length = index.base_offsets[at], index.end_offsets[at], index.lengths[at]
-    return index.positions[at] + length * max(0, offset - base) // (upto - base)
 
 
 def _timestamp_us(place: _Place, fd: int, start: int) -> int:

@@ -20,6 +20,7 @@ from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain, damage_error
+from natslog.log.extent import Extent, extent
 from natslog.log.lag import Lag, lag_at
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_at, read_batch
@@ -250,6 +251,15 @@ class LogReader:
         """
         return lag_at(self._chain, offset, self._forget_others)
 
+    def extent(self, start: int, end: int, max_bytes: int | None = None) -> Extent:
+        """About how many stored bytes `[start, end)` takes; with `max_bytes`, of as much of it as they hold.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange: as `splits`.
+        """
+        self._check_range(start, end)
+        return extent(self._chain, start, end, max_bytes)
+
     def splits(
         self, start: int, end: int, *, max_bytes: int | None, max_rows: int | None, min_splits: int
     ) -> list[Split]:
@@ -259,12 +269,15 @@ class LogReader:
             InvalidRequest: `start` beyond `end`.
             OffsetOutOfRange: either is not in the log.
         """
+        self._check_range(start, end)
+        runs = self._runs(start, end)
+        return cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
+
+    def _check_range(self, start: int, end: int) -> None:
         if start > end:
             raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
         self._check_in_log(start)
         self._check_in_log(end)
-        runs = self._runs(start, end)
-        return cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
 
     def _runs(self, start: int, end: int) -> list[Run]:
         """(start, end, bytes) of every batch in the range, the outer ones clipped in proportion.

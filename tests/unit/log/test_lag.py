@@ -48,16 +48,15 @@ def unread(log: ReplicaLog, start: int) -> list[tuple[int, int]]:
 
 
 def stored_bytes(log: ReplicaLog, offset: int) -> float:
-    """Of the batches from `offset` to HW, the outer ones in proportion; of segments between, headers and footers too."""
+    """Of the batches from `offset` to HW, the outer ones in proportion; of whole segments, headers and footers too."""
     start, end, found = max(offset, log.log_start_offset), log.high_watermark, 0.0
-    touched = [one for one in log.chain.segments if start < end and one.base_offset < end and one.end_offset > start]
-    for segment in touched:
+    for segment in log.chain.segments:
         index = segment.index
         for at in range(len(index)):
             rows = index.end_offsets[at] - index.base_offsets[at]
             asked = min(end, index.end_offsets[at]) - max(start, index.base_offsets[at])
             found += index.lengths[at] * max(0, asked) / rows
-        if segment not in (touched[0], touched[-1]):
+        if start <= segment.base_offset < segment.end_offset <= end:
             found += segment.size_bytes - sum(index.lengths)
     return found
 
