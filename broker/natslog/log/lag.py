@@ -1,6 +1,6 @@
 """How far behind an offset is: rows, stored bytes, and since when the oldest unread message waits.
 
-Theory of operation. Nothing is counted: offsets are dense, and `extent` knows the bytes. A commit has one timestamp, and
+Theory of operation. Nothing is counted: offsets are dense, `extent` knows the bytes. A commit has one timestamp, and
 the index has it; only of a batch that sealing merged from several commits two columns are read (and once in a process's
 life the whole batch, to prove it). So the cost is the same for ten rows and for ten thousand million.
 
