@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -50,6 +51,10 @@ class CursorCalls(Asker):
         """
         query = {"offset": offset, "cursor": cursor}
         return dict(self._json("GET", f"/v1/streams/{_quoted(name)}/lag", query=query))
+
+    def lags(self, positions: Mapping[str, int]) -> dict[str, dict[str, Any] | None]:
+        """The lag behind an offset at each of several streams; None where one has no leader now, or is not there."""
+        return dict(self._json("POST", "/v1/lags", body=dict(positions)))
 
 
 def _path(consumer: str, stream: str) -> str:

@@ -20,10 +20,10 @@ ALL_COLUMNS = (*SOURCE_COLUMNS, "headers")
 _SOURCE = (
     "servers", "stream", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss",
     "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "includeHeaders", "columns", "subjectFilter",
-    "path", *CONNECTION,
+    "path", "lag", "cursor", *CONNECTION,
 )  # fmt: skip
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "lag", "cursor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class SourceOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     subject_filter: str | None
+    reports_lag: bool
+    cursor: str | None
     client_options: ClientOptions = field(repr=False)
 
     @classmethod
@@ -90,6 +92,8 @@ class SourceOptions:
             include_headers=given.flag("includeHeaders", False),
             columns=columns,
             subject_filter=subject_filter,
+            reports_lag=given.flag("lag", True),
+            cursor=_cursor(given),
             client_options=client_options(given),
         )
 
@@ -116,6 +120,14 @@ def _streams(given: Given) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ConfigError(f"option stream names {', '.join(names)}: each once, please", option="stream")
     return names
+
+
+def _cursor(given: Given) -> str | None:
+    text = given.text("cursor")
+    if text is not None:
+        with naming("cursor"):
+            check_name(text, "consumer name")
+    return text
 
 
 def _columns(given: Given) -> tuple[str, ...] | None:

@@ -74,6 +74,8 @@ WRONG = [
     ("PUT", "/v1/cursors/report/{}", {"offset": 1, "id": 7}, 400, "must be the id of the stream"),
     ("PUT", "/v1/cursors/report/{}", [1], 400, "must be a JSON object"),
     ("PUT", "/v1/cursors/report/nosuch", {"offset": 1}, 404, "there is no stream 'nosuch'"),
+    ("POST", "/v1/lags", {"orders": "x"}, 400, "offset 'x' must be a whole number"),
+    ("POST", "/v1/lags", {"or ders": 1}, 400, "stream name 'or ders' is not allowed"),
     ("GET", "/v1/cursors?consumr=x", None, 400, "did you mean 'consumer'?"),
     ("GET", "/v1/streams/{}/lag", None, 400, "name a position"),
     ("GET", "/v1/streams/{}/lag?offset=1&cursor=a", None, 400, "name a position"),
@@ -114,6 +116,9 @@ def test_lag_counts_rows_bytes_and_age(client: NatslogClient, nats_url: str, str
     beyond = client.lag(stream, 75)
     assert (beyond["rows"], beyond["beyond_rows"], beyond["high_watermark"]) == (0, 15, 60)
     assert client.lag(stream, "earliest")["rows"] == 60
+    several = client.lags({stream: 50, "nosuch": 1})
+    assert several["nosuch"] is None
+    assert several[stream]["rows"] == 10
 
 
 def test_lag_below_the_log_start_counts_from_there_and_says_so(tmp_path: Path) -> None:
@@ -194,6 +199,7 @@ def test_cursors_and_lag_are_the_same_at_every_broker_and_survive_a_death(tmp_pa
             assert lags == {"report0": 30, "report1": 20, "report2": 10}
             assert client.lag("orders", cursor="report1")["rows"] == 20
             assert len(client.cursors()) == 6
+            assert {one["rows"] for one in client.lags({"orders": 5, "returns": 0}).values()} == {25, 0}
         dead = cluster.leader_of("orders")
         assert dead is not None
         series = [name for one in cluster.brokers for name in one.metrics() if name.startswith("natslog_cursor_lag_r")]

@@ -69,9 +69,7 @@ async def set_cursor(request: web.Request) -> web.Response:
     for field in body:
         if field not in _BODY:
             raise InvalidRequest(f"unknown field {field!r}{did_you_mean(field, _BODY)}", field=field)
-    offset, stream_id = body.get("offset"), body.get("id")
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
-        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {_MAX_OFFSET}", field="offset")
+    offset, stream_id = _check_offset(body.get("offset")), body.get("id")
     if stream_id is not None and not isinstance(stream_id, str):
         raise InvalidRequest(f"id {stream_id!r} must be the id of the stream, as GET /v1/streams shows it", field="id")
     record = await broker.record(name)
@@ -115,3 +113,21 @@ async def stream_lag(request: web.Request) -> web.Response:
     else:
         offset = position(values, "offset", 0, stream.usable_log())
     return web.json_response(await broker.lags.of(stream, offset))
+
+
+@routes.post("/v1/lags")
+async def lags(request: web.Request) -> web.Response:
+    """`{"orders": 42, "returns": 7}`: the lag at each, in one answer; null where a stream's leader does not answer."""
+    query(request)
+    positions, broker = await json_body(request), broker_of(request)
+    for name, offset in positions.items():
+        check_name(name)
+        _check_offset(offset)
+    found = await broker.lags.everywhere({name: [offset] for name, offset in positions.items()})
+    return web.json_response({name: found[name][0] if name in found else None for name in positions})
+
+
+def _check_offset(offset: object) -> int:
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
+        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {_MAX_OFFSET}", field="offset")
+    return offset

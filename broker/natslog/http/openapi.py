@@ -71,6 +71,7 @@ _PATHS = {
             _parameter("cursor", "instead: where this consumer's cursor stands"),
         )
     },
+    "/v1/lags": {"post": _call("The lag behind an offset at each of several streams", "200", body="Positions")},
     "/v1/cursors": {
         "get": _call(
             "All cursors, with their lag",
@@ -126,6 +127,7 @@ _PATHS = {
 _ERROR_FIELDS = {"code": {"type": "string"}, "message": {"type": "string"}, "retriable": {"type": "boolean"}}
 _SCHEMAS = {
     "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}}},
+    "Positions": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
     "Cursor": {
         "type": "object",
         "required": ["offset"],
