@@ -212,8 +212,11 @@ class NatslogClient(CursorCalls):
         }
         timeout_s = self.options.timeout_s + wait_ms / 1000
         path = f"/v1/streams/{_quoted(name)}/messages"
-        response = self._ask("GET", path, query=query, prefer=prefer, timeout_s=timeout_s)
-        fetched = _fetched(response, name, start)
+        ask = partial(self._ask, "GET", path, query=query, timeout_s=timeout_s)
+        try:
+            fetched = _fetched(ask(prefer=prefer), name, start)
+        except CorruptLog:  # garbled on its way, if not on that broker: another one's answer tells
+            fetched = _fetched(ask(prefer=[*prefer[1:], *self.servers]), name, start)
         if expected_id is not None and fetched.stream_id != expected_id:
             raise StreamRecreated(
                 f"stream {name!r} was deleted and created again (id {fetched.stream_id}, not {expected_id}): "
@@ -244,9 +247,22 @@ class NatslogClient(CursorCalls):
             info = self.position(name)
             start = info["log_start_offset"] if start is None else start
             end = info["high_watermark"] if end is None else end
-        fetch = partial(
-            self.fetch, name, end=end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
+        answers = self.answers(
+            name, start, end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
         )
+        for fetched in answers:
+            yield from fetched.batches
+
+    def answers(self, name: str, start: int, end: int, **asked: Any) -> Iterator[Fetched]:
+        """The same, answer by answer: each says where the next one begins.
+
+        Args:
+            asked: as for `fetch`.
+
+        Raises:
+            As `fetch`.
+        """
+        fetch = partial(self.fetch, name, end=end, **asked)
         coming = _in_background(partial(fetch, start)) if start < end else None
         while coming is not None:
             fetched, coming = coming.result(), None
@@ -260,7 +276,7 @@ class NatslogClient(CursorCalls):
             start = fetched.next_offset
             if start < end:
                 coming = _in_background(partial(fetch, start))
-            yield from fetched.batches
+            yield fetched
 
 
 def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
@@ -285,7 +301,10 @@ def _fetched(response: urllib3.BaseHTTPResponse, name: str, start: int) -> Fetch
     if headers["Natslog-Batches"] == "whole":
         batches = _sliced(data, f"stream {name!r}", start, next_offset)
     else:
-        batches = [batch for batch in pa.ipc.open_stream(data) if batch.num_rows]
+        try:
+            batches = [batch for batch in pa.ipc.open_stream(data) if batch.num_rows]
+        except pa.ArrowInvalid as error:
+            raise NatslogError(f"the answer is no Arrow stream ({error}); is that a natslog broker?") from error
     return Fetched(
         batches,
         next_offset,

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from natslog.client import ClientOptions, NatslogClient
@@ -29,10 +29,15 @@ _PAUSE_S = 5.0
 _SAY_EVERY_S = 60.0
 
 OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
-Behind: TypeAlias = dict[str, Any]
 
-_NOTHING: Behind = {"bytes_behind": 0, "seconds_behind": 0.0}
-_UNKNOWN: Behind = {"bytes_behind": None, "seconds_behind": None}
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """What a query has not read of a stream yet; None is unknown."""
+
+    rows: int
+    bytes: int | None
+    seconds: float | None
 
 
 class LagReport:
@@ -51,7 +56,7 @@ class LagReport:
         self._clock = clock
         self._client = NatslogClient(servers, self._options)
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[dict[str, Behind]] | None = None
+        self._under_way: Future[dict[str, StreamLag]] | None = None
         self._paused_until_s = self._said_until_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -62,12 +67,9 @@ class LagReport:
         starts = {name: _position(name, at, end) for name, at in latest.items()}
         rows = {name: max(0, int(at["offset"]) - starts[name]) for name, at in latest.items()}
         lags = self._ask({name: starts[name] for name, behind in rows.items() if behind})
-        return {
-            name: dict(at) | {"rows_behind": rows[name]} | (lags.get(name, _UNKNOWN) if rows[name] else _NOTHING)
-            for name, at in latest.items()
-        }
+        return {name: dict(at) | _behind(rows[name], lags.get(name)) for name, at in latest.items()}
 
-    def _ask(self, positions: dict[str, int]) -> dict[str, Behind]:
+    def _ask(self, positions: dict[str, int]) -> dict[str, StreamLag]:
         """By a thread, so that nobody waits for what may happen to a request."""
         if not positions or self._clock() < self._paused_until_s or self._is_busy():
             return {}
@@ -81,11 +83,11 @@ class LagReport:
             self._pause(f"{type(error).__name__}: {error}")
         return {}
 
-    def _asked(self, positions: dict[str, int]) -> dict[str, Behind]:
+    def _asked(self, positions: dict[str, int]) -> dict[str, StreamLag]:
         """In the thread."""
         answers = self._client.lags(positions).items()
         return {
-            name: {"bytes_behind": int(lag["bytes"]), "seconds_behind": float(lag["seconds"])}
+            name: StreamLag(int(lag["rows"]), int(lag["bytes"]), float(lag["seconds"]))
             for name, lag in answers
             if lag is not None
         }
@@ -110,3 +112,12 @@ def _position(name: str, latest: Mapping[str, Any], end: OffsetsJson) -> int:
     """Where the reader stands; at the start of a stream that it has not begun, or that was created again."""
     at = end.get(name)
     return int(at["offset"]) if at is not None and at["id"] == latest["id"] else 0
+
+
+def _behind(rows: int, lag: StreamLag | None) -> dict[str, Any]:
+    if rows == 0:
+        lag = StreamLag(0, 0, 0.0)
+    elif lag is None:
+        lag = StreamLag(rows, None, None)
+    # The broker looked a little later, and knows what retention and damage have left.
+    return {"rows_behind": min(rows, lag.rows), "bytes_behind": lag.bytes, "seconds_behind": lag.seconds}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from natslog.errors import ConfigError
+from pyspark_natslog.lag import StreamLag
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -47,15 +48,6 @@ _RATES = {
     "processed_rows_per_second": "Rows that are processed, as Spark reports them",
     "batch_duration_seconds": "How long the last micro-batch took",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLag:
-    """What a query has not read of a stream yet; None is unknown."""
-
-    rows: int
-    bytes: int | None
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)

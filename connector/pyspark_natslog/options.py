@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from natslog.client import ClientOptions
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
 from natslog.times import parse_timestamp_us
-from natslog.units import parse_duration_s
+from natslog.units import parse_duration_s, parse_size_bytes
 
 CONNECTION = (
     "token", "tokenFile", "tlsCaFile", "tlsCertFile", "tlsKeyFile", "fetchTimeout", "fetchRetries", "retryInterval",
@@ -46,6 +46,23 @@ class Given:
         if not text.isdecimal() or int(text) < low:
             raise ConfigError(f"option {name} {text!r} must be a whole number of at least {low}", option=name)
         return int(text)
+
+    def one_of(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        text = (self.text(name) or default).lower()
+        if text not in allowed:
+            expected = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise ConfigError(f"option {name} {text!r} must be {expected}{did_you_mean(text, allowed)}", option=name)
+        return text
+
+    def size_bytes(self, name: str, default: int | None) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return default
+        with naming(name):
+            size_bytes = parse_size_bytes(text, name)
+        if size_bytes < 1:
+            raise ConfigError(f"option {name} {text!r} must be at least one byte", option=name)
+        return size_bytes
 
     def seconds(self, name: str, default: float) -> float:
         text = self.text(name)

@@ -9,11 +9,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from natslog.errors import ConfigError
+from natslog.client import NatslogClient
+from natslog.errors import ConfigError, StreamNotFound
 from pyspark_natslog.positions import resolve_end, resolve_start
+from pyspark_natslog.range_reader import read_task
 from pyspark_natslog.schema import checked_columns
+from pyspark_natslog.selection import StreamState
 from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.splits import plan_range, read_range
+from pyspark_natslog.splits import OffsetRange, plan_tasks
 
 
 class BatchReader(DataSourceReader):
@@ -24,16 +27,22 @@ class BatchReader(DataSourceReader):
         self._columns = checked_columns(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        options, planned = self._options, []
+        options = self._options
         with options.client() as client:
-            for name in options.streams:
-                info = client.position(name)
-                end = resolve_end(client, options.end, info)
-                start = resolve_start(client, options, options.start, info, end)
-                if start > end:
-                    raise ConfigError(f"stream {name!r}: the start, offset {start}, is beyond the end, offset {end}")
-                planned += plan_range(client, options, name, info["id"], start, end, os.cpu_count() or 1)
-        return planned
+            states = options.selection.states(client)
+            for name in options.selection.names:
+                if name not in states:
+                    raise StreamNotFound(f"there is no stream {name!r}: create it, or correct option stream")
+            ranges = [self._range(client, state) for state in states.values()]
+            return plan_tasks(client, options, ranges, os.cpu_count() or 1)
+
+    def _range(self, client: NatslogClient, state: StreamState) -> OffsetRange:
+        options = self._options
+        end = resolve_end(client, options.end, state)
+        start = resolve_start(client, options, options.start, state, end)
+        if start > end:
+            raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is beyond the end, offset {end}")
+        return OffsetRange(state.name, state.id, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._columns, partition)
+        return read_task(self._options, self._columns, partition)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_subject
 from pyspark_natslog.options import Given, naming
@@ -39,12 +38,10 @@ class SinkOptions:
             ConfigError: unknown (the nearest known one is named) or wrong.
         """
         given = Given(options, _SINK)
-        subject, ack = given.text("subject"), (given.text("ack") or "flush").lower()
+        subject, ack = given.text("subject"), given.one_of("ack", "flush", ("none", "flush", "stored"))
         if subject is not None:
             with naming("subject"):
                 check_subject(subject, wildcards=False)
-        if ack not in ("none", "flush", "stored"):
-            raise ConfigError(f"option ack {ack!r} must be none, flush or stored", option="ack")
         return cls(
             nats_url=given.text("natsServers"),
             subject=subject,

@@ -1,120 +1,165 @@
-"""What a task is told: one range of one stream, and all it needs to read it on its own."""
+"""From ranges of streams to tasks: cut on batch boundaries by bytes, rows and count, evened out, and packed.
+
+A range is cut by its brokers, who know the batches. What is large is cut into as many parts as it is worth among all
+ranges of the read, so that one huge stream among small ones uses all cores; what is small shares a task with others,
+because a task costs some 50 ms before its first row.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from natslog.client import NatslogClient
-from natslog.errors import NatslogError, OffsetOutOfRange, StreamNotFound, StreamRecreated
-from pyspark_natslog.loss import Loss, report_loss
-from pyspark_natslog.schema import to_spark
+from natslog.errors import OffsetOutOfRange, StreamNotFound
+from natslog.model import Split
+from pyspark_natslog.loss import behind_loss
 from pyspark_natslog.source_options import SourceOptions
 
-logger = logging.getLogger("pyspark_natslog")
-
 _WORTH_SPLITTING_ROWS = 64 * 1024
-_TASK_BYTES = 256 * 1024 * 1024  # about a second of work: a task costs some 50 ms before its first row
+_WORTH_SPLITTING_BYTES = 8 * 1024 * 1024
+_ASKED_AT_ONCE = 8
 
 
-class OffsetRange(InputPartition):
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
     """Offsets `[start, end)` of the stream with this id; `urls` are the brokers that have it, nearest first."""
 
-    def __init__(self, stream: str, stream_id: str, start: int, end: int, urls: Sequence[str]) -> None:
-        super().__init__((stream, stream_id, start, end))
-        self.stream = stream
-        self.stream_id = stream_id
-        self.start = start
-        self.end = end
-        self.urls = tuple(urls)
+    stream: str
+    stream_id: str
+    start: int
+    end: int
+    urls: tuple[str, ...] = ()
+    bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
 
 
-def plan_range(
-    client: NatslogClient, options: SourceOptions, stream: str, stream_id: str, start: int, end: int, cores: int
+class Task(InputPartition):
+    """What one task reads, and all it needs to read it on its own."""
+
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        super().__init__(tuple((one.stream, one.start, one.end) for one in ranges))
+        self.ranges = tuple(ranges)
+
+
+def plan_tasks(
+    client: NatslogClient, options: SourceOptions, ranges: Sequence[OffsetRange], cores: int
 ) -> list[InputPartition]:
-    """Ranges that cover `[start, end)` once, as many as the options ask for (by default the cores, if there is
-    enough).
-    """
-    if start >= end:
-        return []
-    wanted = options.min_partitions or (cores if end - start >= _WORTH_SPLITTING_ROWS else 1)
-    cut = partial(client.splits, stream, start, end, max_rows=options.max_records_per_partition)
-    try:
-        splits = cut(max_bytes=None if options.min_partitions else _TASK_BYTES, min_splits=wanted)
-        if not options.min_partitions and len(splits) > cores and len(splits) % cores:
-            splits = cut(min_splits=-(-len(splits) // cores) * cores)  # or the last round leaves cores idle
-    except (OffsetOutOfRange, StreamNotFound) as error:
-        start = behind_loss(client, options, stream, stream_id, start, end, error)
-        return plan_range(client, options, stream, stream_id, start, end, cores)
-    assert (splits[0].start, splits[-1].end) == (start, end), "splits cover the range"
-    return [OffsetRange(stream, stream_id, split.start, split.end, split.urls) for split in splits]
-
-
-def read_range(options: SourceOptions, columns: Sequence[str], partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's range, as they come from the file. Runs on executors."""
-    if not isinstance(partition, OffsetRange):
-        return  # Spark makes one empty partition where a batch read has none
-    client = options.client()
-    narrowed = [name for name in columns if name != "stream"] if _is_narrow(columns) else None
-    start = partition.start
-    while start < partition.end:
-        try:
-            batches = client.read(
-                partition.stream,
-                start,
-                partition.end,
-                subject=options.subject_filter,
-                columns=narrowed,
-                prefer=partition.urls,
-                expected_id=partition.stream_id,
-            )
-            for batch in batches:
-                yield to_spark(batch, partition.stream, columns)
-            return
-        except (OffsetOutOfRange, StreamNotFound, StreamRecreated) as error:
-            reached = int(error.facts.get("offset", start))
-            start = behind_loss(client, options, partition.stream, partition.stream_id, reached, partition.end, error)
-
-
-def behind_loss(
-    client: NatslogClient,
-    options: SourceOptions,
-    stream: str,
-    stream_id: str,
-    start: int,
-    end: int,
-    error: NatslogError,
-) -> int:
-    """Where `[start, end)` can be read on, after what happened between planning and reading was reported as loss.
+    """Tasks that cover each range once.
 
     Raises:
-        DataLoss: with `failOnDataLoss`. The error itself, where nothing that is known explains it.
+        DataLoss: a part of a range is gone, and that is to fail.
     """
-    try:
-        info = client.position(stream)
-    except StreamNotFound:
-        report_loss(options, Loss(stream, start, end, "the stream was deleted"))
-        return end
-    if info["id"] != stream_id:
-        why = f"the stream was deleted and created again (id {info['id']}, not {stream_id})"
-        report_loss(options, Loss(stream, start, end, why))
-        return end
-    log_start, high_watermark = int(info["log_start_offset"]), int(info["high_watermark"])
-    if start < log_start:
-        lost_to = min(log_start, end)
-        report_loss(options, Loss(stream, start, lost_to, "retention removed these messages"))
-        return lost_to
-    if end > high_watermark:
-        why = f"the log ends at {high_watermark}: it is shorter than it was"
-        report_loss(options, Loss(stream, max(start, high_watermark), end, why))
-        return end
-    raise error
+    ranges = [one for one in ranges if one.rows > 0]
+    if not ranges:
+        return []
+    with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(ranges))) as pool:
+        pieces = list(pool.map(partial(_cut, client, options), ranges))
+        wanted = _wanted(options, pieces, cores)
+        pieces = list(pool.map(partial(_cut_finer, client, options, _shares(pieces, wanted)), ranges, pieces))
+    return pack([piece for cut in pieces for piece in cut], options, wanted)
 
 
-def _is_narrow(columns: Sequence[str]) -> bool:
-    """Whether leaving columns out at the broker saves more than sending whole batches as they lie in the file."""
-    return "value" not in columns
+def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_splits: int = 1) -> list[OffsetRange]:
+    """The range in parts that the options allow; without what was lost of it."""
+    cutting, start = options.cutting, whole.start
+    while start < whole.end:
+        try:
+            splits = client.splits(
+                whole.stream,
+                start,
+                whole.end,
+                max_bytes=cutting.max_bytes,
+                max_rows=cutting.max_rows,
+                min_splits=min_splits,
+                read_from=cutting.read_from,
+                rack=cutting.rack,
+            )
+        except (OffsetOutOfRange, StreamNotFound) as error:
+            start = behind_loss(client, options, whole.stream, whole.stream_id, start, whole.end, error)
+            continue
+        assert (splits[0].start, splits[-1].end) == (start, whole.end), "splits cover the range"
+        return [_range(whole, split) for split in splits]
+    return []
+
+
+def _range(whole: OffsetRange, split: Split) -> OffsetRange:
+    return OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, split.bytes)
+
+
+def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cores: int) -> int:
+    """How many tasks there should be, as far as there is something for each."""
+    if options.cutting.min_tasks is not None:
+        return options.cutting.min_tasks
+    rows = sum(piece.rows for cut in pieces for piece in cut)
+    if rows < _WORTH_SPLITTING_ROWS and _bytes_of(pieces) < _WORTH_SPLITTING_BYTES:
+        return 1
+    rounds = -(-_full_tasks(options, pieces) // cores)
+    return max(1, rounds) * cores  # or the last round would leave cores idle
+
+
+def _full_tasks(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]]) -> int:
+    return -(-_bytes_of(pieces) // options.cutting.max_bytes)
+
+
+def _bytes_of(pieces: Sequence[Sequence[OffsetRange]]) -> int:
+    return sum(piece.bytes for cut in pieces for piece in cut)
+
+
+def _shares(pieces: Sequence[Sequence[OffsetRange]], wanted: int) -> Callable[[Sequence[OffsetRange]], int]:
+    """Of how many parts each range should be so that all are about equal."""
+    total_bytes = max(1, _bytes_of(pieces))
+    return lambda cut: -(-wanted * sum(piece.bytes for piece in cut) // total_bytes)
+
+
+def _cut_finer(
+    client: NatslogClient,
+    options: SourceOptions,
+    share: Callable[[Sequence[OffsetRange]], int],
+    whole: OffsetRange,
+    cut: list[OffsetRange],
+) -> list[OffsetRange]:
+    if not cut or share(cut) <= len(cut):
+        return cut
+    rest = OffsetRange(whole.stream, whole.stream_id, cut[0].start, cut[-1].end)
+    return _cut(client, options, rest, min_splits=share(cut))
+
+
+@dataclass(slots=True)
+class _Bin:
+    ranges: list[OffsetRange] = field(default_factory=list)
+    bytes: int = 0
+    rows: int = 0
+
+    def has_room(self, piece: OffsetRange, max_bytes: int, max_rows: int | None) -> bool:
+        fits = max_rows is None or self.rows + piece.rows <= max_rows
+        return not self.ranges or (fits and self.bytes + piece.bytes <= max_bytes)
+
+    def add(self, piece: OffsetRange) -> None:
+        self.ranges.append(piece)
+        self.bytes += piece.bytes
+        self.rows += piece.rows
+
+
+def pack(pieces: Sequence[OffsetRange], options: SourceOptions, wanted: int) -> list[InputPartition]:
+    """At least `wanted` tasks if there are so many pieces, of about equal size, none beyond the limits that its pieces
+    do not break alone.
+    """
+    cutting = options.cutting
+    bins = [_Bin() for _ in range(min(wanted, len(pieces)))]
+    for piece in sorted(pieces, key=lambda one: -one.bytes):
+        smallest = min(bins, key=lambda one: (one.bytes, len(one.ranges)))
+        if not smallest.has_room(piece, cutting.max_bytes, cutting.max_rows):
+            roomy = (one for one in bins if one.has_room(piece, cutting.max_bytes, cutting.max_rows))
+            smallest = next(roomy, _Bin())
+            if not smallest.ranges:
+                bins.append(smallest)
+        smallest.add(piece)
+    return [Task(sorted(one.ranges, key=lambda piece: (piece.stream, piece.start))) for one in bins]

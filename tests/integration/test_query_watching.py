@@ -123,7 +123,8 @@ def test_slow_broker_costs_a_tenth_of_a_second_once_in_a_while(caplog: pytest.Lo
     [
         (200, b"no JSON"),
         (200, b"[1, 2]"),
-        (200, b'{"orders": {"bytes": "many", "seconds": 1}}'),
+        (200, b'{"orders": {"rows": 1, "bytes": "many", "seconds": 1}}'),
+        (200, b'{"orders": {"bytes": 1, "seconds": 1}}'),
         (200, b'{"orders": 7}'),
         (200, b'{"orders": null, "new": null}'),
         (500, b"oh"),

@@ -14,7 +14,7 @@ from natslog.client import NatslogClient
 from natslog.errors import BrokerUnavailable, DataLoss
 from pyspark_natslog.schema import spark_schema
 from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.splits import OffsetRange
+from pyspark_natslog.splits import OffsetRange, Task
 from pyspark_natslog.stream_reader import StreamReader
 from tests.harness import BrokerProcess, publish_acked, running
 
@@ -109,7 +109,7 @@ def test_stream_recreated_between_plan_and_read_is_loss_or_skipped(
 ) -> None:
     strict, lenient = reader_of(broker.url, stream), reader_of(broker.url, stream, failOnDataLoss="false")
     (part,) = strict.partitions(position(client, stream, 0), position(client, stream, 100))
-    assert isinstance(part, OffsetRange)
+    assert isinstance(part, Task)
     client.delete_stream(stream)
     with pytest.raises(DataLoss, match="the stream was deleted"):
         list(strict.read(part))
@@ -124,7 +124,7 @@ def test_offsets_that_the_log_no_longer_has_between_plan_and_read_are_loss(
     broker: BrokerProcess, client: NatslogClient, stream: str
 ) -> None:
     stream_id = client.stream(stream)["id"]
-    part = OffsetRange(stream, stream_id, 90, 120, [broker.url])
+    part = Task([OffsetRange(stream, stream_id, 90, 120, (broker.url,))])
     with pytest.raises(DataLoss, match="offsets 100 to 120 are lost.*shorter"):
         list(reader_of(broker.url, stream).read(part))
     lenient = reader_of(broker.url, stream, failOnDataLoss="false")
@@ -139,5 +139,6 @@ def test_stream_added_to_the_options_starts_at_its_start(
     old = position(client, stream, 100)
     reader = reader_of(broker.url, f"{stream},{stream}-b")
     end = reader.latestOffset(old, ReadAllAvailable())
-    assert end == old | position(client, f"{stream}-b", 3)
+    joined = position(client, f"{stream}-b", 3)[f"{stream}-b"] | {"start": 0}
+    assert end == old | {f"{stream}-b": joined}
     assert offsets_read(reader, old, end) == [0, 1, 2]

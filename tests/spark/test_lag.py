@@ -101,9 +101,7 @@ def test_progress_tells_what_each_batch_leaves_unread_and_the_cursor_follows(
 def scrape(port: int) -> dict[tuple[str, str], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-    return {
-        (sample.name, sample.labels.get("stream", "")): sample.value for one in families for sample in one.samples
-    }
+    return {(sample.name, sample.labels.get("stream", "")): sample.value for one in families for sample in one.samples}
 
 
 def test_metrics_follow_a_running_query_and_end_with_it(

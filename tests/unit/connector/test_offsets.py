@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natslog.errors import ConfigError
-from pyspark_natslog.offsets import StreamOffset, from_json, share_limit, to_json
+from pyspark_natslog.admission import share_limit
+from pyspark_natslog.offsets import StreamOffset, from_json, to_json
 
 
 def test_json_is_the_same_text_for_the_same_positions() -> None:

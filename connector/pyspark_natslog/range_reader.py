@@ -1,0 +1,56 @@
+"""What a task does on an executor: the rows of its ranges, as they come from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from natslog.client import NatslogClient
+from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
+from pyspark_natslog.loss import behind_loss
+from pyspark_natslog.schema import to_spark
+from pyspark_natslog.source_options import SourceOptions
+from pyspark_natslog.splits import OffsetRange, Task
+
+
+def read_task(options: SourceOptions, columns: Sequence[str], partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """All rows of a task's ranges.
+
+    Raises:
+        DataLoss: a part of them is gone, and that is to fail.
+    """
+    if not isinstance(partition, Task):
+        return  # Spark makes one empty partition where a batch read has none
+    with options.client() as client:
+        for one in partition.ranges:
+            yield from _read_range(client, options, columns, one)
+
+
+def _read_range(
+    client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange
+) -> Iterator[pa.RecordBatch]:
+    narrowed = [name for name in columns if name != "stream"] if _is_narrow(columns) else None
+    start = part.start
+    while start < part.end:
+        try:
+            for fetched in client.answers(
+                part.stream,
+                start,
+                part.end,
+                subject=options.subject_filter,
+                columns=narrowed,
+                prefer=part.urls,
+                expected_id=part.stream_id,
+            ):
+                for batch in fetched.batches:
+                    yield to_spark(batch, part.stream, columns)
+                start = fetched.next_offset
+        except (OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog) as error:
+            start = behind_loss(client, options, part.stream, part.stream_id, start, part.end, error)
+
+
+def _is_narrow(columns: Sequence[str]) -> bool:
+    """Whether leaving columns out at the broker saves more than sending whole batches as they lie in the file."""
+    return "value" not in columns
