@@ -1,4 +1,7 @@
-"""What it costs a query to report its lag: micro-batches a second with and without, always behind, so always asked."""
+"""What it costs a query to report its lag: micro-batches a second with and without, always behind, so always asked.
+
+A report takes a hundredth of a micro-batch, less than the batches differ from each other: so it is also timed alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from natslog.nats_server import NatsServer
 from pyspark_natslog.schema import spark_schema
@@ -35,15 +38,17 @@ def overhead(pairs: int) -> list[Comparison]:
         found = compare(
             "micro-batches, their lag reported",
             "batches/s",
-            0.95,
+            0.9,
             ours=lambda: batches_per_second("true"),
             peer="the same with lag=false",
             theirs=lambda: batches_per_second("false"),
             pairs=pairs,
         )
         found.notes["rows a batch"] = -(-rows // _BATCHES)
-        found.notes["one report, ms"] = _report_ms(broker.url)
-    return [found]
+        report_ms = _report_ms(broker.url)
+    alone = Comparison("a report of lag alone", "ms", 5.0, ours=[report_ms["behind"]], is_bound=True)
+    alone.notes = report_ms
+    return [found, alone]
 
 
 def _fill(server: NatsServer, broker: BrokerProcess) -> int:
@@ -65,13 +70,13 @@ def _batches_per_second(spark: SparkSession, url: str, rows: int, folder: Path, 
 
 def _report_ms(url: str) -> dict[str, float]:
     """Median of a report alone: where something waits, and where nothing does."""
-    parsed = SourceOptions.parse({"servers": url, "stream": STREAM}, streaming=True)
+    given = {"servers": url, "stream": STREAM, "maxOffsetsPerTrigger": "100"}
+    parsed = SourceOptions.parse(given, streaming=True)
     reader = WatchedStreamReader(parsed, spark_schema(parsed.selected_columns()))
-    start = reader.initialOffset()
-    found = {}
-    for name, limit in (("behind", 100), ("nothing behind", 2**60)):
-        reader.latestOffset(start, ReadMaxRows(limit))
-        found[name] = round(statistics.median(_taken_ms(reader.reportLatestOffset) for _ in range(_ASKED)), 3)
+    start, found = reader.initialOffset(), {}
+    for name, limit in (("behind", reader.getDefaultReadLimit()), ("nothing behind", ReadAllAvailable())):
+        reader.latestOffset(start, limit)
+        found[name] = statistics.median(_taken_ms(reader.reportLatestOffset) for _ in range(_ASKED))
     reader.stop()
     return found
 

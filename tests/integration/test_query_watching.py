@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import free_port
@@ -50,10 +50,10 @@ def stream(client: NatslogClient, nats_url: str, name: str) -> str:
 
 
 def test_reader_reports_what_is_left_behind_the_end_it_gave(broker: BrokerProcess, stream: str) -> None:
-    reader = pickle.loads(pickle.dumps(reader_of(broker.url, stream)))
+    reader = pickle.loads(pickle.dumps(reader_of(broker.url, stream, maxOffsetsPerTrigger="30")))
     assert reader.reportLatestOffset() is None, "nothing is known yet"
     start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadMaxRows(30))
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert set(end[stream]) == {"id", "offset"}
     report = reader.reportLatestOffset()[stream]
     assert (report["offset"], report["rows_behind"]) == (100, 70)
