@@ -73,7 +73,7 @@ class CursorMirror:
             signal.signal(signal.SIGTERM, self._die)
 
     def _die(self, number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # Spark may say it twice
+        """Spark may say it twice: then this waits within itself."""
         self.close()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

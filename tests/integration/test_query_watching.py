@@ -73,9 +73,11 @@ def black_hole() -> Iterator[str]:
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
+def answering(status: int, body: bytes, asked: list[str] | None = None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            if asked is not None:
+                asked.append(self.path)
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -136,6 +138,18 @@ def test_answer_that_says_nothing_is_null(status: int, body: bytes) -> None:
         report = LagReport((url,), ClientOptions())
         check_unknown(report.added_to(LATEST, END))
         report.close()
+
+
+def test_broker_that_refused_is_asked_again_after_five_seconds() -> None:
+    now_s, asked, counts = 1000.0, [], []
+    with answering(500, b"oh", asked) as url:
+        report = LagReport((url,), ClientOptions(), clock=lambda: now_s)
+        for step_s in (0, 1, 3.9, 0.2, 1, 5):
+            now_s += step_s
+            report.added_to(LATEST, END)
+            counts.append(len(asked))
+        report.close()
+    assert counts == [1, 1, 1, 2, 2, 3]
 
 
 def test_dead_broker_is_null_at_once() -> None:
@@ -214,8 +228,8 @@ def test_dead_broker_neither_fails_nor_delays_a_note_and_is_told_once(
 
 
 def test_close_waits_no_longer_than_two_seconds() -> None:
-    with black_hole() as url:
-        mirror = mirror_at(url)
+    with black_hole() as first, black_hole() as second, black_hole() as third:
+        mirror = mirror_at(first, second, third)
         mirror.note({"orders": StreamOffset("a", 1)})
         started = time.monotonic()
         mirror.close()
