@@ -32,6 +32,7 @@ from tests.harness import eventually
 
 STREAM = "orders"
 _DISK_BYTES = 192 * 1024 * 1024
+_DISK_BYTES_PER_MINUTE = 10 * 1024 * 1024  # what is published stays to the end, to be checked
 _SETTINGS = {"segment_bytes": "256KiB", "min_free_bytes": "16MiB", "retention_interval": "2s"}
 _OVERTIME_S = 300
 
@@ -65,7 +66,7 @@ class Run:
         options = ClusterOptions(
             brokers=arguments.brokers,
             disks=is_root,
-            disk_bytes=_DISK_BYTES,
+            disk_bytes=_DISK_BYTES + int(arguments.minutes * _DISK_BYTES_PER_MINUTE),
             network=lacking is None,
             clocks=clocks,
             settings=_SETTINGS,

@@ -24,12 +24,13 @@ from natslog.errors import (
     BrokerUnavailable,
     MetadataUnavailable,
     NatslogError,
+    NotReady,
     ShuttingDown,
     StreamNotFound,
 )
 from natslog.ingest.warmup import compile_aside, warm_up
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
-from natslog.node.clock import now_us
+from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
 from natslog.node.fetch_sessions import FetchSession
@@ -132,13 +133,14 @@ class Broker:
 
     async def _wait_for_own_streams(self) -> None:
         """Until every replica here is open, and those that only this broker can lead are led."""
-
-        for stream in list(self.streams.values()):
+        for name, stream in list(self.streams.items()):
             alone = stream.wanted.replicas == (self.cluster.me,)
             while not stream.is_ready and stream.problem is None and (alone or stream.log is None):
                 if self.stopping_soon.is_set() or self.stopping:
                     return
-                await asyncio.wait([asyncio.ensure_future(stream.settled.wait())], timeout=_LOOK_AGAIN_S)
+                if self.streams.get(name) is not stream:  # deleted, or moved away, meanwhile
+                    break
+                await wait_for_at_most(_LOOK_AGAIN_S, stream.settled.wait())
 
     async def stop(self) -> None:
         """Hands over, stops taking messages, commits and acks what has come, and leaves, within some seconds."""
@@ -243,10 +245,12 @@ class Broker:
 
     async def _answer_ready(self, name: str) -> None:
         """Returns when the stream takes messages here."""
-        async with asyncio.timeout(_READY_WITHIN_S):
-            while (stream := self.streams.get(name)) is None or not stream.is_ready:
-                waiting = self.cluster.group.changed() if stream is None else stream.settled.wait()
-                await asyncio.wait([asyncio.ensure_future(waiting)], timeout=_LOOK_AGAIN_S)
+        give_up_at = time.monotonic() + _READY_WITHIN_S
+        while (stream := self.streams.get(name)) is None or not stream.is_ready:
+            if time.monotonic() > give_up_at:
+                raise NotReady(f"stream {name!r} is not led here yet: ask again in a moment", stream=name)
+            coming = self.cluster.group.changed() if stream is None else stream.settled.wait()
+            await wait_for_at_most(_LOOK_AGAIN_S, coming)
 
     async def _answer_leading(self) -> dict[str, Any]:
         """Where the streams stand that this broker leads."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable
+from contextlib import suppress
 
 
 def now_us() -> int:
@@ -18,3 +21,11 @@ def monotonic_us() -> int:
 def monotonic_ms() -> float:
     """The same in milliseconds."""
     return time.monotonic() * 1000
+
+
+async def wait_for_at_most(seconds: float, coming: Awaitable[object]) -> None:
+    """Returns when it has come, or after so long without it: the caller looks again. Others run meanwhile, always."""
+    await asyncio.sleep(0)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await coming

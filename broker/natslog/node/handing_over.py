@@ -52,8 +52,8 @@ class HandingOver:
         try:
             await stream.unsubscribe(self._nats)
             async with asyncio.timeout(_HANDOVER_WITHIN_S):
-                while stream.leading is leading and not self._has_all(stream, to):
-                    await asyncio.wait([asyncio.ensure_future(stream.advanced.wait())], timeout=_LOOK_AGAIN_S)
+                while stream.leading is leading and not self._has_all(stream, to):  # noqa: ASYNC110 (`advanced` stays set)
+                    await asyncio.sleep(_LOOK_AGAIN_S)
                 if stream.leading is not leading:
                     return
                 record = leading.record

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from natslog.config import BrokerConfig
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node import broker as broker_module
 from natslog.node import stream as stream_module
@@ -79,3 +81,20 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     assert not streams[1].usable_log().needs_upkeep()
     for stream in streams:
         stream.usable_log().close()
+
+
+def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        broker = Broker(BrokerConfig(data_dir=str(tmp_path / "data"), broker_id=1))
+        stream = hosted(tmp_path / "orders", 0)
+        stream.usable_log().close()
+        stream.log = None
+        broker.streams["orders"] = stream
+        waiting = asyncio.create_task(broker._wait_for_own_streams())
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "its log is not open yet"
+        del broker.streams["orders"]
+        await asyncio.wait_for(waiting, 5)
+        broker._data_dir.release()
+
+    asyncio.run(run())
