@@ -31,7 +31,8 @@ class DefaultSource(DataSource):
         from pyspark_natslog.schema import spark_schema
         from pyspark_natslog.source_options import SourceOptions
 
-        return spark_schema(SourceOptions.parse(self._options).selected_columns())
+        options = SourceOptions.parse(self._options)
+        return spark_schema(options.selected_columns(), options.payload.types)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_natslog.reader import BatchReader
