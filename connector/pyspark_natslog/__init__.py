@@ -5,6 +5,10 @@ off (`spark.sql.planner.pythonDataSource…`) or the package came later than the
 `spark.dataSource.register(pyspark_natslog.DefaultSource)`. It must be installed on executors too.
 """
 
-from pyspark_natslog.source import DefaultSource
+from pyspark_natslog.versions import check_python_sources
+
+check_python_sources()  # before the line that needs them
+
+from pyspark_natslog.source import DefaultSource  # noqa: E402
 
 __all__ = ["DefaultSource"]

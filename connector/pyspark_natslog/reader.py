@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 
@@ -18,9 +19,15 @@ from pyspark_natslog.selection import StreamState
 from pyspark_natslog.source_options import SourceOptions
 from pyspark_natslog.splits import OffsetRange, plan_tasks
 
+logger = logging.getLogger("pyspark_natslog")
+
 
 class BatchReader(DataSourceReader):
-    """Reads `[start, end)` of each stream, as the options say; by default all that is committed now."""
+    """Reads `[start, end)` of each stream, as the options say; by default all that is committed now.
+
+    It takes no pushed filters, and so has no `pushFilters`: Spark hands what one scan of a DataFrame pushed to all its
+    scans (ADR 7).
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -28,6 +35,12 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
+        if options.filter_pushdown:
+            logger.warning(
+                "filterPushdown leaves nothing out: this Spark has one plan for all scans of a DataFrame, so that what one "
+                "filters would be missing in the others. Rows are filtered by Spark; to read less, give startingOffsets "
+                "and endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
+            )
         with options.client() as client:
             states = options.selection.states(client)
             for name in options.selection.names:

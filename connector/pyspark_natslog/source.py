@@ -13,6 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_natslog.versions import check_spark
+
 
 class DefaultSource(DataSource):
     """Registered as `natslog`. Imports what it needs when it is used: Spark imports this package for any Python
@@ -20,6 +22,7 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        check_spark()
         super().__init__(options)
         self._options = dict(options)
 
