@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 
@@ -19,8 +18,6 @@ from pyspark_natslog.selection import StreamState
 from pyspark_natslog.source_options import SourceOptions
 from pyspark_natslog.splits import OffsetRange, plan_tasks
 
-logger = logging.getLogger("pyspark_natslog")
-
 
 class BatchReader(DataSourceReader):
     """Reads `[start, end)` of each stream, as the options say; by default all that is committed now.
@@ -35,12 +32,6 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        if options.filter_pushdown:
-            logger.warning(
-                "filterPushdown leaves nothing out: this Spark has one plan for all scans of a DataFrame, so that what one "
-                "filters would be missing in the others. Rows are filtered by Spark; to read less, give startingOffsets "
-                "and endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
-            )
         with options.client() as client:
             states = options.selection.states(client)
             for name in options.selection.names:
