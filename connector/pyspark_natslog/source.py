@@ -30,8 +30,8 @@ class DefaultSource(DataSource):
         self._options = dict(options)
         if str(options.get("filterPushdown", "")).lower() == "true":  # here: it runs once for each DataFrame
             logger.warning(
-                "filterPushdown leaves nothing out: Spark has one plan for all scans of a DataFrame, and what one filters "
-                "would be missing in the others. Spark filters the rows; to read less, give startingOffsets and "
+                "filterPushdown leaves nothing out: Spark has one plan for all scans of a DataFrame, and what one "
+                "filters would be missing in the others. Spark filters the rows; to read less, give startingOffsets and "
                 "endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
             )
 

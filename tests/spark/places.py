@@ -50,7 +50,9 @@ class Python:
 
     def environment(self, home: Path) -> dict[str, str]:
         """For whatever starts Spark or Python: nothing of the environment the tests run in leaks into it."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK", "PYSPARK"))}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK", "PYSPARK"))
+        }
         return kept | {
             "PYTHONPATH": os.pathsep.join(map(str, self.path)),
             "PYSPARK_PYTHON": str(self.executable),
@@ -92,8 +94,8 @@ def run_program(
 
 
 class SparkProcess:
-    """A part of Spark that stays: master, worker, Connect server. Ended by its process group, so that the Python and Java
-    it has started end with it.
+    """A part of Spark that stays: master, worker, Connect server. Ended by its process group, so that the Python and
+    Java it has started end with it.
     """
 
     def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -205,7 +207,16 @@ def another_spark(version: str) -> Path:
     if folder.exists():
         return folder
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--disable-pip-version-check"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--disable-pip-version-check",
+    ]
     command += ["--target", str(making), f"pyspark=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -23,7 +23,7 @@ from tests.harness import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-ROWS = 60_000
+ROWS = 120_000
 VALUE_BYTES = 1000
 FETCH_TIMEOUT_S = 3
 STREAM = "orders"
@@ -31,7 +31,7 @@ STREAM = "orders"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers, each in a rack of its own, and a stream on all of them; row `n` has a value that begins with `n`."""
+    """Three brokers, each in its own rack, and a stream on all of them; row `n` has a value that begins with `n`."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster") / "own", ClusterOptions())
     try:
         for broker in cluster.brokers:
@@ -129,10 +129,14 @@ def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
 
         for batch in batches:
             (marks / uuid.uuid4().hex).touch()
-            time.sleep(0.4)
+            time.sleep(0.1)
             yield batch
 
-    frame = read(spark, cluster, readFrom="leader", minPartitions="2", maxBytesPerPartition="1GiB")
+    own = spark.newSession()
+    own.conf.set(
+        "spark.sql.execution.arrow.maxRecordsPerBatch", "2000"
+    )  # so that little is on its way between processes
+    frame = read(own, cluster, readFrom="leader", minPartitions="2", maxBytesPerPartition="1GiB")
     assert frame.rdd.getNumPartitions() == 2
     slow = frame.mapInArrow(slowly, frame.schema)
     found: dict[str, int] = {}
@@ -142,18 +146,16 @@ def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
     eventually(lambda: len(list(marks.iterdir())) >= 2, 120, "both tasks have begun")
     sent = lost.metrics()[f'natslog_sent_bytes_total{{stream="{STREAM}"}}'] - before
     getattr(lost, what)()
-    assert 0 < sent < 0.9 * ROWS * VALUE_BYTES, "it was lost in the middle"
+    assert 0 < sent < 0.7 * ROWS * VALUE_BYTES, "it was lost in the middle"
     lost_at = time.monotonic()
     reading.join(120)
     assert found == ALL_ROWS
     assert time.monotonic() - lost_at < 60, "a silent broker costs a wait now and then, not one for each answer"
 
 
-def test_streaming_query_survives_the_loss_of_its_leader(
-    spark: SparkSession, cluster: Cluster, folder: Path
-) -> None:
+def test_streaming_query_survives_the_loss_of_its_leader(spark: SparkSession, cluster: Cluster, folder: Path) -> None:
     servers = ",".join(broker.url for broker in cluster.brokers)
-    options = {"servers": servers, "stream": STREAM, "maxOffsetsPerTrigger": "10000", "fetchTimeout": "5s"}
+    options = {"servers": servers, "stream": STREAM, "maxOffsetsPerTrigger": "20000", "fetchTimeout": "5s"}
     frame = spark.readStream.format("natslog").options(**options).load()
     writer = frame.writeStream.format("parquet").option("path", str(folder / "out"))
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
@@ -165,5 +167,5 @@ def test_streaming_query_survives_the_loss_of_its_leader(
         assert query.awaitTermination(240), "the query ends when all is read"
     finally:
         query.stop()
-    assert [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]] == [10_000] * (ROWS // 10_000)
+    assert [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]] == [20_000] * (ROWS // 20_000)
     assert exactly(spark.read.parquet(str(folder / "out"))) == ALL_ROWS

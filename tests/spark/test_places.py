@@ -1,5 +1,5 @@
-"""The same user's program (`program.py`) wherever natslog is to run: a standalone cluster, Spark Connect, Spark 4.2; and
-what one is told where it is too old.
+"""The same user's program (`program.py`) wherever natslog is to run: a standalone cluster, Spark Connect, Spark 4.2;
+and what one is told where it is too old.
 """
 
 from __future__ import annotations
@@ -55,14 +55,22 @@ def arguments(shared: tuple[NatsServer, BrokerProcess], name: str, folder: Path)
     for at in range(20):
         subject = f"{name}.{'odd' if at % 2 else 'even'}"
         publish_acked(nats.url, subject, [b"%d" % (5 * at + row) for row in range(5)])
-    given = {"servers": broker.url, "nats": nats.url, "stream": name, "subject": f"out.{name}", "folder": folder / "own"}
+    given = {
+        "servers": broker.url,
+        "nats": nats.url,
+        "stream": name,
+        "subject": f"out.{name}",
+        "folder": folder / "own",
+    }
     yield [text for flag, value in given.items() for text in (f"--{flag}", str(value))]
-    assert sorted(map(int, all_values(client, f"{name}-out"))) == sorted(ALL + ALL), "stored once each, batch and stream"
+    assert sorted(map(int, all_values(client, f"{name}-out"))) == sorted(ALL + ALL), (
+        "stored once each, batch and stream"
+    )
 
 
 def check_reads(found: dict[str, Any]) -> None:
     assert found["batch"] == {"offsets": ALL, "values": [str(at) for at in ALL], "last": ALL[95:]}
-    assert found["stream"] == {"portions": [[30, 30, 30, 10], []], "offsets": ALL}
+    assert found["stream"] == {"portions": [30, 60, 90, 100], "offsets": ALL}
 
 
 def check_mistakes(said: list[str]) -> None:
@@ -89,8 +97,8 @@ def check_filters(found: dict[str, Any], said: str) -> None:
 
 
 def check_hazard(found: dict[str, Any]) -> None:
-    """The canary. It turns red where Spark plans the scans of a DataFrame one by one: then pruning can be offered (docs/adr/
-    0007-filter-pushdown.md), and right would be [10, 100] and 15.
+    """The canary. It turns red where Spark plans the scans of a DataFrame one by one: then pruning can be offered (ADR 7), and
+    right would be [10, 100] and 15.
     """
     assert found["hazard"] == {"in turn": [10, 10], "together": 10}
 
@@ -120,9 +128,7 @@ def test_spark_connect(python: Path, arguments: list[str], folder: Path) -> None
     assert "filterPushdown leaves nothing out" in said
 
 
-def test_filters_here_and_what_spark_makes_of_a_source_that_prunes(
-    python: Path, arguments: list[str]
-) -> None:
+def test_filters_here_and_what_spark_makes_of_a_source_that_prunes(python: Path, arguments: list[str]) -> None:
     parts = ["--master", "local[2]", "--parts", "mistakes,sink,filters,hazard"]
     found, said = run_program(Python(python, CHECKOUT), spark_home(), [*parts, *arguments])
     check_mistakes(found["mistakes"])
@@ -147,7 +153,7 @@ def test_oldest_spark_that_will_do(python: Path, arguments: list[str]) -> None:
     check_hazard(found)
 
 
-TOO_OLD = '''
+TOO_OLD = """
 import json
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -183,7 +189,7 @@ print(json.dumps([
     said(lambda: spark.readStream.format("natslog").load("orders")),
     said(lambda: spark.range(1).write.format("natslog").mode("append").save()),
 ]))
-'''
+"""
 
 
 def test_spark_that_is_too_old_says_so_and_keeps_its_other_sources(python: Path) -> None:

@@ -121,7 +121,7 @@ class FrameParser:
 
 
 def load_scan() -> None:
-    """Loads what scans, or compiles it: the first time on a machine that takes seconds, which no connection waits for."""
+    """Loads what scans, or compiles it: that takes seconds, once on a machine, and no connection should wait for it."""
     parser = FrameParser()
     parser.receive_data(b"PING\r\n")
     assert [len(frames.rows) for frames in parser.frames()] == [1]
