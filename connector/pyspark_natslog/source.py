@@ -31,8 +31,8 @@ class DefaultSource(DataSource):
         if str(options.get("filterPushdown", "")).lower() == "true":  # here: it runs once for each DataFrame
             logger.warning(
                 "filterPushdown leaves nothing out: Spark has one plan for all scans of a DataFrame, and what one "
-                "filters would be missing in the others. Spark filters the rows; to read less, give startingOffsets and "
-                "endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
+                "filters would be missing in the others. Spark filters the rows; to read less, give startingOffsets "
+                "and endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
             )
 
     @classmethod

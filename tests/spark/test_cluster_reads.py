@@ -36,7 +36,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         for broker in cluster.brokers:
             broker.settings["rack"] = f"rack-{broker.number}"
-        cluster.start()
+        cluster.nats.start()
+        for broker in cluster.brokers:
+            broker.spawn()
+        cluster.wait_ready(180)  # beside a Spark that starts, on two cores
         client = cluster.client()
         client.create_stream(STREAM, STREAM, replicas=3)
         with Publisher(cluster.nats.url) as publisher:

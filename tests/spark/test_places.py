@@ -97,8 +97,8 @@ def check_filters(found: dict[str, Any], said: str) -> None:
 
 
 def check_hazard(found: dict[str, Any]) -> None:
-    """The canary. It turns red where Spark plans the scans of a DataFrame one by one: then pruning can be offered (ADR 7), and
-    right would be [10, 100] and 15.
+    """The canary. It turns red where Spark plans the scans of a DataFrame one by one: then pruning can be offered (ADR
+    7), and right would be [10, 100] and 15.
     """
     assert found["hazard"] == {"in turn": [10, 10], "together": 10}
 
