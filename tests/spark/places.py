@@ -161,7 +161,7 @@ def _workers_alive(page: int) -> int:
 
 
 @contextmanager
-def connect_server(folder: Path, python: Python) -> Iterator[tuple[str, SparkProcess]]:
+def connect_server(folder: Path, python: Python) -> Iterator[str]:
     """Its `sc://` URL, once it listens."""
     folder.mkdir()
     port = free_port()
@@ -181,7 +181,7 @@ def connect_server(folder: Path, python: Python) -> Iterator[tuple[str, SparkPro
     server = SparkProcess(arguments, folder / "connect.log", environment)
     try:
         server.wait_for("Spark Connect server started at")
-        yield f"sc://127.0.0.1:{port}", server
+        yield f"sc://127.0.0.1:{port}"
     finally:
         server.stop()
 

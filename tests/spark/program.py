@@ -199,7 +199,7 @@ def _filters(spark: SparkSession, arguments: argparse.Namespace) -> dict[str, An
     """`filterPushdown`, with scans of one frame in every order, and several in one query."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     counts: list[int] = []
-    for order in ("fpg", "pfg", "gfp"):
+    for order in ("fpg", "pgf"):
         frame = _read(spark, arguments, filterPushdown="true")
         scans = {"f": frame.filter("offset >= 90"), "p": frame, "g": frame.filter("offset < 7")}
         counts += [scans[one].count() for one in order]
