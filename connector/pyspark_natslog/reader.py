@@ -28,7 +28,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = checked_columns(schema)
+        self._columns = checked_columns(schema, options.payload.types)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options

@@ -43,7 +43,8 @@ class DefaultSource(DataSource):
         from pyspark_natslog.schema import spark_schema
         from pyspark_natslog.source_options import SourceOptions
 
-        return spark_schema(SourceOptions.parse(self._options).selected_columns())
+        options = SourceOptions.parse(self._options)
+        return spark_schema(options.selected_columns(), options.payload.types)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_natslog.reader import BatchReader
@@ -53,9 +54,9 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_natslog.source_options import SourceOptions
-        from pyspark_natslog.stream_reader import StreamReader
+        from pyspark_natslog.watched_reader import WatchedStreamReader
 
-        return StreamReader(SourceOptions.parse(self._options, streaming=True), schema)
+        return WatchedStreamReader(SourceOptions.parse(self._options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_natslog.sink_options import SinkOptions
