@@ -2,7 +2,7 @@ r"""Joins each JSON message of a stream with reference data, derives fields, and
 
     python spark_jobs/enrich_stream.py --stream orders --fields 'sku string, quantity int' \
         --reference items.csv --reference-schema 'sku string, name string, price double' --on sku \
-        --derive 'total=round(price * quantity, 2)' --to 'enriched.>' --checkpoint state/enrich
+        --derive 'total=round(price * quantity, 2)' --to-subject 'enriched.>' --checkpoint state/enrich
 
 Theory of operation. `--fields` are read out of each message; the row of `--reference` with the same `--on` is joined to
 it (fields are null where there is none), and `--derive` adds SQL expressions over both. The result is a JSON object of
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         "Join JSON messages with reference data, derive fields, publish each result exactly once.",
         f"{MAPPING_HELP}\n\nexample:\n"
         "  enrich_stream.py --stream orders --fields 'sku string, quantity int' --reference items.csv --on sku \\\n"
-        "      --derive 'large=quantity > 100' --to 'enriched.>' --checkpoint state/enrich",
+        "      --derive 'large=quantity > 100' --to-subject 'enriched.>' --checkpoint state/enrich",
     )
     add_streaming_arguments(parser, checkpoint_required=True)
     what = parser.add_argument_group("what becomes of a message")
@@ -108,8 +108,8 @@ def checked_target(arguments: argparse.Namespace) -> Target:
     if not window_s:
         forgetful = next(one["name"] for one in recording if not one["dedupe_window"])
         raise ConfigError(
-            f"stream {forgetful}, which records --to, does not deduplicate, so that a batch repeated after a crash "
-            f"would be stored twice: natslog stream edit {forgetful} --dedupe-window 1h"
+            f"stream {forgetful}, which records --to-subject, does not deduplicate, so that a batch repeated after a "
+            f"crash would be stored twice: natslog stream edit {forgetful} --dedupe-window 1h"
         )
     return Target(mapping, str(info["id"]), window_s)
 
@@ -171,6 +171,7 @@ def derived(arguments: argparse.Namespace, taken: list[str]) -> dict[str, Column
 def message_fields(arguments: argparse.Namespace) -> StructType:
     """`--fields`. Raises ConfigError: a name twice, or one that this job uses itself."""
     fields = StructType.fromDDL(arguments.fields)
+    assert isinstance(fields, StructType), "names and types make a struct"
     for name in fields.names:
         if name.startswith("__") or fields.names.count(name) > 1:
             raise ConfigError(f"--fields: {name!r} must stand there once, and not begin with __")

@@ -1,7 +1,7 @@
 r"""Publishes a time range of a stream again, to other subjects: to try a new consumer, or to mend what an old one did.
 
-    python spark_jobs/replay_range.py --stream orders --from 2026-11-20T10 --to-time 2026-11-20T11 --to 'replay.>' --dry-run
-    python spark_jobs/replay_range.py --stream orders --from 2026-11-20T10 --to-time 2026-11-20T11 --to 'replay.>' --rate 500
+    python spark_jobs/replay_range.py --stream orders --from 2026-11-20T10 --to 2026-11-20T11 \
+        --to-subject 'replay.>' --rate 500 --dry-run
 
 Theory of operation. Times are turned into offsets `[first, end)` before the first row is read, so messages that arrive
 meanwhile change nothing. The range is replayed in portions, one after another and each by one task, so messages come in
@@ -9,8 +9,8 @@ the order of the stream; between portions the job waits as `--rate` asks, tells 
 replay that was stopped says where to go on (`--from-offset`).
 
 Value, key and headers are kept, the subject is mapped. Headers of the way the message took (`Nats-Msg-Id`,
-`Nats-Expected-…`) are not: a message's id is now `replay:<id of the stream>:<offset>`, so that a replay that is repeated
-is stored once by a stream that deduplicates, within its window. `--again NAME` makes another replay of it.
+`Nats-Expected-…`) are not: a message's id is now `replay:<id of the stream>:<offset>`, so that a replay that is
+repeated is stored once by a stream that deduplicates, within its window. `--again NAME` makes another replay of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from subject_mapping import SubjectMapping
 from targets import MAPPING_HELP, add_target_arguments, checked_mapping, kept_headers, nats_url, recording_streams
 
 from natslog.client import NatslogClient
-from natslog.errors import InvalidRequest
+from natslog.errors import ConfigError, InvalidRequest
 from natslog.times import format_timestamp_us
 
 COLUMNS = "offset,timestamp,subject,key,value,headers"
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "replay_range.py",
         "Publish a time range of a natslog stream again, to other subjects, in order.",
         f"times: ISO-8601 (UTC where no zone is given) or epoch milliseconds\n{MAPPING_HELP}\n\n"
-        "example:\n  replay_range.py --stream orders --from 2026-11-20T10 --to-time 2026-11-20T11 --to 'replay.>'",
+        "example:\n  replay_range.py --stream orders --from 2026-11-20T10 --to 2026-11-20T11 --to-subject 'replay.>'",
     )
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--from", dest="start", default="earliest", metavar="TIME", help="from this time on (earliest)")
@@ -63,10 +63,12 @@ def parser() -> argparse.ArgumentParser:
         "--from-offset", type=offset, metavar="N", help="from this offset on, where a replay was stopped"
     )
     parser.add_argument(
-        "--to-time", dest="end", default="latest", metavar="TIME", help="up to this time, without it (default: latest)"
+        "--to", dest="end", default="latest", metavar="TIME", help="up to this time, without it (default: latest)"
     )
     add_target_arguments(parser)
-    parser.add_argument("--ack", choices=["flush", "stored"], help="default: stored where a stream records --to")
+    parser.add_argument(
+        "--ack", choices=["flush", "stored"], help="default: stored where a stream records --to-subject"
+    )
     parser.add_argument("--rate", type=positive, metavar="N", help="at most so many messages a second")
     parser.add_argument("--again", metavar="NAME", help="a replay of its own: not one with what was replayed before")
     parser.add_argument("--dry-run", action="store_true", help="only tell what would be published")
@@ -115,7 +117,7 @@ def planned(arguments: argparse.Namespace) -> Replay:
     """Raises NatslogError: broker or NATS away, no such stream, or a range or target that cannot work."""
     words, start, end = ("earliest", "latest"), arguments.start, arguments.end
     if start not in words and end not in words and time_us(start) >= time_us(end):
-        raise InvalidRequest(f"the range is empty: --from {start} is not before --to-time {end}")
+        raise InvalidRequest(f"the range is empty: --from {start} is not before --to {end}")
     with client_of(arguments) as client:
         info = client.position(arguments.stream)
         mapping = checked_mapping(arguments, info)
@@ -144,7 +146,7 @@ def planned(arguments: argparse.Namespace) -> Replay:
 def _best_ack(client: NatslogClient, mapping: SubjectMapping) -> str:
     try:
         recording_streams(client, mapping)
-    except InvalidRequest:
+    except ConfigError:
         return "flush"
     return "stored"
 

@@ -9,9 +9,9 @@ micro-batch of `--every` is one file, if it is no larger. Bytes are those of the
 
 The guarantee: every message of the stream is in the table exactly once, whatever is killed at whatever time, for
 readers that go by the table's log, as Spark does (`spark.read.parquet`): it is in `_spark_metadata`, and names the
-files of finished batches. Files that a killed batch left are in none of its lists, and readers that only list the folder
-would see their rows twice. The checkpoint belongs to the table: the job refuses one without the other, which Spark
-would answer by dropping data.
+files of finished batches. Files that a killed batch left are in none of its lists, and readers that only list the
+folder would see their rows twice. The checkpoint belongs to the table: the job refuses one without the other, which
+Spark would answer by dropping data.
 
 Many small files of quiet days: `compact_parquet.py` copies finished days into few.
 """

@@ -30,7 +30,7 @@ class SubjectMapping:
     target: str
 
     @classmethod
-    def parse(cls, source: str, target: str, what: str = "--to") -> SubjectMapping:
+    def parse(cls, source: str, target: str, what: str = "--to-subject") -> SubjectMapping:
         """A checked mapping.
 
         Args:
@@ -54,7 +54,7 @@ class SubjectMapping:
     @property
     def target_wildcard(self) -> str:
         """A NATS wildcard that covers every subject this maps to."""
-        tokens = []
+        tokens: list[str] = []
         for token in self.target.split("."):
             if "{subject}" in token:
                 return ".".join([*tokens, ">"])

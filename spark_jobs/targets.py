@@ -18,10 +18,9 @@ from natslog.publisher import Publisher
 from natslog.units import parse_duration_s
 
 MAPPING_HELP = (
-    "subjects: in --to, {1} stands for what the first * of the stream's subject (or of --subject-filter) covers,\n"
-    "a last token > for what its > covers, {subject} for the whole subject"
+    "subjects: in --to-subject, {1} stands for what the first * of the stream's subject (or of --subject-filter)\n"
+    "covers, a last token > for what its > covers, {subject} for the whole subject"
 )
-
 _OF_TRANSPORT = ("nats-msg-id", "natslog-key")
 _CONDITION = "nats-expected-"
 
@@ -29,7 +28,9 @@ _CONDITION = "nats-expected-"
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     """Where rows go."""
     target = parser.add_argument_group("where rows go")
-    target.add_argument("--to", required=True, metavar="SUBJECT", help="subject to publish to: 'replay.>', 'clean.{1}'")
+    target.add_argument(
+        "--to-subject", required=True, metavar="SUBJECT", help="subject to publish to: 'replay.>', 'clean.{1}'"
+    )
     target.add_argument("--nats", metavar="URL", help="NATS servers (default: NATS_URL, else nats://127.0.0.1:4222)")
     target.add_argument(
         "--ack-timeout", type=duration_s, default=30.0, metavar="DURATION", help="fail after so long without acks (30s)"
@@ -47,10 +48,10 @@ def checked_mapping(arguments: argparse.Namespace, info: dict[str, Any]) -> Subj
     Raises:
         ConfigError: it would, or the target does not fit the stream's subject. NatsUnavailable: no NATS server answers.
     """
-    mapping = SubjectMapping.parse(arguments.subject_filter or info["subject"], arguments.to)
+    mapping = SubjectMapping.parse(arguments.subject_filter or info["subject"], arguments.to_subject)
     if overlap(info["subject"], mapping.target_wildcard):
         raise ConfigError(
-            f"--to {arguments.to} is recorded by stream {info['name']} itself ({info['subject']}): "
+            f"--to-subject {arguments.to_subject} is recorded by stream {info['name']} itself ({info['subject']}): "
             "what is published would be read again; choose subjects outside of it"
         )
     with Publisher(nats_url(arguments)):
