@@ -17,9 +17,14 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1"
 
 
 def environment(broker: BrokerProcess) -> dict[str, str]:
+    return job_environment(broker.url, broker.nats_url)
+
+
+def job_environment(servers: str, nats_url: str) -> dict[str, str]:
+    """What a job takes from its environment: where natslog and NATS are, and how Spark is started."""
     return os.environ | {
-        "NATSLOG_SERVER": broker.url,
-        "NATS_URL": broker.nats_url,
+        "NATSLOG_SERVER": servers,
+        "NATS_URL": nats_url,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": f"--conf spark.ui.enabled=false --driver-java-options {QUICK_JVM} pyspark-shell",
     }
