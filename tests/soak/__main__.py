@@ -1,10 +1,10 @@
 """`python -m tests.soak --minutes 10 --seed N`: Spark at work on a stream while everything is killed; then counted.
 
 Publishers send unique messages and note which were acked. Two jobs of `spark_jobs/`, run as a supervisor runs them,
-read the stream: `stream_to_parquet.py` writes a table, `enrich_stream.py` another stream that deduplicates. Brokers, the
-NATS server and the drivers are killed (SIGKILL) and paused, one after another, in the end all at once. Then all is
-started again and drained, and every acked message must be once in the table, read through Spark's own file log as a user
-reads it, and once in the other stream. The same seed picks the same faults in the same order.
+read the stream: `stream_to_parquet.py` writes a table, `enrich_stream.py` another stream that deduplicates. Brokers,
+the NATS server and the drivers are killed (SIGKILL) and paused, one after another, in the end all at once. Then all is
+started again and drained, and every acked message must be once in the table, read through Spark's own file log as a
+user reads it, and once in the other stream. The same seed picks the same faults in the same order.
 """
 
 from __future__ import annotations
