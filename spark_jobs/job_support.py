@@ -257,6 +257,14 @@ def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], Non
             return
 
 
+def _make_active(spark: SparkSession) -> None:
+    """Spark looks for sources and sinks in Python in the session that is active in the calling thread, and only there:
+    in another one `df.write.format("natslog")` would not be found.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], None]) -> None:
     """Runs a batch action in a thread; a signal cancels it.
 
@@ -267,6 +275,7 @@ def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], N
 
     def guarded() -> None:
         try:
+            _make_active(spark)
             work()
         except Exception as error:  # handed over to the waiting thread, which raises it
             raised.append(error)

@@ -175,7 +175,8 @@ def read_table(table: Path) -> Any:
     from pyspark.sql import SparkSession
 
     assert (table / "_spark_metadata").is_dir(), "without its log, the table is a heap of files"
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     try:
         return spark.read.parquet(str(table)).select("offset", "value").toArrow()
     finally:
