@@ -24,7 +24,8 @@ import pyarrow as pa
 import urllib3
 
 from natslog import ipc
-from natslog.asking import LEADER_WITHIN_S, LONGEST_WAIT, Asker, ClientOptions, parse_servers
+from natslog.asking import LEADER_WITHIN_S, LONGEST_WAIT, ClientOptions, parse_servers
+from natslog.client_cursors import CursorCalls
 from natslog.errors import (
     CorruptLog,
     NatslogError,
@@ -50,7 +51,7 @@ class Fetched:
     stream_id: str
 
 
-class NatslogClient(Asker):
+class NatslogClient(CursorCalls):
     """Talks to a cluster: see `Asker` for where and how."""
 
     # ---- cluster and streams ----

@@ -41,9 +41,9 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_natslog.source_options import SourceOptions
-        from pyspark_natslog.stream_reader import StreamReader
+        from pyspark_natslog.watched_reader import WatchedStreamReader
 
-        return StreamReader(SourceOptions.parse(self._options, streaming=True), schema)
+        return WatchedStreamReader(SourceOptions.parse(self._options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_natslog.sink_options import SinkOptions

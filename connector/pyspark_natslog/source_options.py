@@ -21,7 +21,14 @@ SOURCE_COLUMNS = ("stream", "offset", "timestamp", "subject", "key", "value")
 ALL_COLUMNS = (*SOURCE_COLUMNS, "headers")
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "filterPushdown")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "lag",
+    "cursor",
+)
 _SOURCE = (
     "servers", "stream", "streamPattern", "group", "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
     "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack", "includeHeaders", "columns",
@@ -88,6 +95,8 @@ class SourceOptions:
     columns: tuple[str, ...] | None
     subject_filter: str | None
     filter_pushdown: bool
+    reports_lag: bool
+    cursor: str | None
     client_options: ClientOptions = field(repr=False)
 
     @classmethod
@@ -119,6 +128,8 @@ class SourceOptions:
             columns=_columns(given),
             subject_filter=subject_filter,
             filter_pushdown=given.flag("filterPushdown", False),
+            reports_lag=given.flag("lag", True),
+            cursor=_cursor(given),
             client_options=client_options(given),
         )
 
@@ -172,6 +183,14 @@ def _stream_names(text: str) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ConfigError(f"option stream names {', '.join(names)}: each once, please", option="stream")
     return names
+
+
+def _cursor(given: Given) -> str | None:
+    text = given.text("cursor")
+    if text is not None:
+        with naming("cursor"):
+            check_name(text, "consumer name")
+    return text
 
 
 def _columns(given: Given) -> tuple[str, ...] | None:

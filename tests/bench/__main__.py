@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cluster, publishing, report, spark_scan, spark_sink, standing
+from tests.bench import cluster, lag_overhead, publishing, report, spark_scan, spark_sink, standing
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle",
+        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle, lag",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
@@ -36,6 +36,7 @@ def main() -> None:
         "replicas": lambda: cluster.replicated(given.pairs),
         "failover": lambda: cluster.failover(5),
         "idle": cluster.idle_replicas,
+        "lag": lambda: lag_overhead.overhead(given.pairs),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     for name in chosen:

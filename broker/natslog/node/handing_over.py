@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from natslog.cluster.metadata import AppointLeaders, Appointment, DisableReplicas
+from natslog.cluster.commands import AppointLeaders, Appointment, DisableReplicas
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, StreamId
-from natslog.node.clock import wait_for_at_most
 from natslog.node.metadata_group import MetadataGroup
 from natslog.node.stream import HostedStream
 from natslog.wire.link import NatsLink
@@ -53,8 +52,8 @@ class HandingOver:
         try:
             await stream.unsubscribe(self._nats)
             async with asyncio.timeout(_HANDOVER_WITHIN_S):
-                while stream.leading is leading and not self._has_all(stream, to):
-                    await wait_for_at_most(_LOOK_AGAIN_S, stream.advanced.wait())
+                while stream.leading is leading and not self._has_all(stream, to):  # noqa: ASYNC110 (`advanced` stays set)
+                    await asyncio.sleep(_LOOK_AGAIN_S)
                 if stream.leading is not leading:
                     return
                 record = leading.record

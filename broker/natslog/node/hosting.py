@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from natslog.cluster.metadata import ChangeIsrs, DisableReplicas, IsrChange, Metadata
+from natslog.cluster.commands import ChangeIsrs, DisableReplicas, IsrChange
+from natslog.cluster.metadata import Metadata
 from natslog.cluster.replica import FollowerReplica, LeaderReplica
 from natslog.config import BrokerConfig
 from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed, StreamNotFound
