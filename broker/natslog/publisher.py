@@ -128,6 +128,11 @@ class Publisher:
         await self._link.wait_until_up(self._connect_timeout_s)
         await self._link.attach(f"{self._inbox}.*", self._receive_acks)
 
+    @property
+    def max_payload_bytes(self) -> int:
+        """What the server takes at most of one message, headers and body."""
+        return self._link.max_payload_bytes
+
     def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
         """Sends all rows in order and returns when `ack` holds for them; `send`, then `settle`."""
         self.send(rows, ack, first_row=first_row)

@@ -1,4 +1,4 @@
-"""What the sink is told: where rows go, and when they count as written."""
+"""What the sink is told: where rows go, when they count as written, and what becomes of rows that cannot be sent."""
 
 from __future__ import annotations
 
@@ -6,19 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_subject
 from pyspark_natslog.options import Given, naming
 
+_CREDENTIALS = {
+    "natsCredsFile": "creds_file",
+    "natsUser": "user",
+    "natsPasswordFile": "password_file",
+    "natsTokenFile": "token_file",
+    "natsTlsCaFile": "tls_ca_file",
+    "natsTlsCertFile": "tls_cert_file",
+    "natsTlsKeyFile": "tls_key_file",
+}
 _SINK = (
-    "natsServers", "subject", "ack", "msgIdColumn", "maxInFlight", "ackTimeout", "natsCredsFile", "natsUser",
-    "natsPasswordFile",
+    "natsServers", "subject", "ack", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
+    *_CREDENTIALS,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the sink was told; files are read where they are used."""
+    """What the sink was told; files are read where they are used.
+
+    Attributes:
+        dead_letter_subject: where rows go that cannot be sent; None: they fail the write.
+        credentials: arguments for `NatsCredentials`.
+    """
 
     nats_url: str | None
     subject: str | None
@@ -26,30 +41,52 @@ class SinkOptions:
     message_id_column: str | None
     max_in_flight: int
     ack_timeout_s: float
-    creds_file: str | None
-    user: str | None
-    password_file: str | None
+    dead_letter_subject: str | None
+    credentials: Mapping[str, str | None]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Checked options.
 
         Raises:
-            ConfigError: unknown (the nearest known one is named) or wrong.
+            ConfigError: unknown (the nearest known one is named), wrong or clashing.
         """
         given = Given(options, _SINK)
-        subject, ack = given.text("subject"), given.one_of("ack", "flush", ("none", "flush", "stored"))
-        if subject is not None:
-            with naming("subject"):
-                check_subject(subject, wildcards=False)
         return cls(
             nats_url=given.text("natsServers"),
-            subject=subject,
-            ack=cast(Ack, ack),
+            subject=_subject(given, "subject"),
+            ack=cast(Ack, given.one_of("ack", "flush", ("none", "flush", "stored"))),
             message_id_column=given.text("msgIdColumn"),
             max_in_flight=given.whole("maxInFlight", MAX_IN_FLIGHT) or MAX_IN_FLIGHT,
             ack_timeout_s=given.seconds("ackTimeout", 30.0),
-            creds_file=given.text("natsCredsFile"),
-            user=given.text("natsUser"),
-            password_file=given.text("natsPasswordFile"),
+            dead_letter_subject=_dead_letter_subject(given),
+            credentials=_credentials(given),
         )
+
+
+def _subject(given: Given, name: str) -> str | None:
+    subject = given.text(name)
+    if subject is not None:
+        with naming(name):
+            check_subject(subject, wildcards=False)
+    return subject
+
+
+def _dead_letter_subject(given: Given) -> str | None:
+    subject = _subject(given, "deadLetterSubject")
+    on_error = given.one_of("onError", "fail", ("fail", "deadletter"))
+    if on_error == "deadletter" and subject is None:
+        raise ConfigError(
+            'option onError "deadletter" needs option deadLetterSubject: "orders.rejected", say', option="onError"
+        )
+    if on_error == "fail" and subject is not None:
+        raise ConfigError(
+            'option deadLetterSubject is used with onError "deadletter" only: give both', option="deadLetterSubject"
+        )
+    return subject
+
+
+def _credentials(given: Given) -> dict[str, str | None]:
+    if given.has("natsTlsKeyFile") and not given.has("natsTlsCertFile"):
+        raise ConfigError("option natsTlsKeyFile belongs to natsTlsCertFile: give both", option="natsTlsKeyFile")
+    return {argument: given.text(name) for name, argument in _CREDENTIALS.items()}

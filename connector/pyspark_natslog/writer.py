@@ -10,6 +10,7 @@ id made on the driver takes its place.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from pyspark_natslog.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     from natslog.wire.outgoing_rows import Rows
+
+logger = logging.getLogger("pyspark_natslog")
 
 _TEXT_OR_BYTES = ("string", "binary")
 _COLUMN_TYPES = {
@@ -58,10 +61,11 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
 
 
 class Published(WriterCommitMessage):
-    """How many rows a task published."""
+    """How many rows a task published, and how many of them as dead letters."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, dead_letters: int) -> None:
         self.rows = rows
+        self.dead_letters = dead_letters
 
 
 class _TaskWriter:
@@ -73,28 +77,32 @@ class _TaskWriter:
                 'the sink can only append: mode("append"); messages that were published cannot be taken back'
             )
         check_columns(options, schema)
-        self._options = options
+        self.options = options
         self._run_id = secrets.token_hex(16)
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         from natslog.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor compiled code
         from natslog.wire.link import NatsCredentials
 
-        options, sent, prefix = self._options, 0, self._id_prefix()
+        options, sent, dead, prefix = self.options, 0, 0, self._id_prefix()
         url = options.nats_url or os.environ.get("NATS_URL") or DEFAULT_NATS_URL
         publisher = Publisher(
             url,
-            credentials=NatsCredentials(options.creds_file, options.user, options.password_file),
+            credentials=NatsCredentials(**options.credentials),
             name="natslog-spark-sink",
             ack_timeout_s=options.ack_timeout_s,
             max_in_flight=options.max_in_flight,
         )
         with publisher:
             for batch in batches:
-                publisher.send(self._rows(batch, prefix, sent), options.ack, first_row=sent)
+                rows, letters = self._rows(batch, prefix, sent, publisher.max_payload_bytes)
+                publisher.send(rows, options.ack, first_row=sent)
+                if letters is not None:
+                    publisher.send(letters, options.ack)
+                    dead += len(letters)
                 sent += batch.num_rows
             publisher.settle(options.ack)
-        return Published(sent)
+        return Published(sent, dead)
 
     def _id_prefix(self) -> str:
         task = TaskContext.get()
@@ -103,31 +111,43 @@ class _TaskWriter:
         run = f"{query}:{batch}" if query and batch is not None else self._run_id
         return f"{run}:{task.partitionId()}:"
 
-    def _rows(self, batch: pa.RecordBatch, prefix: str, first: int) -> Rows:
+    def _rows(self, batch: pa.RecordBatch, prefix: str, first: int, max_payload_bytes: int) -> tuple[Rows, Rows | None]:
+        """What is to be sent, and the dead letters, where rows that cannot be sent become such."""
         from natslog.wire.outgoing_rows import Rows
+        from pyspark_natslog.dead_letters import split_dead
 
-        options, names = self._options, batch.schema.names
+        options, names = self.options, batch.schema.names
         count = batch.num_rows
         if options.subject is not None:
             subjects: Any = pa.repeat(pa.scalar(options.subject), count)
         else:
             subjects = _as(batch.column("subject"), pa.string())
+        numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
+        places = ids = pc.binary_join_element_wise(prefix, numbers, "")
         if options.message_id_column is not None:
             ids = _as(batch.column(options.message_id_column), pa.string())
-        else:
-            rows = pa.array(np.arange(first, first + count)).cast(pa.string())
-            ids = pc.binary_join_element_wise(prefix, rows, "")
-        return Rows(
+        rows = Rows(
             subjects=subjects,
             values=_as(batch.column("value"), pa.binary()),
             keys=_as(batch.column("key"), pa.binary()) if "key" in names else None,
             headers=batch.column("headers").cast(HEADERS_TYPE) if "headers" in names else None,
             ids=ids,
         )
+        if options.dead_letter_subject is None:
+            return rows, None
+        return split_dead(
+            rows, batch, subject=options.dead_letter_subject, max_payload_bytes=max_payload_bytes, places=places
+        )
 
 
 def _as(column: Any, kind: pa.DataType) -> Any:
     return column if column.type == kind else column.cast(kind)
+
+
+def _warn_of_dead_letters(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    dead = sum(message.dead_letters for message in messages if isinstance(message, Published))
+    if dead:
+        logger.warning("%d rows could not be sent and went to %r as dead letters", dead, options.dead_letter_subject)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -141,6 +161,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Nothing is staged: rows were published by the tasks."""
+        _warn_of_dead_letters(self._task.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What was published stays; a retry sends the same ids."""
@@ -157,6 +178,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing is staged: rows were published by the tasks."""
+        _warn_of_dead_letters(self._task.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """What was published stays; the retried batch sends the same ids."""

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cluster, lag_overhead, publishing, report, spark_scan, spark_sink, standing
+from natslog.units import parse_size_bytes
+from tests.bench import cluster, cluster_losses, lag_overhead, publishing, report, spark_scan, spark_sink, standing
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -20,8 +21,11 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle, lag",
+        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle, unacked, "
+        "catchup, lag",
     )
+    parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
+    parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup (needs root)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
     peaks: list[float] = []
@@ -34,9 +38,11 @@ def main() -> None:
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
         "replicas": lambda: cluster.replicated(given.pairs),
-        "failover": lambda: cluster.failover(5),
+        "failover": lambda: cluster.failover(given.kills),
         "idle": cluster.idle_replicas,
         "lag": lambda: lag_overhead.overhead(given.pairs),
+        "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
+        "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind)),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     for name in chosen:

@@ -200,6 +200,42 @@ def test_rows_and_options_that_cannot_be_are_named(
         writer.save()
 
 
+def test_rows_that_cannot_be_sent_become_dead_letters_once_and_the_others_arrive(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+) -> None:
+    """The batch runs twice, as after a crash: both streams hold each row once."""
+    for suffix in ("", "-out", "-dead"):
+        client.create_stream(f"{name}{suffix}", f"{name}{suffix}.>")
+    source_rows = spark.range(40).selectExpr("cast(id as string) as value", f"'{name}.a' as subject")
+    source_rows.write.format("natslog").options(natsServers=nats_url, ack="stored").mode("append").save()
+    options = {"natsServers": nats_url, "ack": "stored", "onError": "deadletter", "deadLetterSubject": f"{name}-dead.x"}
+
+    def run() -> None:
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+        rows = source.selectExpr(
+            "stream",
+            "offset",
+            "case when offset = 3 then null when offset = 5 then repeat('x', 1100000) else cast(value as string) end "
+            "as value",
+            f"if(offset = 7, 'not a subject', '{name}-out.a') as subject",
+        )
+        writer = rows.writeStream.format("natslog").options(**options).option("checkpointLocation", str(folder / "ck"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    for commit in (folder / "ck" / "commits").iterdir():
+        commit.unlink()
+    run()
+    stored = sorted(int(value) for value in all_values(client, f"{name}-out"))
+    assert stored == [at for at in range(40) if at not in (3, 5, 7)]
+    letters = sorted(rows_of(client, f"{name}-dead"), key=lambda row: int(header(row, "Natslog-Offset") or -1))
+    assert [header(row, "Natslog-Offset") for row in letters] == ["3", "5", "7"]
+    assert {header(row, "Natslog-Stream") for row in letters} == {name}
+    assert [header(row, "Natslog-Subject") for row in letters] == [f"{name}-out.a", f"{name}-out.a", "not a subject"]
+    assert header(letters[1], "Natslog-Truncated") == "1100000"
+    assert letters[2]["value"] == b"7"
+
+
 def test_nats_that_is_not_there_is_named(spark: SparkSession) -> None:
     writer = spark.sql("select 'x' as value").write.format("natslog").option("natsServers", "nats://127.0.0.1:1")
     with pytest.raises(Exception, match="no NATS server answers at nats://127.0.0.1:1"):

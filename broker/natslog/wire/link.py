@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,10 @@ class NatsCredentials:
     creds_file: str | None = None
     user: str | None = None
     password_file: str | None = None
+    token_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
 
     def options(self) -> dict[str, Any]:
         """Arguments for `nats.connect`.
@@ -56,9 +61,21 @@ class NatsCredentials:
                 options["user"] = self.user
             if self.password_file:
                 options["password"] = Path(self.password_file).read_text().strip()
+            if self.token_file:
+                options["token"] = Path(self.token_file).read_text().strip()
+            if self.tls_ca_file or self.tls_cert_file:
+                options["tls"] = self._tls()
+        except ssl.SSLError as error:
+            raise ConfigError(f"the TLS files for NATS do not fit: {error}") from error
         except OSError as error:
             raise ConfigError(f"cannot read the NATS credentials: {error}") from error
         return options
+
+    def _tls(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.tls_ca_file)
+        if self.tls_cert_file:
+            context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
+        return context
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,25 @@ class Rows:
 
 def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
     """Raises PublishFailed with number and reason of the first rows that NATS would not take."""
+    for reason, at in _problems(rows, max_payload_bytes):
+        named = ", ".join(
+            f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
+            for row in at[:_NAMED_ROWS].tolist()
+        )
+        numbers = (at[:100] + first_row).tolist()
+        raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=numbers)
+
+
+def unsendable_rows(rows: Rows, max_payload_bytes: int) -> dict[int, str]:
+    """Rows that NATS would not take, by number within `rows`, each with the first reason."""
+    reasons: dict[int, str] = {}
+    for reason, at in _problems(rows, max_payload_bytes):
+        reasons = dict.fromkeys(at.tolist(), reason) | reasons
+    return dict(sorted(reasons.items()))
+
+
+def _problems(rows: Rows, max_payload_bytes: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """What is wrong, and with which rows."""
     problems = [
         ("value is null", pc.is_null(rows.values)),
         ("subject is null", pc.is_null(rows.subjects)),
@@ -89,12 +109,7 @@ def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
     for reason, bad in problems:
         at = np.flatnonzero(pc.fill_null(bad, False).to_numpy(zero_copy_only=False))
         if len(at):
-            named = ", ".join(
-                f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
-                for row in at[:_NAMED_ROWS].tolist()
-            )
-            numbers = (at[:100] + first_row).tolist()
-            raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=numbers)
+            yield reason, at
 
 
 def _shortened(subject: str | None) -> str | None:

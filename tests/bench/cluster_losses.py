@@ -1,0 +1,162 @@
+"""What clusters cost others: publishers while a broker that is far behind catches up, and publishers without acks when
+the leader changes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from natslog.client import NatslogClient
+from natslog.nats_server import NatsServer
+from natslog.publisher import Publisher, Rows
+from tests.bench.cluster_sides import three_brokers
+from tests.bench.pairs import Comparison, console
+from tests.bench.sides import STREAM, SUBJECT, raw_publish, scratch
+from tests.disks import Disk
+from tests.harness import BrokerProcess, eventually
+
+Act = Callable[[NatslogClient, list[BrokerProcess], int], None]
+"""Does something to the leader, whose number is given."""
+
+_WINDOW_SECONDS = 4.0
+_RATE_PER_S = 20_000
+_EVERY_S = 0.01
+_SETTLE_S = 3.0
+
+
+@contextmanager
+def _disks_of_their_own(folder: Path, size_bytes: int) -> Iterator[None]:
+    """As three machines have: each broker's folder is an ext4 file system whose blocks are all there already."""
+    disks = []
+    try:
+        for number in (1, 2, 3):
+            disk = Disk(folder, size_bytes, name=f"broker-{number}")
+            disks.append(disk)
+        yield
+    finally:
+        for disk in disks:
+            disk.unmount()
+
+
+def catching_up(behind_bytes: int) -> list[Comparison]:
+    """The rate of acked publishing with two replicas, before and while the third one fetches what it missed."""
+    found = Comparison("acked publish while a replica catches up, of the rate before", "share", 0.7)
+    with scratch() as folder, _disks_of_their_own(folder, behind_bytes * 2 + 2**31), three_brokers(folder) as both:
+        server, brokers = both
+        client = brokers[0].client()
+        client.create_stream(STREAM, SUBJECT, replicas=3)
+        if client.position(STREAM)["leader"] == 3:
+            client.transfer_stream(STREAM, 1)
+        brokers[2].kill()
+        eventually(lambda: len(client.position(STREAM)["isr"]) == 2, 30)
+        _fill(server.url, client, behind_bytes)
+        rate = partial(_rate, server)
+        before = [rate() for _ in range(3)]
+        started = time.monotonic()
+        brokers[2].spawn()
+        eventually(brokers[2].ready, 60)
+        while len(client.position(STREAM)["isr"]) < 3:
+            found.ours.append(rate())
+            found.theirs.append(float(np.median(before)))
+            console.print(f"  {time.monotonic() - started:.0f} s: {found.ours[-1]:,.0f}/s of {found.theirs[-1]:,.0f}/s")
+        found.peer = "two replicas, before"
+        found.notes = {
+            "behind_bytes": behind_bytes,
+            "seconds": time.monotonic() - started,
+            "three_in_sync": [rate() for _ in range(2)],
+        }
+    return [found]
+
+
+def _rate(server: NatsServer) -> float:
+    return raw_publish(server, "acked", bytes=128, window=4000, seconds=_WINDOW_SECONDS, warm=0.5)["rate"]
+
+
+def _fill(url: str, client: NatslogClient, behind_bytes: int) -> None:
+    values = pa.array([bytes(4096)] * 2000)
+    rows = Rows(pa.array([SUBJECT] * len(values)), values)
+    with Publisher(url, ack_timeout_s=120) as publisher:
+        while (stored := client.position(STREAM)["bytes"]) < behind_bytes:
+            for _ in range(16):
+                publisher.send(rows, "stored")
+            console.print(f"  {stored / 2**30:.1f} GiB", end="\r")
+        publisher.settle("stored")
+
+
+class _Ticker(threading.Thread):
+    """Publishes numbered messages without acks, at an even rate; `sent` counts them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.sent = 0
+        self.stop = False
+
+    def run(self) -> None:
+        count = int(_RATE_PER_S * _EVERY_S)
+        subjects = pa.array([SUBJECT] * count)
+        with Publisher(self.url) as publisher:
+            at = time.monotonic()
+            while not self.stop:
+                numbers = np.arange(self.sent, self.sent + count)
+                publisher.send(Rows(subjects, pa.array(numbers).cast(pa.string()).cast(pa.binary())), "none")
+                self.sent += count
+                at += _EVERY_S
+                time.sleep(max(0.0, at - time.monotonic()))
+            publisher.settle("flush")
+
+
+def without_acks(times: int) -> list[Comparison]:
+    """How many messages published without acks a change of leader loses, in seconds of a steady flow."""
+    ways: dict[str, Callable[[NatslogClient, list[BrokerProcess], int], None]] = {
+        "handed over (natslog cluster transfer)": lambda client, _, leader: client.transfer_stream(
+            STREAM, leader % 3 + 1
+        ),
+        "leader stopped in order (SIGTERM)": lambda _, brokers, leader: brokers[leader - 1].terminate(),
+        "leader killed": lambda _, brokers, leader: brokers[leader - 1].kill(),
+    }
+    return [_lost(f"publishing without acks: {how}", act, times) for how, act in ways.items()]
+
+
+def _lost(title: str, act: Act, times: int) -> Comparison:
+    found = Comparison(f"{title}: lost", "s of the flow", 10.0, is_bound=True, notes={"rate_per_s": _RATE_PER_S})
+    with scratch() as folder, three_brokers(folder / "natslog") as (server, brokers):
+        client = brokers[0].client()
+        client.servers = tuple(broker.url for broker in brokers)
+        client.create_stream(STREAM, SUBJECT, replicas=3)
+        for _ in range(times):
+            found.ours.append(_lost_once(server.url, client, brokers, act) / _RATE_PER_S)
+            console.print(f"  {title}: {found.ours[-1]:.2f} s of the flow")
+            for broker in brokers:
+                if not broker.ready():
+                    broker.start()
+    return found
+
+
+def _lost_once(url: str, client: NatslogClient, brokers: list[BrokerProcess], act: Act) -> int:
+    eventually(lambda: len(client.position(STREAM)["isr"]) == 3, 60)
+    start = client.position(STREAM)["high_watermark"]
+    ticker = _Ticker(url)
+    ticker.start()
+    eventually(lambda: client.position(STREAM)["high_watermark"] > start + _RATE_PER_S, 30)
+    leader = client.position(STREAM)["leader"]
+    act(client, brokers, leader)
+    eventually(lambda: client.position(STREAM)["leader"] != leader, 30)
+    time.sleep(_SETTLE_S)
+    ticker.stop = True
+    ticker.join(30)
+    time.sleep(_SETTLE_S)
+    return ticker.sent - _distinct(client, start)
+
+
+def _distinct(client: NatslogClient, start: int) -> int:
+    batches = client.read(STREAM, start, columns=["value"])
+    return len({value for batch in batches for value in batch.column("value").to_pylist()})
