@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from tests.harness import eventually
 from tests.spark.job_processes import JOBS
 
 _LOOK_EVERY_S = 0.3
+_WATCH_EVERY_S = 0.01
 _WORKERS_END_WITHIN_S = 20.0
 _TERM_WITHIN_S = 90.0
 
@@ -32,10 +34,19 @@ class Driver:
 
     Args:
         checkpoint: also given to the job, here to read how far it is.
+        footprint: a number that grows whenever a batch leaves something where it writes; None: not known now.
     """
 
-    def __init__(self, name: str, command: list[str], checkpoint: Path, environment: dict[str, str]) -> None:
-        self.name, self.checkpoint = name, checkpoint
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        checkpoint: Path,
+        environment: dict[str, str],
+        footprint: Callable[[], int | None],
+    ) -> None:
+        self.name, self.checkpoint, self.footprint = name, checkpoint, footprint
+        self.killed_half_done = 0
         self.log_path = checkpoint.with_name(f"{name}.log")
         self.starts = 0
         self.own_ends: list[str] = []  # its last words, where it ended by itself
@@ -157,6 +168,19 @@ class Driver:
             return 0
         logged = (self.checkpoint / "offsets" / str(batch - 1)).read_text().splitlines()[-1]
         return int(json.loads(logged)[stream]["offset"])
+
+    def wait_until_half_done(self, within_s: float) -> bool:
+        """Returns in the middle of a batch, when some of it is written and it is not noted as done; False: in vain."""
+        deadline = time.monotonic() + within_s
+        done, before = self.batches, self.footprint()
+        while time.monotonic() < deadline:
+            now = self.footprint()
+            if self.batches != done or before is None:
+                done, before = self.batches, self.footprint()
+            elif now is not None and now > before:
+                return self.batches == done
+            time.sleep(_WATCH_EVERY_S)
+        return False
 
     def wait_for_batches(self, more: int, within_s: float) -> None:
         wanted = self.batches + more

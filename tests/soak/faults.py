@@ -13,6 +13,8 @@ from tests.chaos.history import History
 from tests.cluster_harness import Cluster
 from tests.soak.drivers import Driver
 
+_HALF_DONE_WITHIN_S = 120.0
+
 
 class SoakScene(Scene):
     """Also with drivers."""
@@ -39,9 +41,15 @@ def pause_nats(scene: Scene) -> Fault:
 
 
 def kill_driver(driver: Driver, scene: Scene) -> Fault:
-    """A batch may be anywhere: planned, read, published, written, not yet noted as done."""
+    """At first, and mostly, in the middle of a batch, when some of it is written and Spark has not noted it as done: it
+    will be run again. Otherwise at any time: while the driver starts, plans, or is idle.
+    """
+    aims = not driver.killed_half_done or scene.chance.random() < 0.6
+    is_half_done = aims and driver.wait_until_half_done(_HALF_DONE_WITHIN_S)
     driver.kill()
-    return Fault(driver.name, True, driver.restart, scene.hold(0.0, 1.0))
+    driver.killed_half_done += is_half_done
+    when = "in the middle of a batch" if is_half_done else "at any time"
+    return Fault(f"{driver.name}, {when}", True, driver.restart, scene.hold(0.0, 1.0))
 
 
 def pause_driver(driver: Driver, scene: Scene) -> Fault:

@@ -23,7 +23,13 @@ def summary(seed: int, history: History, drivers: list[Driver], counts: list[Cou
         "places": [asdict(one) for one in counts],
         "faults": dict(Counter(one.kind for one in history.faults)),
         "drivers": [
-            {"name": one.name, "starts": one.starts, "batches": one.batches, "own_ends": one.own_ends}
+            {
+                "name": one.name,
+                "starts": one.starts,
+                "killed_half_done": one.killed_half_done,
+                "batches": one.batches,
+                "own_ends": one.own_ends,
+            }
             for one in drivers
         ],
         "violations": [asdict(one) for one in history.violations],
@@ -48,8 +54,9 @@ def show(found: dict[str, Any]) -> None:
     for name in ("seed", "seconds", "sent", "acked", "faults"):
         print(f"{name + ':':12}{found[name]}")
     for one in found["drivers"]:
+        half_done = f"{one['killed_half_done']} kills in the middle of a batch"
         ends = f", ended {len(one['own_ends'])} times by itself" if one["own_ends"] else ""
-        print(f"{one['name'] + ':':12}{one['batches']} batches, {one['starts']} starts{ends}")
+        print(f"{one['name'] + ':':12}{one['batches']} batches, {one['starts']} starts, {half_done}{ends}")
     for one in found["places"]:
         print(
             f"{one['place'] + ':':12}{one['acked']} acked, {one['rows']} rows ({one['unacked']} of them never acked): "

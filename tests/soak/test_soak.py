@@ -68,4 +68,5 @@ def test_every_acked_message_is_stored_once_whatever_is_killed(tmp_path: Path) -
         ],
         1,
     )  # fmt: skip
+    assert all(driver["killed_half_done"] for driver in found["drivers"]), "or nothing had to be put right"
     assert all(driver["starts"] >= 3 and driver["batches"] >= 3 for driver in found["drivers"])

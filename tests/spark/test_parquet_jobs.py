@@ -16,7 +16,6 @@ from pyspark.sql import functions as f
 from natslog.client import NatslogClient
 from natslog.errors import NatslogError
 from tests.harness import BrokerProcess, publish_acked
-from tests.spark.job_processes import run
 from tests.spark.jobs_as_modules import checkpoints, compact_parquet, job_support, stream_to_parquet
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -30,7 +29,13 @@ def table_offsets(spark: SparkSession, path: Path) -> list[int]:
 
 
 def test_stream_to_parquet_writes_files_of_the_wished_size_once_and_goes_on_where_it_was(
-    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     client.create_stream(name, f"{name}.>")
     values = [b"%06d" % row + bytes((row * 7 + at * 13) % 251 for at in range(1000)) for row in range(1000)]
@@ -39,7 +44,18 @@ def test_stream_to_parquet_writes_files_of_the_wished_size_once_and_goes_on_wher
     out, checkpoint = folder / "table", folder / "checkpoint"
     given = ["--stream", name, "--output", str(out), "--checkpoint", str(checkpoint), "--available-now"]
 
-    said = run(broker, "stream_to_parquet.py", *given, "--file-bytes", "250KB").stdout
+    def to_table(*more: str, file_bytes: int) -> str:
+        """What the job does, in this session, on two cores."""
+        arguments = stream_to_parquet.parser().parse_args([*given, "--servers", broker.url, *more])
+        checkpoints.check_table(checkpoints.Folder(spark, str(checkpoint)), checkpoints.Folder(spark, str(out)))
+        sizes = stream_to_parquet.sizing(file_bytes, 2)
+        options = job_support.source_options(arguments, stream_to_parquet.COLUMNS) | sizes
+        messages = spark.readStream.format("natslog").options(**options).load()
+        query = stream_to_parquet.started(messages, arguments)
+        job_support.follow(query, job_support.StopRequest(), stream_to_parquet.report)
+        return capsys.readouterr().out
+
+    said = to_table(file_bytes=250_000)
     assert sum(int(line.split()[2]) for line in said.splitlines() if line.startswith("batch ")) == 1000
     assert table_offsets(spark, out) == list(range(1000))
     stored_bytes = client.extent(name, 0, 1000)[1]
@@ -51,11 +67,7 @@ def test_stream_to_parquet_writes_files_of_the_wished_size_once_and_goes_on_wher
     assert [path.name for path in out.glob("day=*")] in ([f"day={day}"], [f"day={day - datetime.timedelta(1)}"])
 
     publish_acked(nats_url, f"{name}.x", [b"later"] * 10)
-    arguments = stream_to_parquet.parser().parse_args([*given, "--servers", broker.url, "--headers"])
-    options = job_support.source_options(arguments, stream_to_parquet.COLUMNS) | stream_to_parquet.sizing(10**6, 2)
-    checkpoints.check_table(checkpoints.Folder(spark, str(checkpoint)), checkpoints.Folder(spark, str(out)))
-    messages = spark.readStream.format("natslog").options(**options).load()
-    stream_to_parquet.started(messages, arguments).awaitTermination()
+    assert to_table(file_bytes=10**6) == "batch 3: 10 messages written\n"
     assert table_offsets(spark, out) == list(range(1010))
 
     for missing, reason in [(checkpoint, "drop new batches in silence"), (out, "that are not in --output")]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
 
 from natslog.client import NatslogClient
 from natslog.errors import NatslogError
@@ -100,8 +102,26 @@ def enrich_arguments(stream: str, folder: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+def enrich(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
+    """What the job does, in this session; returns when all is enriched."""
+    target = enrich_stream.checked_target(arguments)
+    enrich_stream.check_unfinished(spark, arguments, target.window_s)
+    reference = enrich_stream.reference_rows(spark, arguments)
+    options = job_support.source_options(arguments, enrich_stream.COLUMNS)
+    messages = spark.readStream.format("natslog").options(**options).load()
+    query = enrich_stream.started(messages, reference, target, arguments)
+    job_support.follow(query, job_support.StopRequest(), enrich_stream.report)
+    return query
+
+
 def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_batches_are_repeated(
-    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     client.create_stream(name, f"{name}.>")
     client.create_stream(f"{name}-out", f"{name}-out.>", dedupe_window="1h")
@@ -115,8 +135,9 @@ def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_bat
     keys = pa.array([b"k%d" % at for at in range(len(values))])
     publish(broker, [f"{name}.a.b"] * len(values), values, headers=pairs, keys=keys)
 
-    said = run(broker, "enrich_stream.py", *enrich_arguments(name, folder)).stdout
-    assert "6 messages, 2 without a reference row, 2 passed on unread" in said
+    given = enrich_arguments(name, folder, "--servers", broker.url, "--nats", nats_url)
+    enrich(spark, enrich_stream.parser().parse_args(given))
+    assert "6 messages, 2 without a reference row, 2 passed on unread" in capsys.readouterr().out
     rows = sorted(rows_of(client, f"{name}-out"), key=lambda row: row["key"])
     assert [json.loads(rows[at]["value"]) for at in (0, 1, 2, 5)] == [
         {"sku": "007", "value": 3, "name": "Nut", "price": 0.25, "total": 0.75},
@@ -134,27 +155,21 @@ def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_bat
         assert [pair["value"] for pair in row["headers"] if pair["key"] == "Nats-Msg-Id"] == [f"{stream_id}:{at}"]
 
     # From the beginning, with other batches: the worst that a crash could repeat.
-    arguments = enrich_stream.parser().parse_args(
-        enrich_arguments(name, folder, "--max-offsets-per-trigger", "4", "--servers", broker.url, "--nats", nats_url)
-    )
     shutil.rmtree(folder / "checkpoint")
-    target = enrich_stream.checked_target(arguments)
-    options = job_support.source_options(arguments, enrich_stream.COLUMNS)
-    messages = spark.readStream.format("natslog").options(**options).load()
-    query = enrich_stream.started(messages, enrich_stream.reference_rows(spark, arguments), target, arguments)
-    query.awaitTermination()
+    arguments = enrich_stream.parser().parse_args([*given, "--max-offsets-per-trigger", "4"])
+    query = enrich(spark, arguments)
     batches = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
     assert batches == [4, 2], "everything was published again"
     assert len(all_values(client, f"{name}-out")) == len(values)
 
     # A batch that was left unfinished before the window of the output stream is not repeated unasked.
-    enrich_stream.check_unfinished(spark, arguments, target.window_s)
+    window_s = enrich_stream.checked_target(arguments).window_s
     last = max((folder / "checkpoint" / "offsets").glob("[0-9]"), key=lambda path: int(path.name))
     (folder / "checkpoint" / "commits" / last.name).unlink()
-    enrich_stream.check_unfinished(spark, arguments, target.window_s)
+    enrich_stream.check_unfinished(spark, arguments, window_s)
     os.utime(last, (time.time() - 7200, time.time() - 7200))
     with pytest.raises(NatslogError, match=r"left a batch unfinished 72\d\d s ago, .* remembers ids for 1h"):
-        enrich_stream.check_unfinished(spark, arguments, target.window_s)
+        enrich_stream.check_unfinished(spark, arguments, window_s)
 
 
 def test_enrich_refuses_what_would_not_be_once(
@@ -243,8 +258,8 @@ def test_replay_of_a_time_range_keeps_order_keys_and_headers_and_may_be_repeated
     assert client.stream(f"{name}-again")["high_watermark"] == 0
 
     started = time.monotonic()
-    said = run(broker, "replay_range.py", *span, *target, "--rate", "5").stdout  # 3 portions of 10
-    assert "ack=stored" in said
+    replay_range.publish(spark, planned(), 5, job_support.StopRequest())  # 3 portions of 10
+    said = capsys.readouterr().out
     assert "30 of 30 (100%)" in said
     assert time.monotonic() - started > 4.0, "the third portion is due after four seconds"
     original, again = rows_of(client, name)[30:60], rows_of(client, f"{name}-again")
