@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test sim chaos bench demo format clean java python
+.PHONY: help install check test sim chaos soak bench demo format clean java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with i
 
 chaos: $(STAMP) ## three real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
+
+soak: java $(STAMP) ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 bench: java $(STAMP) ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
 	@$(BIN)/python -m tests.bench $(ARGS)

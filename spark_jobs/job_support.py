@@ -30,6 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import InvalidRequest, NatslogError
 from natslog.times import format_timestamp_us, parse_timestamp_us
+from natslog.units import parse_duration_s, parse_size_bytes
 
 _POLL_S = 1
 _CANCEL_WITHIN_S = 10.0
@@ -108,15 +109,21 @@ def one_sentence(error: Exception) -> str:
 
 
 def job_parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """A parser with the options that every job has."""
-    parser = argparse.ArgumentParser(
-        prog=name, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """A parser with the options that every job over a stream has."""
+    parser = spark_parser(name, description, epilog)
     parser.add_argument("--stream", required=True, help="the stream to read")
     parser.add_argument(
         "--servers", help="broker URLs, comma-separated (default: NATSLOG_SERVER, else http://127.0.0.1:9292)"
     )
     parser.add_argument("--subject-filter", metavar="SUBJECT", help="only subjects this NATS wildcard covers")
+    return parser
+
+
+def spark_parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser with the options that every job has."""
+    parser = argparse.ArgumentParser(
+        prog=name, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--spark-log-level",
         default="FATAL",
@@ -151,6 +158,22 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
+
+
+def size_bytes(text: str) -> int:
+    """A number of bytes above zero (`64MiB`), for argparse."""
+    try:
+        return parse_size_bytes(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def duration_s(text: str) -> float:
+    """Seconds above zero of a duration (`30s`, `5m`), for argparse."""
+    try:
+        return parse_duration_s(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from error
 
 
 def client_of(arguments: argparse.Namespace) -> NatslogClient:
@@ -234,6 +257,14 @@ def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], Non
             return
 
 
+def _make_active(spark: SparkSession) -> None:
+    """Spark looks for sources and sinks in Python in the session that is active in the calling thread, and only there:
+    in another one `df.write.format("natslog")` would not be found.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], None]) -> None:
     """Runs a batch action in a thread; a signal cancels it.
 
@@ -244,6 +275,7 @@ def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], N
 
     def guarded() -> None:
         try:
+            _make_active(spark)
             work()
         except Exception as error:  # handed over to the waiting thread, which raises it
             raised.append(error)

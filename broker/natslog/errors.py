@@ -66,6 +66,18 @@ class StreamRecreated(NatslogError):
     code, status = "stream_recreated", 409
 
 
+class CursorNotFound(NatslogError):
+    """No cursor of that consumer on that stream: it was never set, or went with a stream of that name."""
+
+    code, status = "cursor_not_found", 404
+
+
+class TooManyCursors(NatslogError):
+    """The cluster keeps no more cursors: remove those that nobody moves any more."""
+
+    code, status = "too_many_cursors", 409
+
+
 class NotFound(NatslogError):
     """No such path in the API."""
 
@@ -94,6 +106,12 @@ class DataLoss(NatslogError):
     """Messages between the reader's position and the log are gone; the facts name the range."""
 
     code = "data_loss"
+
+
+class MalformedPayload(NatslogError):
+    """A message's payload is not what the reader was told; the facts name stream and offset."""
+
+    code = "malformed_payload"
 
 
 class NotEnoughBrokers(NatslogError):

@@ -5,6 +5,26 @@ off (`spark.sql.planner.pythonDataSource…`) or the package came later than the
 `spark.dataSource.register(pyspark_natslog.DefaultSource)`. It must be installed on executors too.
 """
 
-from pyspark_natslog.source import DefaultSource
+from __future__ import annotations
 
-__all__ = ["DefaultSource"]
+from typing import TYPE_CHECKING, Any
+
+from pyspark_natslog.versions import check_python_sources
+
+check_python_sources()  # before the line that needs them
+
+from pyspark_natslog.source import DefaultSource  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyspark_natslog.lag_listener import LagListener
+
+__all__ = ["DefaultSource", "LagListener"]
+
+
+def __getattr__(name: str) -> Any:
+    """What not every program needs is imported when it is named: Spark imports this package for any Python source."""
+    if name == "LagListener":
+        from pyspark_natslog.lag_listener import LagListener
+
+        return LagListener
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

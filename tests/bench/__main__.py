@@ -8,7 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from natslog.units import parse_size_bytes
-from tests.bench import cluster, cluster_losses, publishing, report, spark_append, spark_scan, spark_sink, standing
+from tests.bench import (
+    cluster,
+    cluster_losses,
+    lag_overhead,
+    publishing,
+    report,
+    spark_append,
+    spark_scan,
+    spark_sink,
+    standing,
+    typed_payloads,
+)
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -21,8 +32,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, sink, append, streams, start, replicas, failover, idle, "
-        "unacked, catchup",
+        help="comma-separated: publish, latency, flood, scan, typed, sink, append, streams, start, replicas, failover, "
+        "idle, unacked, catchup, lag",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup (needs root)")
@@ -34,6 +45,7 @@ def main() -> None:
         "latency": lambda: publishing.latency(given.pairs),
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),
+        "typed": lambda: typed_payloads.typed(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
         "append": lambda: spark_append.appends(given.pairs),
         "streams": standing.many_streams,
@@ -43,6 +55,7 @@ def main() -> None:
         "idle": cluster.idle_replicas,
         "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
         "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind)),
+        "lag": lambda: lag_overhead.overhead(given.pairs),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     for name in chosen:

@@ -6,10 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from natslog import ipc
+from natslog.cluster.commands import Proposal
+from natslog.cluster.metadata import Metadata
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import read_checked
 from natslog.log.segment import check_file_header
@@ -110,6 +113,21 @@ def test_checked_files_v1_are_read(tmp_path: Path) -> None:
     assert state.streams["orders"].settings.max_age_s == 604800
     assert state.tombstones["ff" * 16 + "/1"].name == "gone"
     assert state.brokers[1].rack == "a"
+
+
+def test_metadata_state_and_proposals_v1_are_read() -> None:
+    """Every kind of command as it was written before there were cursors, and the state that they made then."""
+    state = msgspec.msgpack.decode((HERE / "metadata-state-v1.msgpack").read_bytes(), type=Metadata)
+    assert state.cursors == {}
+    assert (state.streams["orders"].target, state.streams["orders"].settings.group) == ((1, 2, 4), "g")
+    assert set(state.tombstones) == {"bb/1"}
+    assert state.brokers[3].is_draining
+    assert state.outcomes["p10"].error is not None
+    proposals = msgspec.msgpack.decode((HERE / "metadata-proposals-v1.msgpack").read_bytes(), type=list[Proposal])
+    again = Metadata(cluster_id="c1")
+    for proposal in proposals:
+        again.decide(proposal)
+    assert again == state
 
 
 def test_raft_store_v1_is_read(tmp_path: Path) -> None:

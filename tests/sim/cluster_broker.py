@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from natslog.cluster import replica
+from natslog.cluster.commands import AppointLeaders, Appointment, ChangeIsrs, DisableReplicas
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.metadata import AppointLeaders, Appointment, ChangeIsrs, DisableReplicas
 from natslog.cluster.replica import (
     Append,
     BeginAt,

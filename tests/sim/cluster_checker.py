@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from natslog.cluster.metadata import Metadata, Outcome, PauseStream, Proposal
+from natslog.cluster.commands import Outcome, PauseStream, Proposal
+from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamRecord
 from tests.sim.cluster_process import NAME, Entry, Life
 from tests.sim.raft_checker import Violation, require

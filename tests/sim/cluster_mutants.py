@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from natslog.cluster import controller, metadata, replica
+from natslog.cluster.commands import Appointment, Outcome, Proposal
 from natslog.cluster.controller import Controller
-from natslog.cluster.metadata import Appointment, Metadata, Outcome, Proposal
+from natslog.cluster.metadata import Metadata
 from natslog.cluster.replica import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from natslog.cluster.commands import BrokerRecord, Command, Proposal, RegisterBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.metadata import BrokerRecord, Command, Metadata, Proposal, RegisterBroker
+from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Raft, Snapshot, Term
 from natslog.errors import NotMetadataLeader
 from natslog.model import BrokerId, Epoch, StreamId

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from natslog.cluster.commands import Proposal
 from natslog.cluster.controller import Controller
-from natslog.cluster.metadata import Proposal
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from tests.sim.cluster_broker import LONG_AGO_MS, Answer, Fetch, Roles
 from tests.sim.cluster_checker import Checker

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from natslog.cluster.commands import MoveReplicas
 from natslog.cluster.controller import Controller
-from natslog.cluster.metadata import MoveReplicas
 from tests.sim.cluster_process import NAME
 from tests.sim.cluster_stage import METADATA, Stage, Walker
 from tests.sim.cluster_world import Result, result_of

@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from natslog.cluster.metadata import (
+from natslog.cluster.commands import (
     BrokerRecord,
     Command,
     CreateStream,
     DrainBroker,
-    Metadata,
     MoveReplicas,
     PauseStream,
     Proposal,
     RegisterBroker,
 )
+from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.model import BrokerId, StreamSettings
 from tests.sim.cluster_broker import Broker

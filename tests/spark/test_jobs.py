@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,49 +17,9 @@ from natslog.nats_server import free_port
 from natslog.publisher import Publisher, Rows
 from natslog.times import format_timestamp_us
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked
+from tests.spark.job_processes import RUN_WITHIN_S, run, running_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-JOBS = Path(__file__).resolve().parents[2] / "spark_jobs"
-RUN_WITHIN_S = 200
-QUICK_JVM = "-XX:TieredStopAtLevel=1"
-
-
-def environment(broker: BrokerProcess) -> dict[str, str]:
-    return os.environ | {
-        "NATSLOG_SERVER": broker.url,
-        "NATS_URL": broker.nats_url,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": f"--conf spark.ui.enabled=false --driver-java-options {QUICK_JVM} pyspark-shell",
-    }
-
-
-def run(broker: BrokerProcess, job: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """A job from start to its end, which must have this exit code."""
-    command = [sys.executable, str(JOBS / job), *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=RUN_WITHIN_S, env=environment(broker)
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
-@contextmanager
-def running_job(broker: BrokerProcess, log: Path, job: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A job in the background; killed at the end where it still runs."""
-    with open(log, "wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, str(JOBS / job), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment(broker),
-        )
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
 
 
 def publish(broker: BrokerProcess, subject: str, payloads: list[dict[str, Any]]) -> None:
@@ -237,6 +192,12 @@ def test_detect_refuses_what_cannot_work(broker: BrokerProcess, client: NatslogC
         assert reason in last_line
 
 
-@pytest.mark.parametrize("job", ["stream_to_console", "backfill_to_parquet", "detect_and_publish", "demo"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "stream_to_console", "backfill_to_parquet", "detect_and_publish", "enrich_stream", "stream_to_parquet",
+        "compact_parquet", "replay_range", "demo",
+    ],
+)  # fmt: skip
 def test_job_help_explains_it(broker: BrokerProcess, job: str) -> None:
     assert run(broker, f"{job}.py", "--help").stdout.startswith(f"usage: {job}.py")

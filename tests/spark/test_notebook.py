@@ -1,4 +1,4 @@
-"""`notebooks/backfill.ipynb` from top to bottom, by a real kernel, against a real broker."""
+"""`notebooks/` from top to bottom, each by a real kernel, against a real broker."""
 
 from __future__ import annotations
 
@@ -17,52 +17,83 @@ from tests.harness import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "backfill.ipynb"
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-def printed_number(outputs: str, before: str) -> int:
-    found = re.search(rf"{re.escape(before)}: (\d+)", outputs)
-    assert found is not None, outputs
-    return int(found.group(1))
+def opened(name: str) -> Any:
+    return nbformat.reads((NOTEBOOKS / name).read_text(), as_version=4)  # type: ignore[no-untyped-call]
 
 
-def printed_range(outputs: str) -> tuple[int, int]:
-    found = re.search(r"epoch milliseconds: (\d+) to (\d+)", outputs)
-    assert found is not None, outputs
-    return int(found.group(1)), int(found.group(2))
+class Done:
+    """What a notebook printed and drew."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        notebook = opened(name)
+        NotebookClient(
+            notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        ).execute()
+        outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        self.text = "".join(output.get("text", "") for output in outputs)
+        self.images = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+
+    def number(self, before: str) -> int:
+        found = re.search(rf"{re.escape(before)}:? (\d+)", self.text)
+        assert found is not None, self.text
+        return int(found.group(1))
+
+    def check_plot(self) -> None:
+        """There is one, with something drawn on it."""
+        assert len(self.images) == 1
+        image = base64.b64decode(self.images[0])
+        assert image.startswith(b"\x89PNG")
+        assert len(image) > 20_000
 
 
-def test_notebook_is_committed_without_outputs() -> None:
-    notebook = nbformat.reads(NOTEBOOK.read_text(), as_version=4)  # type: ignore[no-untyped-call]
+@pytest.fixture(autouse=True)
+def addresses(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATSLOG_SERVER", broker.url)
+    monkeypatch.setenv("NATS_URL", broker.nats_url)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in NOTEBOOKS.glob("*.ipynb")))
+def test_notebook_is_committed_without_outputs(name: str) -> None:
+    notebook = opened(name)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
 
 
-def test_notebook_runs_from_top_to_bottom_and_plots_the_range(
-    broker: BrokerProcess, client: NatslogClient, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NATSLOG_SERVER", broker.url)
-    monkeypatch.setenv("NATS_URL", broker.nats_url)
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    notebook = nbformat.reads(NOTEBOOK.read_text(), as_version=4)  # type: ignore[no-untyped-call]
-
-    NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
-
-    outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    text = "".join(output.get("text", "") for output in outputs)
+def test_backfill_reads_and_plots_the_range(client: NatslogClient, folder: Path) -> None:
+    done = Done("backfill.ipynb", folder)
     stored = client.stream("pumps")["high_watermark"]
-    in_range = printed_number(text, "messages in the range")
-    assert printed_number(text, "messages in the stream") == stored == 720
-    assert printed_number(text, "aggregated readings") == in_range
-    start, end = (client.offset_at("pumps", moment)[0] for moment in printed_range(text))
+    in_range = done.number("messages in the range")
+    assert done.number("messages in the stream") == stored == 720
+    assert done.number("aggregated readings") == in_range
+    found = re.search(r"epoch milliseconds: (\d+) to (\d+)", done.text)
+    assert found is not None, done.text
+    start, end = (client.offset_at("pumps", int(moment))[0] for moment in found.groups())
     assert in_range == end - start
     assert 0.4 * stored < in_range < 0.9 * stored
-    images = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
-    assert len(images) == 1
-    image = base64.b64decode(images[0])
-    assert image.startswith(b"\x89PNG")
-    assert len(image) > 20_000
-    (folder / "plot.png").write_bytes(image)
+    done.check_plot()
+
+
+def test_live_stream_draws_again_and_again_and_counts_every_reading(client: NatslogClient, folder: Path) -> None:
+    done = Done("live_stream.ipynb", folder)
+    times, first, last = done.number("drawn"), done.number("times, with"), done.number("at first and")
+    assert times >= 3
+    assert first < last
+    stored = client.stream("machines")["high_watermark"]
+    assert done.number("published and acked") == done.number("counted by the query") == stored >= last
+    done.check_plot()
+
+
+def test_lag_and_throughput_shows_a_query_fall_behind_and_catch_up(client: NatslogClient, folder: Path) -> None:
+    done = Done("lag_and_throughput.ipynb", folder)
+    assert 1500 < done.number("most rows behind") <= 3000
+    assert done.number("rows behind in the end") == 0
+    assert done.number("micro-batches") > 3000 // 500
+    for gauge in ("rows_behind", "bytes_behind"):
+        assert f'natslog_query_{gauge}{{query="meters",stream="meters"}} 0.0' in done.text
+    assert client.stream("meters")["high_watermark"] > 3000
+    done.check_plot()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from natslog.cli.common import global_of
+from natslog.cli.common import global_of, position_of
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest
 from natslog.messages_json import json_line
@@ -35,7 +35,7 @@ def cat(
     if as_json and as_arrow:
         raise InvalidRequest("--json and --arrow exclude each other")
     client = global_of(context).client(patience_s=_FOLLOW_PATIENCE_S if follow else 0.0)
-    batches = _limited(_batches(client, stream, _position(client, stream, start), follow, subject), count)
+    batches = _limited(_batches(client, stream, position_of(client, stream, start), follow, subject), count)
     sink = sys.stdout.buffer
     if as_arrow:
         with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
@@ -47,15 +47,6 @@ def cat(
             sink.write(_lines(batch, as_json))
             sink.flush()
     sink.flush()
-
-
-def _position(client: NatslogClient, stream: str, text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    if text not in ("earliest", "latest"):
-        return client.offset_at(stream, text)[0]
-    info = client.position(stream)
-    return int(info["log_start_offset" if text == "earliest" else "high_watermark"])
 
 
 def _batches(

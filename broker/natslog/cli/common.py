@@ -40,6 +40,16 @@ def global_of(context: typer.Context) -> Global:
     return found
 
 
+def position_of(client: NatslogClient, stream: str, text: str) -> int:
+    """The offset that `text` means: a number, a time, earliest or latest."""
+    if text.isdecimal():
+        return int(text)
+    if text not in ("earliest", "latest"):
+        return client.offset_at(stream, text)[0]
+    info = client.position(stream)
+    return int(info["log_start_offset" if text == "earliest" else "high_watermark"])
+
+
 def print_json(body: Any) -> None:
     sys.stdout.write(json.dumps(body, indent=2, default=str) + "\n")
 
@@ -53,4 +63,4 @@ def print_table(columns: list[str], rows: list[list[Any]]) -> None:
     out.print(table)
 
 
-_RIGHT = {"messages", "bytes", "start", "end", "segments", "batches"}
+_RIGHT = {"messages", "bytes", "start", "end", "segments", "batches", "offset", "behind", "oldest"}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from natslog.cli import cat, cluster, pub, serve, stream, verify
+from natslog.cli import cat, cluster, cursor, pub, serve, stream, verify
 from natslog.cli.common import Global, err
 from natslog.client import ClientOptions, parse_servers
 from natslog.errors import NatslogError
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(stream.app, name="stream")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(cursor.app, name="cursor")
 app.command("dev")(serve.dev)
 app.command("server")(serve.server)
 app.command("pub")(pub.pub)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from natslog.cluster.metadata import AppointLeaders, Appointment, Command, FinishMoves, Metadata, MoveReplicas
+from natslog.cluster.commands import AppointLeaders, Appointment, Command, FinishMoves, MoveReplicas
+from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.cluster.replica import quorum_position
 from natslog.errors import NotEnoughBrokers

@@ -1,4 +1,4 @@
-"""The metadata state machine: brokers, streams, tombstones. `apply(command)` is all that ever changes it.
+"""The metadata state machine: brokers, streams, tombstones, cursors. `apply(command)` is all that ever changes it.
 
 Deterministic: the same commands in the same order give the same state everywhere; ids, times and placements are decided
 by the proposer and ride in the command. A refused command raises and changes nothing. The commands come out of the Raft
@@ -7,16 +7,51 @@ log; `decide` applies a proposal once, however often it was sent.
 Invariants. A stream's id is never used twice. Files belong to a replica or to a tombstone; what has neither is left
 alone. A leader is in the ISR, the ISR within the replicas; a new leader has a higher epoch. Whoever holds all that is
 committed is in `isr` or `eligible`: a change of the ISR that leaves fewer than `min_isr` makes those who go eligible.
+A cursor stands on a stream that is there, by its present id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
-from natslog.errors import InvalidRequest, NatslogError, StreamConflict, StreamNotFound
+from natslog.cluster.commands import (
+    AppointLeaders,
+    Appointment,
+    BrokerRecord,
+    BuryStream,
+    ChangeIsrs,
+    Command,
+    CreateStream,
+    DeleteStream,
+    DisableReplicas,
+    DrainBroker,
+    DropCursor,
+    EditStream,
+    FinishMoves,
+    ForgetBroker,
+    IsrChange,
+    MoveReplicas,
+    Outcome,
+    PauseStream,
+    Proposal,
+    RegisterBroker,
+    SetCursor,
+    Tombstone,
+    tombstone_key,
+)
+from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
+from natslog.errors import (
+    CursorNotFound,
+    InvalidRequest,
+    NatslogError,
+    StreamConflict,
+    StreamNotFound,
+    StreamRecreated,
+    TooManyCursors,
+)
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 
 FIRST_EPOCH = Epoch(1)
@@ -25,180 +60,14 @@ _FIXED = ("group", "replicas", "min_isr")
 _OUTCOMES_KEPT = 1000
 
 
-class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica."""
-
-    id: BrokerId
-    url: str
-    rack: str = ""
-    directory: str = ""
-    life: int = 0
-    is_draining: bool = False
-    former_directories: tuple[str, ...] = ()
-
-    @property
-    def incarnation(self) -> str:
-        """Names one life of one folder."""
-        return f"{self.directory}.{self.life}"
-
-
-class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that `broker` still has of a deleted stream, or of a replica that was moved away."""
-
-    id: StreamId
-    name: str
-    deleted_us: int
-    broker: BrokerId = BrokerId(1)
-
-    @property
-    def key(self) -> str:
-        return tombstone_key(self.id, self.broker)
-
-
-def tombstone_key(stream_id: StreamId, broker: BrokerId) -> str:
-    return f"{stream_id}/{broker}"
-
-
-class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A broker's new life. `after` names the one that ended in order right before it, so that its logs are as that one
-    left them; "" if it was killed, say.
-    """
-
-    broker: BrokerRecord
-    after: str = ""
-
-
-class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    broker: BrokerId
-    is_draining: bool
-
-
-class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It keeps no replica any more and is no member of the cluster."""
-
-    broker: BrokerId
-
-
-class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """`placement` names the brokers to hold it; the first leads."""
-
-    name: str
-    id: StreamId
-    settings: StreamSettings
-    created_us: int
-    placement: tuple[BrokerId, ...]
-
-
-class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    name: str
-    settings: StreamSettings
-
-
-class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    name: str
-    paused: bool
-
-
-class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    name: str
-    deleted_us: int
-
-
-class BuryStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The files are gone: the tombstone may go too."""
-
-    id: StreamId
-    broker: BrokerId = BrokerId(1)
-
-
-class IsrChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader of `epoch` wants; good for one `version` of the record, and for those lives of the members that
-    it has seen ("" is not checked). `proven`: restarted uncleanly, and caught up since.
-    """
-
-    stream_id: StreamId
-    epoch: Epoch
-    version: int
-    isr: tuple[BrokerId, ...]
-    incarnations: tuple[str, ...]
-    proven: tuple[BrokerId, ...] = ()
-
-
-class ChangeIsrs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Of streams that `broker` leads; those whose version has moved on are passed over."""
-
-    broker: BrokerId
-    changes: tuple[IsrChange, ...]
-
-
-class Appointment(msgspec.Struct, frozen=True, kw_only=True):
-    """A leader for the next epoch of a stream, good for one `version` of its record."""
-
-    stream_id: StreamId
-    version: int
-    leader: BrokerId
-    isr: tuple[BrokerId, ...]
-
-
-class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    appointments: tuple[Appointment, ...]
-
-
-class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """`broker` has found damage in these streams: it must neither lead them nor count, until it has caught up."""
-
-    broker: BrokerId
-    incarnation: str
-    stream_ids: tuple[StreamId, ...]
-
-
-class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Brings a stream's replicas onto other brokers; the old ones go when the new ones are in sync."""
-
-    name: str
-    target: tuple[BrokerId, ...]
-
-
-class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """`(stream, version)` of moves whose target is in sync; what the others have becomes tombstones."""
-
-    moves: tuple[tuple[StreamId, int], ...]
-    moved_us: int
-
-
-Command: TypeAlias = (
-    RegisterBroker
-    | DrainBroker
-    | ForgetBroker
-    | CreateStream
-    | EditStream
-    | PauseStream
-    | DeleteStream
-    | BuryStream
-    | ChangeIsrs
-    | AppointLeaders
-    | DisableReplicas
-    | MoveReplicas
-    | FinishMoves
-)
-
-
-class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` names the request: sent again, it has the outcome of the first time."""
-
-    id: str
-    command: Command
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`changed`, or the error it was refused with, in its JSON form."""
-
-    changed: bool
-    error: dict[str, Any] | None = None
-
-
 class Metadata(msgspec.Struct, kw_only=True):
-    """The state. `version` counts commands that changed something."""
+    """The state. `version` counts commands that changed something.
+
+    Attributes:
+        outcomes: of the last proposals, by their ids, so that a retry is applied once. `cursor_outcomes`: those that
+            set cursors: they come all the time, and must not push the others out.
+        cursors: by `cursor_key`.
+    """
 
     cluster_id: str
     version: int = 0
@@ -206,6 +75,8 @@ class Metadata(msgspec.Struct, kw_only=True):
     streams: dict[str, StreamRecord] = {}
     tombstones: dict[str, Tombstone] = {}
     outcomes: dict[str, Outcome] = {}
+    cursors: dict[str, CursorRecord] = {}
+    cursor_outcomes: dict[str, Outcome] = {}
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -216,18 +87,33 @@ class Metadata(msgspec.Struct, kw_only=True):
     def by_id(self) -> dict[StreamId, StreamRecord]:
         return {record.id: record for record in self.streams.values()}
 
+    def cursor(self, consumer: str, stream: str) -> CursorRecord:
+        """Raises StreamNotFound, CursorNotFound."""
+        self.stream(stream)
+        found = self.cursors.get(cursor_key(consumer, stream))
+        if found is None:
+            raise CursorNotFound(
+                f"consumer {consumer!r} has no cursor on stream {stream!r}", consumer=consumer, stream=stream
+            )
+        return found
+
+    def outcome_of(self, proposal_id: str) -> Outcome | None:
+        """What became of a proposal that was applied lately."""
+        return self.outcomes.get(proposal_id) or self.cursor_outcomes.get(proposal_id)
+
     def decide(self, proposal: Proposal) -> Outcome:
         """Applies it, unless it was applied before: a retry gets the outcome of the first time."""
-        known = self.outcomes.get(proposal.id)
+        known = self.outcome_of(proposal.id)
         if known is not None:
             return known
         try:
             outcome = Outcome(changed=self.apply(proposal.command))
         except NatslogError as error:
             outcome = Outcome(changed=False, error=error.to_json())
-        self.outcomes[proposal.id] = outcome
-        while len(self.outcomes) > _OUTCOMES_KEPT:
-            del self.outcomes[next(iter(self.outcomes))]
+        kept = self.cursor_outcomes if isinstance(proposal.command, SetCursor) else self.outcomes
+        kept[proposal.id] = outcome
+        while len(kept) > _OUTCOMES_KEPT:
+            del kept[next(iter(kept))]
         return outcome
 
     def apply(self, command: Command) -> bool:
@@ -237,7 +123,8 @@ class Metadata(msgspec.Struct, kw_only=True):
             Whether anything changed (a command applied before changes nothing).
 
         Raises:
-            StreamNotFound, StreamConflict, InvalidRequest: the command is refused; nothing changed.
+            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest: the command
+                is refused; nothing changed.
         """
         changed = self._apply(command)
         self.version += changed
@@ -254,14 +141,18 @@ class Metadata(msgspec.Struct, kw_only=True):
             case PauseStream(name=name, paused=paused):
                 return self._replace(msgspec.structs.replace(self.stream(name), paused=paused))
             case DeleteStream(name=name, deleted_us=deleted_us):
-                record = self.stream(name)
-                self._entomb(record, record.replicas, deleted_us)
-                del self.streams[name]
+                self._delete(self.stream(name), deleted_us)
                 return True
             case BuryStream(id=stream_id, broker=broker):
                 return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
             case ChangeIsrs() | AppointLeaders() | DisableReplicas() | MoveReplicas() | FinishMoves():
                 return self._apply_to_replicas(command)
+            case SetCursor():
+                return self._set_cursor(command)
+            case DropCursor(consumer=consumer, stream=stream):
+                self.cursor(consumer, stream)
+                del self.cursors[cursor_key(consumer, stream)]
+                return True
             case _:
                 assert_never(command)
 
@@ -356,6 +247,13 @@ class Metadata(msgspec.Struct, kw_only=True):
         )
         return True
 
+    def _delete(self, record: StreamRecord, deleted_us: int) -> None:
+        """With its cursors: positions in it mean nothing in another stream of that name."""
+        self._entomb(record, record.replicas, deleted_us)
+        del self.streams[record.name]
+        for key in [key for key, cursor in self.cursors.items() if cursor.stream == record.name]:
+            del self.cursors[key]
+
     def _replace(self, record: StreamRecord) -> bool:
         changed = self.streams[record.name] != record
         self.streams[record.name] = record
@@ -365,6 +263,28 @@ class Metadata(msgspec.Struct, kw_only=True):
         for broker in brokers:
             tombstone = Tombstone(id=record.id, name=record.name, deleted_us=deleted_us, broker=broker)
             self.tombstones[tombstone.key] = tombstone
+
+    # ---- cursors ----
+
+    def _set_cursor(self, command: SetCursor) -> bool:
+        record = self.stream(command.stream)
+        if record.id != command.stream_id:
+            raise StreamRecreated(
+                f"stream {record.name!r} was deleted and created again (its id is {record.id}, not "
+                f"{command.stream_id}): offset {command.offset} of the former one means nothing in it",
+                stream=record.name,
+                id=record.id,
+            )
+        key = cursor_key(command.consumer, command.stream)
+        known = self.cursors.get(key)
+        if known is None and len(self.cursors) >= MAX_CURSORS:
+            raise TooManyCursors(
+                f"there are {MAX_CURSORS} cursors already, and no more are kept: natslog cursor ls shows those that "
+                "nobody has moved for long, natslog cursor rm removes one",
+                limit=MAX_CURSORS,
+            )
+        self.cursors[key] = moved(known, command)
+        return self.cursors[key] != known
 
     # ---- replicas ----
 

@@ -26,8 +26,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from natslog.cluster.commands import IsrChange
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.metadata import IsrChange
 from natslog.errors import NotEnoughReplicas
 from natslog.model import BrokerId, Epoch, StreamRecord
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from natslog.cluster.metadata import DrainBroker, ForgetBroker, MoveReplicas
+from natslog.cluster.commands import DrainBroker, ForgetBroker, MoveReplicas
 from natslog.errors import InvalidRequest, MetadataUnavailable, NotEnoughBrokers, natslog_version
 from natslog.http.context import BROKER, broker_of, leading, query
 from natslog.http.streams import json_body

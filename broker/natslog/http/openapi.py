@@ -16,7 +16,10 @@ def _parameter(name: str, text: str, kind: str = "string") -> dict[str, Any]:
     return {"name": name, "in": "query", "description": text, "schema": {"type": kind}}
 
 
-_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_NAME, *_CURSOR = (
+    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    for name in ("name", "consumer", "stream")
+)
 _ERROR = {
     "description": "what went wrong and what to do",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
@@ -27,8 +30,8 @@ def _call(
     summary: str,
     good: str,
     *parameters: dict[str, Any],
-    body: bool = False,
-    request: dict[str, Any] | None = None,
+    body: str | None = None,
+    rows: bool = False,
     kind: str = "application/json",
 ) -> Any:
     call: dict[str, Any] = {
@@ -36,17 +39,16 @@ def _call(
         "parameters": list(parameters),
         "responses": {good: {"description": summary, "content": {kind: {}}}, "default": _ERROR},
     }
-    if body:
-        schema = {"$ref": "#/components/schemas/StreamSettings"}
-        request = {"application/json": {"schema": schema}}
-    if request is not None:
-        call["requestBody"] = {"required": True, "content": request}
+    if body is not None:
+        schema = {"$ref": f"#/components/schemas/{body}"}
+        call["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if rows:
+        call["requestBody"] = {"required": True, "content": {"application/vnd.apache.arrow.stream": {}}}
     return call
 
 
 _PRODUCER = {"name": "producer", "in": "path", "required": True, "schema": {"type": "string"}}
 _BATCH = {"name": "batch", "in": "path", "required": True, "schema": {"type": "integer"}}
-_COMMIT = {"application/json": {"schema": {"$ref": "#/components/schemas/Commit"}}}
 _RANGE = (_parameter("start", "first offset, or earliest, latest"), _parameter("end", "exclusive; or latest"))
 _PATHS = {
     "/v1/cluster": {"get": _call("The cluster and its brokers", "200")},
@@ -57,17 +59,40 @@ _PATHS = {
             _parameter("pattern", "names like this glob"),
             _parameter("group", "of this group"),
         ),
-        "post": _call("Create a stream (200: it was there with the same settings)", "201", body=True),
+        "post": _call("Create a stream (200: it was there with the same settings)", "201", body="StreamSettings"),
     },
     "/v1/streams/{name}": {
         "get": _call("One stream", "200", _NAME),
-        "patch": _call("Change settings, pause or resume", "200", _NAME, body=True),
+        "patch": _call("Change settings, pause or resume", "200", _NAME, body="StreamSettings"),
         "delete": _call("Delete a stream", "204", _NAME),
     },
     "/v1/streams/{name}/offsets": {
         "get": _call(
             "The first offset at or after a time", "200", _NAME, _parameter("timestamp", "ISO-8601 or epoch ms")
         )
+    },
+    "/v1/streams/{name}/lag": {
+        "get": _call(
+            "Rows, bytes and seconds between a position and the high watermark",
+            "200",
+            _NAME,
+            _parameter("offset", "the next offset a reader wants; or earliest, latest"),
+            _parameter("cursor", "instead: where this consumer's cursor stands"),
+        )
+    },
+    "/v1/lags": {"post": _call("The lag behind an offset at each of several streams", "200", body="Positions")},
+    "/v1/cursors": {
+        "get": _call(
+            "All cursors, with their lag",
+            "200",
+            _parameter("consumer", "only of this consumer"),
+            _parameter("stream", "only on this stream"),
+        )
+    },
+    "/v1/cursors/{consumer}/{stream}": {
+        "get": _call("Where a consumer stands, and its lag", "200", *_CURSOR),
+        "put": _call("Say where a consumer stands", "200", *_CURSOR, body="Cursor"),
+        "delete": _call("Forget a consumer's position", "204", *_CURSOR),
     },
     "/v1/streams/{name}/splits": {
         "get": _call(
@@ -108,7 +133,7 @@ _PATHS = {
         "get": _call("The batch this producer committed last", "200", _NAME, _PRODUCER)
     },
     "/v1/streams/{name}/appends/{producer}/{batch}": {
-        "post": _call("Commit staged parts as one run, once", "200", _NAME, _PRODUCER, _BATCH, request=_COMMIT),
+        "post": _call("Commit staged parts as one run, once", "200", _NAME, _PRODUCER, _BATCH, body="Commit"),
         "delete": _call("Drop what is staged", "204", _NAME, _PRODUCER, _BATCH),
     },
     "/v1/streams/{name}/appends/{producer}/{batch}/parts/{part}": {
@@ -121,7 +146,7 @@ _PATHS = {
             {"name": "part", "in": "path", "required": True, "schema": {"type": "string"}},
             _parameter("attempt", "attempts replace nothing of each other", "integer"),
             _parameter("subject", "of rows without a column subject"),
-            request={"application/vnd.apache.arrow.stream": {}},
+            rows=True,
         )
     },
     "/healthz": {"get": _call("Alive", "200")},
@@ -131,6 +156,12 @@ _PATHS = {
 _ERROR_FIELDS = {"code": {"type": "string"}, "message": {"type": "string"}, "retriable": {"type": "boolean"}}
 _SCHEMAS = {
     "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}}},
+    "Positions": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+    "Cursor": {
+        "type": "object",
+        "required": ["offset"],
+        "properties": {"offset": {"type": "integer", "minimum": 0}, "id": {"type": "string"}},
+    },
     "Commit": {"type": "object", "properties": {"parts": {"type": "array", "items": {"type": "object"}}}},
     "StreamSettings": {"type": "object", "properties": {name: {} for name in ("name", *SETTING_NAMES, "paused")}},
 }

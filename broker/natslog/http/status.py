@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +14,7 @@ from natslog.errors import natslog_version
 from natslog.http.context import BROKER
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
+from natslog.node.lags import CursorLag
 from natslog.node.stream import HostedStream
 
 routes = web.RouteTableDef()
@@ -40,10 +41,13 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 class _BrokerCollector:
-    """Reads the broker's own counters when asked: nothing is done per message for a metric."""
+    """Reads the broker's own counters when asked: nothing is done per message for a metric.
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    Args: `cursors`: those on streams led here, looked up before, as that may read files.
+    """
+
+    def __init__(self, broker: Broker, cursors: Sequence[CursorLag]) -> None:
+        self._broker, self._cursor_lags = broker, cursors
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
@@ -71,6 +75,20 @@ class _BrokerCollector:
             for reason, count in stream.stats.refused.items():
                 refused.add_metric([name, reason], count)
         yield refused
+        yield from self._cursors()
+
+    def _cursors(self) -> Iterator[Metric]:
+        """There are at most `MAX_CURSORS` in a cluster, so many series at most."""
+        gauges = {
+            "rows": "Messages between a cursor and the high watermark",
+            "bytes": "Stored bytes between a cursor and the high watermark",
+            "seconds": "Age of the oldest message that a cursor has not passed",
+        }
+        for unit, text in gauges.items():
+            family = GaugeMetricFamily(f"natslog_cursor_lag_{unit}", text, labels=["consumer", "stream"])
+            for cursor, lag in self._cursor_lags:
+                family.add_metric([cursor.consumer, cursor.stream], lag[unit])
+            yield family
 
     def _cluster(self) -> Iterator[Metric]:
         group, hosting = self._broker.cluster.group, self._broker.hosting
@@ -166,11 +184,17 @@ class _BrokerCollector:
             for stream_name, stream in streams:
                 family.add_metric([stream_name], getattr(stream.stats, attribute))
             yield family
+        sent = CounterMetricFamily("natslog_sent_bytes", "Bytes of messages sent to readers", labels=["stream"])
+        for stream_name, stream in streams:
+            sent.add_metric([stream_name], stream.sent_bytes)
+        yield sent
 
 
 @routes.get("/metrics")
 async def metrics(request: web.Request) -> web.Response:
     registry = CollectorRegistry()
-    registry.register(_BrokerCollector(request.app[BROKER]))
+    broker = request.app[BROKER]
+    cursors = [] if broker.stopping else await broker.lags.of_cursors_led_here()
+    registry.register(_BrokerCollector(broker, cursors))
     ProcessCollector(registry=registry)
     return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,8 +1,9 @@
 """The log of one stream: files, blocking calls, one owner. See `stream_log` for the whole, FORMATS.md for the bytes."""
 
+from natslog.log.lag import Lag
 from natslog.log.log_reader import FileRange, LogReader, ReadPlan
 from natslog.log.replica_log import ReplicaLog
 from natslog.log.run_log import RunLog
 from natslog.log.stream_log import LogOptions, StreamLog, free_bytes
 
-__all__ = ["FileRange", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "RunLog", "StreamLog", "free_bytes"]
+__all__ = ["FileRange", "Lag", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "RunLog", "StreamLog", "free_bytes"]

@@ -21,6 +21,7 @@ from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.extent import Extent, extent
+from natslog.log.lag import Lag, lag_at
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_at, read_batch
 from natslog.log.splits import Run, cut_into_splits
@@ -255,6 +256,14 @@ class LogReader:
         if entry.base_offset + row >= end:
             return end, None
         return entry.base_offset + row, int(times[row])
+
+    def lag(self, offset: int) -> Lag:
+        """How far a reader is behind whose next offset this is; any offset has an answer.
+
+        Raises:
+            CorruptLog: the footer of an outer segment is damaged.
+        """
+        return lag_at(self._chain, offset, self._forget_others)
 
     def extent(self, start: int, end: int, max_bytes: int | None = None) -> Extent:
         """About how many stored bytes `[start, end)` takes; with `max_bytes`, of as much of it as they hold.

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from natslog.cluster.metadata import BuryStream, Command, CreateStream, DeleteStream, EditStream, PauseStream, Tombstone
+from natslog.cluster.commands import BuryStream, Command, CreateStream, DeleteStream, EditStream, PauseStream, Tombstone
 from natslog.cluster.placement import Loads
 from natslog.config import BrokerConfig
 from natslog.errors import (
@@ -35,6 +35,7 @@ from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
 from natslog.node.fetch_sessions import FetchSession
 from natslog.node.hosting import Hosting
+from natslog.node.lags import Lags
 from natslog.node.peer_messages import FetchRequest, HandOver, Hello
 from natslog.node.staging import Staging
 from natslog.node.stream import HostedStream, Pacer
@@ -103,10 +104,12 @@ class Broker:
             link_to=self.cluster.link_to,
             on_bug=self._halt,
         )
+        self.lags = Lags(self.cluster, self.hosting, self.readers)
         cluster = self.cluster
         cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
         cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
         cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
+        cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._stop_upkeep = asyncio.Event()

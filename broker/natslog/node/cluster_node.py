@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
 from natslog.cluster.controller import Controller
-from natslog.cluster.metadata import BrokerRecord, Metadata, Proposal, RegisterBroker, Tombstone
+from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message
 from natslog.errors import ClusterMismatch, CorruptLog, NatslogError, NotMetadataLeader

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from natslog.cluster.metadata import AppointLeaders, Appointment, DisableReplicas
+from natslog.cluster.commands import AppointLeaders, Appointment, DisableReplicas
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, StreamId
 from natslog.node.metadata_group import MetadataGroup

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.metadata import Command, Metadata, Outcome, Proposal
+from natslog.cluster.commands import Command, Outcome, Proposal
+from natslog.cluster.metadata import Metadata
 from natslog.consensus import Entry, HardState, Index, Member, Membership, Message, Raft, Ready, Snapshot, Term
 from natslog.errors import (
     InvalidRequest,
@@ -178,8 +179,9 @@ class MetadataGroup:
         if ready.snapshot is not None:
             self.state = self._state_of(ready.snapshot)
             self._compacted = ready.snapshot.index
-            for proposal_id, outcome in self.state.outcomes.items():
-                self._tell(proposal_id, outcome)
+            for proposal_id in list(self._waiting):
+                if (outcome := self.state.outcome_of(proposal_id)) is not None:
+                    self._tell(proposal_id, outcome)
         for entry in ready.committed:
             self._apply_entry(entry)
         if ready.committed or ready.snapshot is not None:
@@ -249,7 +251,7 @@ class MetadataGroup:
             What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
         """
         proposal = Proposal(id=proposal_id or secrets.token_hex(8), command=command)
-        if (known := self.state.outcomes.get(proposal.id)) is not None:
+        if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)
         future = self._waiting.setdefault(proposal.id, asyncio.get_running_loop().create_future())
         try:

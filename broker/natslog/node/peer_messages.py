@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from natslog.cluster.metadata import Proposal
+from natslog.cluster.commands import Proposal
 from natslog.cluster.replica import FetchPosition, Verdict
 from natslog.consensus import Message
 from natslog.errors import ClusterMismatch

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.metadata import Metadata, Proposal
+from natslog.cluster.commands import Proposal
+from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.errors import InvalidRequest
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
@@ -72,6 +73,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
         brokers={} if known is None else {me: known},
         streams={name: _alone(record, me) for name, record in kept.items()},
         tombstones={key: one for key, one in state.tombstones.items() if one.broker == me},
+        cursors={key: one for key, one in state.cursors.items() if one.stream in kept},
     )
     member = Member(id=me, directory=identity.directory, url="" if known is None else known.url)
     snapshot = Snapshot(

@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-from natslog.cluster.controller import Controller, Handover
-from natslog.cluster.metadata import (
+from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
     BrokerRecord,
     CreateStream,
     FinishMoves,
-    Metadata,
     MoveReplicas,
     RegisterBroker,
 )
+from natslog.cluster.controller import Controller, Handover
+from natslog.cluster.metadata import Metadata
 from natslog.model import StreamSettings
 
 ALL = (1, 2, 3)

@@ -7,7 +7,7 @@ import copy
 import msgspec
 import pytest
 
-from natslog.cluster.metadata import (
+from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
     BrokerRecord,
@@ -21,13 +21,13 @@ from natslog.cluster.metadata import (
     FinishMoves,
     ForgetBroker,
     IsrChange,
-    Metadata,
     MoveReplicas,
     PauseStream,
     Proposal,
     RegisterBroker,
     tombstone_key,
 )
+from natslog.cluster.metadata import Metadata
 from natslog.errors import InvalidRequest, StreamConflict, StreamNotFound
 from natslog.model import StreamRecord, StreamSettings
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from natslog.cluster.metadata import BrokerRecord, CreateStream, Metadata, RegisterBroker
+from natslog.cluster.commands import BrokerRecord, CreateStream, RegisterBroker
+from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.errors import NotEnoughBrokers
 from natslog.model import StreamSettings

@@ -1,0 +1,201 @@
+"""What the metadata log holds: commands, and the records that they carry. Their form is stored and sent, tags included.
+
+A command says all that is needed to carry it out: ids, times and placements are decided by the proposer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
+
+
+class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica."""
+
+    id: BrokerId
+    url: str
+    rack: str = ""
+    directory: str = ""
+    life: int = 0
+    is_draining: bool = False
+    former_directories: tuple[str, ...] = ()
+
+    @property
+    def incarnation(self) -> str:
+        """Names one life of one folder."""
+        return f"{self.directory}.{self.life}"
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that `broker` still has of a deleted stream, or of a replica that was moved away."""
+
+    id: StreamId
+    name: str
+    deleted_us: int
+    broker: BrokerId = BrokerId(1)
+
+    @property
+    def key(self) -> str:
+        return tombstone_key(self.id, self.broker)
+
+
+def tombstone_key(stream_id: StreamId, broker: BrokerId) -> str:
+    return f"{stream_id}/{broker}"
+
+
+class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A broker's new life. `after` names the one that ended in order right before it, so that its logs are as that one
+    left them; "" if it was killed, say.
+    """
+
+    broker: BrokerRecord
+    after: str = ""
+
+
+class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    broker: BrokerId
+    is_draining: bool
+
+
+class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It keeps no replica any more and is no member of the cluster."""
+
+    broker: BrokerId
+
+
+class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`placement` names the brokers to hold it; the first leads."""
+
+    name: str
+    id: StreamId
+    settings: StreamSettings
+    created_us: int
+    placement: tuple[BrokerId, ...]
+
+
+class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    name: str
+    settings: StreamSettings
+
+
+class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    name: str
+    paused: bool
+
+
+class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    name: str
+    deleted_us: int
+
+
+class BuryStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The files are gone: the tombstone may go too."""
+
+    id: StreamId
+    broker: BrokerId = BrokerId(1)
+
+
+class IsrChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leader of `epoch` wants; good for one `version` of the record, and for those lives of the members that
+    it has seen ("" is not checked). `proven`: restarted uncleanly, and caught up since.
+    """
+
+    stream_id: StreamId
+    epoch: Epoch
+    version: int
+    isr: tuple[BrokerId, ...]
+    incarnations: tuple[str, ...]
+    proven: tuple[BrokerId, ...] = ()
+
+
+class ChangeIsrs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Of streams that `broker` leads; those whose version has moved on are passed over."""
+
+    broker: BrokerId
+    changes: tuple[IsrChange, ...]
+
+
+class Appointment(msgspec.Struct, frozen=True, kw_only=True):
+    """A leader for the next epoch of a stream, good for one `version` of its record."""
+
+    stream_id: StreamId
+    version: int
+    leader: BrokerId
+    isr: tuple[BrokerId, ...]
+
+
+class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    appointments: tuple[Appointment, ...]
+
+
+class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`broker` has found damage in these streams: it must neither lead them nor count, until it has caught up."""
+
+    broker: BrokerId
+    incarnation: str
+    stream_ids: tuple[StreamId, ...]
+
+
+class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Brings a stream's replicas onto other brokers; the old ones go when the new ones are in sync."""
+
+    name: str
+    target: tuple[BrokerId, ...]
+
+
+class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`(stream, version)` of moves whose target is in sync; what the others have becomes tombstones."""
+
+    moves: tuple[tuple[StreamId, int], ...]
+    moved_us: int
+
+
+class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where a named consumer stands in the stream of this id: the next offset that it has not read."""
+
+    consumer: str
+    stream: str
+    stream_id: StreamId
+    offset: Offset
+    set_us: int
+
+
+class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    consumer: str
+    stream: str
+
+
+Command: TypeAlias = (
+    RegisterBroker
+    | DrainBroker
+    | ForgetBroker
+    | CreateStream
+    | EditStream
+    | PauseStream
+    | DeleteStream
+    | BuryStream
+    | ChangeIsrs
+    | AppointLeaders
+    | DisableReplicas
+    | MoveReplicas
+    | FinishMoves
+    | SetCursor
+    | DropCursor
+)
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` names the request: sent again, it has the outcome of the first time."""
+
+    id: str
+    command: Command
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`changed`, or the error it was refused with, in its JSON form."""
+
+    changed: bool
+    error: dict[str, Any] | None = None

@@ -1,0 +1,51 @@
+"""Cursors: where named consumers stand, for operators to see. Nobody reads by them.
+
+Invariant. A cursor may be moved back; what it was moved back from, and when, is kept until it is moved back again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from natslog.cluster.commands import SetCursor
+from natslog.model import Offset, StreamId
+
+MAX_CURSORS = 1000
+"""In a cluster. Each costs some 200 bytes of every broker's memory and snapshot."""
+
+
+class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The position of `consumer` in a stream: the next `offset` that it has not read, as set at `set_us`.
+
+    Attributes:
+        rewound_from: where it stood when it was last moved back, at `rewound_us`; None where it never was.
+    """
+
+    consumer: str
+    stream: str
+    stream_id: StreamId
+    offset: Offset
+    set_us: int
+    rewound_from: Offset | None = None
+    rewound_us: int | None = None
+
+
+def cursor_key(consumer: str, stream: str) -> str:
+    """Names hold no slash."""
+    return f"{consumer}/{stream}"
+
+
+def moved(known: CursorRecord | None, command: SetCursor) -> CursorRecord:
+    """The cursor after the command."""
+    record = CursorRecord(
+        consumer=command.consumer,
+        stream=command.stream,
+        stream_id=command.stream_id,
+        offset=command.offset,
+        set_us=command.set_us,
+    )
+    if known is None:
+        return record
+    if command.offset < known.offset:
+        return msgspec.structs.replace(record, rewound_from=known.offset, rewound_us=command.set_us)
+    return msgspec.structs.replace(record, rewound_from=known.rewound_from, rewound_us=known.rewound_us)

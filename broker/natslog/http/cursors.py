@@ -1,0 +1,133 @@
+"""Cursors and lag: where named consumers stand, and how far that is from what is committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from natslog.cluster.commands import DropCursor, SetCursor
+from natslog.cluster.cursors import CursorRecord
+from natslog.errors import InvalidRequest, did_you_mean
+from natslog.http.context import broker_of, leading, position, query, request_id
+from natslog.http.streams import json_body
+from natslog.model import Offset, StreamId
+from natslog.node.clock import now_us
+from natslog.subjects import check_name
+from natslog.times import format_timestamp_us
+
+routes = web.RouteTableDef()
+
+_MAX_OFFSET = 2**62
+_BODY = ("offset", "id")
+
+
+def _cursor_json(cursor: CursorRecord) -> dict[str, Any]:
+    rewound = None
+    if cursor.rewound_from is not None and cursor.rewound_us is not None:
+        rewound = {"from": cursor.rewound_from, "timestamp": format_timestamp_us(cursor.rewound_us)}
+    return {
+        "consumer": cursor.consumer,
+        "stream": cursor.stream,
+        "id": cursor.stream_id,
+        "offset": cursor.offset,
+        "timestamp": format_timestamp_us(cursor.set_us),
+        "rewound": rewound,
+    }
+
+
+@routes.get("/v1/cursors")
+async def list_cursors(request: web.Request) -> web.Response:
+    """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer."""
+    values, broker = query(request, "consumer", "stream"), broker_of(request)
+    await broker.up_to_date()
+    cursors = [
+        cursor
+        for _, cursor in sorted(broker.state.cursors.items())
+        if values.get("consumer", cursor.consumer) == cursor.consumer
+        and values.get("stream", cursor.stream) == cursor.stream
+    ]
+    lags = await broker.lags.of_cursors(cursors)
+    return web.json_response([_cursor_json(cursor) | {"lag": lag} for cursor, lag in zip(cursors, lags, strict=True)])
+
+
+@routes.get("/v1/cursors/{consumer}/{stream}")
+async def show_cursor(request: web.Request) -> web.Response:
+    query(request)
+    broker = broker_of(request)
+    await broker.up_to_date()
+    cursor = broker.state.cursor(*_names(request))
+    (lag,) = await broker.lags.of_cursors([cursor])
+    return web.json_response(_cursor_json(cursor) | {"lag": lag})
+
+
+@routes.put("/v1/cursors/{consumer}/{stream}")
+async def set_cursor(request: web.Request) -> web.Response:
+    """`{"offset": 42}`: the next offset that the consumer has not read; with `"id"`, of the stream of that id only."""
+    query(request)
+    (consumer, name), body, broker = _names(request), await json_body(request), broker_of(request)
+    for field in body:
+        if field not in _BODY:
+            raise InvalidRequest(f"unknown field {field!r}{did_you_mean(field, _BODY)}", field=field)
+    offset, stream_id = _check_offset(body.get("offset")), body.get("id")
+    if stream_id is not None and not isinstance(stream_id, str):
+        raise InvalidRequest(f"id {stream_id!r} must be the id of the stream, as GET /v1/streams shows it", field="id")
+    record = await broker.record(name)
+    command = SetCursor(
+        consumer=consumer,
+        stream=name,
+        stream_id=StreamId(stream_id or record.id),
+        offset=Offset(offset),
+        set_us=now_us(),
+    )
+    await broker.change_cluster(broker.cluster.group.propose(command, request_id(request)))
+    return web.json_response(_cursor_json(broker.state.cursor(consumer, name)))
+
+
+@routes.delete("/v1/cursors/{consumer}/{stream}")
+async def drop_cursor(request: web.Request) -> web.Response:
+    query(request)
+    consumer, name = _names(request)
+    broker = broker_of(request)
+    command = DropCursor(consumer=consumer, stream=name)
+    await broker.change_cluster(broker.cluster.group.propose(command, request_id(request)))
+    return web.Response(status=204)
+
+
+def _names(request: web.Request) -> tuple[str, str]:
+    """Raises InvalidRequest."""
+    return check_name(request.match_info["consumer"], "consumer name"), check_name(request.match_info["stream"])
+
+
+@routes.get("/v1/streams/{name}/lag")
+async def stream_lag(request: web.Request) -> web.Response:
+    """What waits between `offset` (or a consumer's `cursor`) and the high watermark."""
+    values = query(request, "offset", "cursor")
+    if len(values) != 1:
+        raise InvalidRequest("name a position: ?offset=42, or ?cursor=CONSUMER")
+    stream, broker = await leading(request), broker_of(request)
+    if "cursor" in values:
+        consumer = check_name(values["cursor"], "consumer name")
+        await broker.up_to_date()
+        offset = broker.state.cursor(consumer, stream.record.name).offset
+    else:
+        offset = position(values, "offset", 0, stream.usable_log())
+    return web.json_response(await broker.lags.of(stream, offset))
+
+
+@routes.post("/v1/lags")
+async def lags(request: web.Request) -> web.Response:
+    """`{"orders": 42, "returns": 7}`: the lag at each, in one answer; null where a stream's leader does not answer."""
+    query(request)
+    positions, broker = await json_body(request), broker_of(request)
+    for name, offset in positions.items():
+        check_name(name)
+        _check_offset(offset)
+    found = await broker.lags.everywhere({name: [offset] for name, offset in positions.items()})
+    return web.json_response({name: found[name][0] if name in found else None for name in positions})
+
+
+def _check_offset(offset: object) -> int:
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
+        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {_MAX_OFFSET}", field="offset")
+    return offset

@@ -1,0 +1,143 @@
+"""How far behind an offset is: rows, stored bytes, and since when the oldest unread message waits.
+
+Theory of operation. Nothing is counted: offsets are dense, `extent` knows the bytes. A commit has one timestamp, and
+the index has it; only of a batch that sealing merged from several commits two columns are read (and once in a process's
+life the whole batch, to prove it). So the cost is the same for ten rows and for ten thousand million.
+
+What is damaged is still told about: rows that nobody can read are not waited for, and where the timestamps themselves
+are damaged, those of the index, which has a CRC of its own, stand in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from natslog.errors import CorruptLog
+from natslog.log.batch_index import BatchIndex
+from natslog.log.chain import Segment, SegmentChain
+from natslog.log.extent import extent
+from natslog.log.recovery import Damage
+from natslog.log.sealed import SealedSegment
+
+logger = logging.getLogger("natslog.log")
+
+_OFFSET_AND_TIMESTAMP = [0, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What lies between `offset` and the high watermark, and can be read.
+
+    Attributes:
+        rows: after compaction there may be fewer. `bytes`: as stored.
+        oldest_us: timestamp of the first unread message; None where there is none.
+        lost_rows: below the log start; not counted in `rows`. `beyond_rows`: how far the offset is above the HW.
+    """
+
+    offset: int
+    log_start_offset: int
+    high_watermark: int
+    rows: int = 0
+    bytes: int = 0
+    oldest_us: int | None = None
+
+    @property
+    def lost_rows(self) -> int:
+        return max(0, self.log_start_offset - self.offset)
+
+    @property
+    def beyond_rows(self) -> int:
+        return max(0, self.offset - self.high_watermark)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The batch `at` of a segment, where the range begins; the index is the segment's own."""
+
+    segment: Segment
+    index: BatchIndex
+    at: int
+
+
+def lag_at(chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegment], None]) -> Lag:
+    """The lag of a reader whose next offset is `offset`. Blocks: it may read a footer and a batch.
+
+    Args:
+        about_to_load: told of a segment whose index is needed, so that the number of those in memory stays bounded.
+    """
+    with chain.lock:  # files are looked into by name
+        log_start, end = chain.log_start_offset, chain.high_watermark
+        start = max(offset, log_start)
+        segments = [segment for segment in chain.segments if segment.base_offset < end]
+        rows = end - start - _missing_rows(chain.damages, [segment.base_offset for segment in segments], start, end)
+        place = _first_at(segments, start, about_to_load) if start < end else None
+        if place is None or rows <= 0:
+            return Lag(offset, log_start, end)
+        size_bytes = extent(chain, start, end).bytes
+        fd = os.open(place.segment.path, os.O_RDONLY)
+    try:
+        oldest_us = _timestamp_us(place, fd, start)
+    finally:
+        os.close(fd)
+    return Lag(offset, log_start, end, rows, size_bytes, oldest_us)
+
+
+def _missing_rows(damages: Sequence[Damage], bases: Sequence[int], start: int, end: int) -> int:
+    """Offsets of `[start, end)` in damaged ranges; one whose end nobody knows ends where the next segment begins."""
+    missing, covered = 0, start
+    for known in sorted(damages, key=lambda one: one.start_offset):
+        following = bisect_right(bases, known.start_offset)
+        upto = known.end_offset
+        if upto is None:
+            upto = bases[following] if following < len(bases) else end
+        low, high = max(known.start_offset, covered), min(upto, end)
+        if low < high:
+            missing, covered = missing + high - low, high
+    return missing
+
+
+def _index_of(segment: Segment, about_to_load: Callable[[SealedSegment], None]) -> BatchIndex:
+    if isinstance(segment, SealedSegment):
+        about_to_load(segment)
+    return segment.index
+
+
+def _first_at(segments: Sequence[Segment], start: int, about_to_load: Callable[[SealedSegment], None]) -> _Place | None:
+    """The first batch with rows from `start` on: of the segment that covers it, or behind a hole."""
+    covering = max(0, bisect_right([segment.base_offset for segment in segments], start) - 1)
+    for segment in segments[covering:]:
+        index = _index_of(segment, about_to_load)
+        at = index.first_covering(start)
+        if at < len(index):
+            return _Place(segment, index, at)
+    return None
+
+
+def _timestamp_us(place: _Place, fd: int, start: int) -> int:
+    """Of the first row from `start` on in its batch: it lies between the newest one of the batch before and its own."""
+    times = place.index.max_timestamps_us
+    newest = times[place.at]
+    if not isinstance(place.segment, SealedSegment) or (place.at and times[place.at - 1] == newest):
+        return newest
+    try:
+        place.segment.prove(fd, place.at, place.at + 1)
+        return _read_timestamp_us(fd, place.at, start)
+    except (CorruptLog, OSError, pa.ArrowInvalid) as error:
+        logger.warning("the age of offset %d is that of the newest message of its batch: %s", start, error)
+        return newest
+
+
+def _read_timestamp_us(fd: int, at: int, start: int) -> int:
+    """From batch `at` of a sealed file; of its columns only two are read and decompressed."""
+    with os.fdopen(os.dup(fd), "rb") as file:
+        wanted = pa.ipc.IpcReadOptions(included_fields=_OFFSET_AND_TIMESTAMP)
+        batch = pa.ipc.open_file(pa.PythonFile(file), options=wanted).get_batch(at)
+        row = int(np.searchsorted(batch.column("offset").to_numpy(), start))
+        return int(batch.column("timestamp").cast(pa.int64()).to_numpy()[row])

@@ -1,0 +1,123 @@
+"""How far a query is behind, for the progress that Spark reports of it.
+
+    {"orders": {"id": "3ef2…", "offset": 5000, "rows_behind": 42, "bytes_behind": 7310, "seconds_behind": 1.2}}
+
+Theory of operation. Spark asks for the latest offsets right after it has planned a batch, so what is behind is what the
+batch leaves unread. Most queries leave nothing, and then nobody is asked: all is 0. Otherwise rows are a difference of
+offsets; bytes and seconds come from a broker, one request for all streams.
+
+Invariant. This is a report: it never fails, and never waits longer than `_WAIT_S`. What is not known by then is null; a
+broker that was slow or away is not asked again for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from natslog.client import ClientOptions, NatslogClient
+
+logger = logging.getLogger("pyspark_natslog")
+
+_WAIT_S = 0.1
+_ASK_WITHIN_S = 2.0
+_PAUSE_S = 5.0
+_SAY_EVERY_S = 60.0
+
+OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """What a query has not read of a stream yet; None is unknown."""
+
+    rows: int
+    bytes: int | None
+    seconds: float | None
+
+
+class LagReport:
+    """Adds what is behind to the latest offsets. For one thread; picklable (a copy starts afresh).
+
+    Args:
+        servers, options: the brokers, as the source asks them; for this they are asked once, and briefly.
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, servers: tuple[str, ...], options: ClientOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        timeout_s = min(_ASK_WITHIN_S, options.timeout_s)
+        self._servers, self._options = servers, replace(options, timeout_s=timeout_s, retries=0, patience_s=0.0)
+        self._clock = clock
+        self._client = NatslogClient(servers, self._options)
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: Future[dict[str, StreamLag]] | None = None
+        self._paused_until_s = self._said_until_s = float("-inf")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LagReport, (self._servers, self._options, self._clock)
+
+    def added_to(self, latest: OffsetsJson, end: OffsetsJson) -> dict[str, Any]:
+        """`latest` with what is behind in each stream for a reader at `end`; both as in the checkpoint."""
+        starts = {name: _position(name, at, end) for name, at in latest.items()}
+        rows = {name: max(0, int(at["offset"]) - starts[name]) for name, at in latest.items()}
+        lags = self._ask({name: starts[name] for name, behind in rows.items() if behind})
+        return {name: dict(at) | _behind(rows[name], lags.get(name)) for name, at in latest.items()}
+
+    def _ask(self, positions: dict[str, int]) -> dict[str, StreamLag]:
+        """By a thread, so that nobody waits for what may happen to a request."""
+        if not positions or self._clock() < self._paused_until_s or self._is_busy():
+            return {}
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="lag")
+        self._under_way = self._thread.submit(self._asked, positions)
+        try:
+            return self._under_way.result(_WAIT_S)
+        except TimeoutError:
+            self._pause(f"no answer within {_WAIT_S * 1000:.0f} ms")
+        except Exception as error:  # whatever it is, a query must not end because of a report
+            self._pause(f"{type(error).__name__}: {error}")
+        return {}
+
+    def _asked(self, positions: dict[str, int]) -> dict[str, StreamLag]:
+        """In the thread."""
+        answers = self._client.lags(positions).items()
+        return {
+            name: StreamLag(int(lag["rows"]), int(lag["bytes"]), float(lag["seconds"]))
+            for name, lag in answers
+            if lag is not None
+        }
+
+    def _is_busy(self) -> bool:
+        return self._under_way is not None and not self._under_way.done()
+
+    def _pause(self, why: str) -> None:
+        now_s = self._clock()
+        self._paused_until_s = now_s + _PAUSE_S
+        if now_s >= self._said_until_s:
+            self._said_until_s = now_s + _SAY_EVERY_S
+            logger.warning("bytes and seconds behind are unknown for now, the query goes on: %s", why)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+
+def _position(name: str, latest: Mapping[str, Any], end: OffsetsJson) -> int:
+    """Where the reader stands; at the start of a stream that it has not begun, or that was created again."""
+    at = end.get(name)
+    return int(at["offset"]) if at is not None and at["id"] == latest["id"] else 0
+
+
+def _behind(rows: int, lag: StreamLag | None) -> dict[str, Any]:
+    if rows == 0:
+        lag = StreamLag(0, 0, 0.0)
+    elif lag is None:
+        lag = StreamLag(rows, None, None)
+    # The broker looked a little later, and knows what retention and damage have left.
+    return {"rows_behind": min(rows, lag.rows), "bytes_behind": lag.bytes, "seconds_behind": lag.seconds}

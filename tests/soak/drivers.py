@@ -1,0 +1,187 @@
+"""Spark jobs as a supervisor runs them: started again whenever they end, killed and paused by faults.
+
+A driver is a session of processes: the job's Python, Spark's JVM, and the Python workers. A kill takes job and JVM at
+once, as the kernel's out-of-memory killer or a lost machine would; workers, in process groups of their own, find their
+pipes closed and end a little later, while the next driver may be at work already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from natslog.nats_server import end_with_parent
+from tests.harness import eventually
+from tests.spark.job_processes import JOBS
+
+_LOOK_EVERY_S = 0.3
+_WATCH_EVERY_S = 0.01
+_WORKERS_END_WITHIN_S = 20.0
+_TERM_WITHIN_S = 90.0
+
+
+class Driver:
+    """One job, over and over, with one checkpoint.
+
+    Args:
+        checkpoint: also given to the job, here to read how far it is.
+        footprint: a number that grows whenever a batch leaves something where it writes; None: not known now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        checkpoint: Path,
+        environment: dict[str, str],
+        footprint: Callable[[], int | None],
+    ) -> None:
+        self.name, self.checkpoint, self.footprint = name, checkpoint, footprint
+        self.killed_half_done = 0
+        self.log_path = checkpoint.with_name(f"{name}.log")
+        self.starts = 0
+        self.own_ends: list[str] = []  # its last words, where it ended by itself
+        self._command = [sys.executable, str(JOBS / command[0]), *command[1:], "--checkpoint", str(checkpoint)]
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sessions: list[int] = []
+        self._lock = threading.Lock()
+        self._is_kept = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name=f"keeper of {name}", daemon=True)
+
+    def start(self) -> Driver:
+        """From now on it runs."""
+        self._is_kept.set()
+        with self._lock:
+            self._spawn()
+        self._keeper.start()
+        return self
+
+    def _spawn(self) -> None:
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        self._sessions.append(self._process.pid)
+        self.starts += 1
+
+    def _keep(self) -> None:
+        while self._is_kept.is_set():
+            time.sleep(_LOOK_EVERY_S)
+            with self._lock:
+                if self._is_kept.is_set() and self._process is not None and self._process.poll() is not None:
+                    self.own_ends.append(f"{self._process.returncode}: {self._last_words()}")
+                    self._spawn()
+
+    def _last_words(self) -> str:
+        return self.log_path.read_text(errors="replace").strip().rpartition("\n")[2][-300:]
+
+    # ---- what is done to it ----
+
+    def kill(self) -> None:
+        """SIGKILL for job and JVM; it is down until `restart`."""
+        with self._lock:
+            assert self._process is not None, "it was started"
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        with self._lock:
+            if self._process is None:
+                self._spawn()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+
+    def terminate(self) -> int:
+        """SIGTERM to the job, as a supervisor ends it; returns its exit code."""
+        with self._lock:
+            assert self._process is not None, "it was started"
+            self._process.send_signal(signal.SIGTERM)
+            code = self._process.wait(_TERM_WITHIN_S)
+            self._is_kept.clear()  # not before: the kernel signals children of a thread that ends (`end_with_parent`)
+            return code
+
+    def close(self) -> None:
+        """Nothing of it runs any more."""
+        self._is_kept.clear()
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        deadline = time.monotonic() + _WORKERS_END_WITHIN_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for one in left:
+            one.kill()
+
+    def _left(self) -> list[psutil.Process]:
+        """Processes of its sessions; the numbers are not given away again while one of them lives."""
+        found = []
+        for one in psutil.process_iter():
+            try:
+                if os.getsid(one.pid) in self._sessions:
+                    found.append(one)
+            except ProcessLookupError:
+                continue
+        return found
+
+    # ---- how far it is ----
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches that are finished."""
+        return max(self._numbers("commits"), default=-1) + 1
+
+    def _numbers(self, folder: str) -> list[int]:
+        path = self.checkpoint / folder
+        return [int(one) for one in os.listdir(path) if one.isdecimal()] if path.is_dir() else []
+
+    def position(self, stream: str) -> int:
+        """The offset up to which finished batches go."""
+        if not (batch := self.batches):
+            return 0
+        logged = (self.checkpoint / "offsets" / str(batch - 1)).read_text().splitlines()[-1]
+        return int(json.loads(logged)[stream]["offset"])
+
+    def wait_until_half_done(self, within_s: float) -> bool:
+        """Returns in the middle of a batch, when some of it is written and it is not noted as done; False: in vain."""
+        deadline = time.monotonic() + within_s
+        done, before = self.batches, self.footprint()
+        while time.monotonic() < deadline:
+            now = self.footprint()
+            if self.batches != done or before is None:
+                done, before = self.batches, self.footprint()
+            elif now is not None and now > before:
+                return self.batches == done
+            time.sleep(_WATCH_EVERY_S)
+        return False
+
+    def wait_for_batches(self, more: int, within_s: float) -> None:
+        wanted = self.batches + more
+        eventually(lambda: self.batches >= wanted, within_s, f"{more} more batches of {self.name}")
