@@ -193,15 +193,17 @@ class Asker:
     ) -> urllib3.BaseHTTPResponse:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         url = f"{url}?{urlencode(given)}" if given else url
-        headers = self._headers() | ({} if body is None else {"Content-Type": "application/json"})
+        data, headers = _encoded(body)
+        headers |= self._headers()
+        connect_s = self.options.timeout_s if isinstance(body, memoryview) else _CONNECT_TIMEOUT_S  # sending counts too
         for _ in range(_MOST_REDIRECTS):
             try:
                 response = self._pool.request(
                     method,
                     url,
-                    body=None if body is None else json.dumps(body).encode(),
+                    body=data,
                     headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
-                    timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s or self.options.timeout_s),
+                    timeout=urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s),
                 )
             except _TRANSPORT_ERRORS as failure:
                 if "Natslog-Redirected" in headers:
@@ -228,6 +230,15 @@ class Asker:
             return json.loads(response.data) if response.data else None
         except ValueError as error:
             raise NatslogError(f"{method} {path}: the answer is not JSON; is that a natslog broker?") from error
+
+
+def _encoded(body: Any) -> tuple[Any, dict[str, str]]:
+    """What is sent: rows as they are (a memoryview of an Arrow IPC stream), anything else as JSON."""
+    if body is None:
+        return None, {}
+    if isinstance(body, memoryview):
+        return body, {"Content-Type": "application/vnd.apache.arrow.stream"}
+    return json.dumps(body).encode(), {"Content-Type": "application/json"}
 
 
 def _ask_last(server: str, *, waited_s: float) -> None:

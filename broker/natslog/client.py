@@ -24,6 +24,7 @@ import pyarrow as pa
 import urllib3
 
 from natslog import ipc
+from natslog.appending import AppendAsker
 from natslog.asking import LEADER_WITHIN_S, LONGEST_WAIT, ClientOptions, parse_servers
 from natslog.client_cursors import CursorCalls
 from natslog.errors import (
@@ -51,7 +52,7 @@ class Fetched:
     stream_id: str
 
 
-class NatslogClient(CursorCalls):
+class NatslogClient(AppendAsker, CursorCalls):
     """Talks to a cluster: see `Asker` for where and how."""
 
     # ---- cluster and streams ----

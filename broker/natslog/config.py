@@ -36,6 +36,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
     ingest_memory_bytes: int = 80 * 1024 * 1024
+    append_max_bytes: int = 1024 * 1024 * 1024
     retention_interval_s: float = 5.0
     tombstone_grace_s: float = 3600.0
     seeds: tuple[str, ...] = ()
@@ -72,7 +73,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
 
 
-_BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes"}
+_BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes", "append_max_bytes"}
 _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
 
@@ -131,6 +132,8 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         raise ConfigError("a broker with seeds that listens everywhere needs advertise_url: how the others reach it")
     if not 1 <= config.broker_id <= 2**31:
         raise ConfigError(f"broker_id {config.broker_id} must be a whole number from 1 on")
+    if config.append_max_bytes < 1024 * 1024:
+        raise ConfigError("append_max_bytes must be at least 1 MiB: what one direct append may hold")
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config

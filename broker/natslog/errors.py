@@ -90,6 +90,12 @@ class PayloadTooLarge(NatslogError):
     code, status = "payload_too_large", 413
 
 
+class PartsMissing(NatslogError):
+    """Parts that a commit names are not staged on this broker: stage the batch again, then commit."""
+
+    code, status = "parts_missing", 409
+
+
 class OffsetOutOfRange(NatslogError):
     """The position is not in the log; the facts hold both bounds."""
 

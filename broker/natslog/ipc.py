@@ -5,6 +5,8 @@ Its custom metadata holds one fixed-width line under the key `natslog.batch`:
 
     v1 base_offset=… rows=… epoch=… max_timestamp_us=… header_bytes=… body_bytes=… header_crc32c=… crc32c=…
 
+(and, in a batch of a direct append, that run's mark: `natslog.run_marks`).
+
 `header_bytes` is everything before the body. Both CRCs are taken with both CRC fields set to `00000000`:
 `header_crc32c` over the header, `crc32c` over header and body. The header's own CRC makes its lengths trustworthy when
 the body is not there, which is what tells a torn tail (lengths proven, bytes missing) from damage (bytes there, and
@@ -24,6 +26,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from natslog.errors import CorruptLog
+from natslog.run_marks import MARK_KEY, RunMark, find_mark
 from natslog.schema import MESSAGE_SCHEMA
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -47,7 +50,10 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What a batch says of itself; `crc` and `header_crc` are as stored, not yet checked."""
+    """What a batch says of itself; `crc` and `header_crc` are as stored, not yet checked.
+
+    `run`: what it is a part of; told by a header that is proven.
+    """
 
     base_offset: int
     rows: int
@@ -57,6 +63,7 @@ class BatchHeader:
     body_bytes: int
     header_crc: int
     crc: int
+    run: RunMark | None = None
 
     @property
     def end_offset(self) -> int:
@@ -81,15 +88,16 @@ def encode_batch(
     max_timestamp_us: int,
     compression: str | None = None,
     stats: bytes | None = None,
+    run: RunMark | None = None,
 ) -> memoryview:
     """One encapsulated message, CRCs filled in.
 
     Args:
         compression: `zstd`, `lz4` or None, for the body's buffers.
-        stats: JSON stored beside the batch line, for tools.
+        stats: JSON stored beside the batch line, for tools. `run`: what the batch is a part of.
     """
     line = _LINE_FORM % (base_offset, batch.num_rows, epoch, max_timestamp_us, 0, 0)
-    metadata = {_BATCH_KEY: line} | ({_STATS_KEY: stats} if stats else {})
+    metadata = {_BATCH_KEY: line} | ({_STATS_KEY: stats} if stats else {}) | ({MARK_KEY: run.to_line()} if run else {})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch, custom_metadata=metadata)
@@ -147,13 +155,13 @@ def line_places(header: Bytes) -> LinePlaces:
 def find_batch_line(window: Bytes) -> BatchHeader | None:
     """The first batch line in these bytes, unproven; None if there is none."""
     found = _LINE.search(window)
-    return _header_of(found) if found else None
+    return _header_of(found, None) if found else None
 
 
-def _header_of(found: re.Match[bytes]) -> BatchHeader:
+def _header_of(found: re.Match[bytes], run: RunMark | None) -> BatchHeader:
     base_offset, rows, epoch, max_timestamp_us, header_bytes, body_bytes = (int(found[group]) for group in range(1, 7))
     crcs = int(found[7], 16), int(found[8], 16)
-    return BatchHeader(base_offset, rows, epoch, max_timestamp_us, header_bytes, body_bytes, *crcs)
+    return BatchHeader(base_offset, rows, epoch, max_timestamp_us, header_bytes, body_bytes, *crcs, run)
 
 
 def proven_header(window: Bytes) -> BatchHeader | None:
@@ -166,7 +174,7 @@ def proven_header(window: Bytes) -> BatchHeader | None:
     found = _LINE.search(window, 0, header_bytes) if isinstance(window, bytes) else _LINE.search(window[:header_bytes])
     if found is None:
         return None
-    header = _header_of(found)
+    header = _header_of(found, find_mark(window[:header_bytes]))
     if header.header_bytes != header_bytes or _blank_crc(window, found, header_bytes) != header.header_crc:
         return None
     return header

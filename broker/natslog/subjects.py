@@ -69,6 +69,11 @@ def check_subject(subject: object, *, wildcards: bool, what: str = "subject") ->
     return subject
 
 
+def covers(pattern: str, subject: str) -> bool:
+    """Whether a wildcard (or plain subject) covers a plain subject."""
+    return re.fullmatch(wildcard_regex(pattern), subject) is not None
+
+
 def wildcard_regex(pattern: str) -> str:
     """An RE2 and Python regular expression that matches exactly the subjects a wildcard covers."""
     tokens = pattern.split(".")

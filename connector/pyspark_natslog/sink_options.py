@@ -9,7 +9,7 @@ from typing import cast
 from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_subject
-from pyspark_natslog.options import Given, naming
+from pyspark_natslog.options import CONNECTION, Given, naming
 
 _CREDENTIALS = {
     "natsCredsFile": "creds_file",
@@ -20,10 +20,17 @@ _CREDENTIALS = {
     "natsTlsCertFile": "tls_cert_file",
     "natsTlsKeyFile": "tls_key_file",
 }
-_SINK = (
-    "natsServers", "subject", "ack", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
-    *_CREDENTIALS,
+NATS_ONLY = (
+    "natsServers", "ack", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject", *_CREDENTIALS,
 )  # fmt: skip
+_SINK = ("path", "subject", *NATS_ONLY)
+_HTTP_ONLY = ("servers", "stream", *CONNECTION)
+
+
+def goes_over_http(options: Mapping[str, str]) -> bool:
+    """Whether rows go straight into a stream. Raises ConfigError: `path` is neither `nats` nor `http`."""
+    path = Given({name: value for name, value in options.items() if name.lower() == "path"}, ("path",))
+    return path.one_of("path", "nats", ("nats", "http")) == "http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,14 @@ class SinkOptions:
         Raises:
             ConfigError: unknown (the nearest known one is named), wrong or clashing.
         """
+        by_lower = {name.lower(): name for name in _HTTP_ONLY}
+        for name in options:
+            if name.lower() in by_lower:
+                raise ConfigError(
+                    f"option {by_lower[name.lower()]} is for rows that go straight into a stream: add "
+                    '.option("path", "http"), or leave it out',
+                    option=name,
+                )
         given = Given(options, _SINK)
         return cls(
             nats_url=given.text("natsServers"),

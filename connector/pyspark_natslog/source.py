@@ -59,13 +59,25 @@ class DefaultSource(DataSource):
         return WatchedStreamReader(SourceOptions.parse(self._options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pyspark_natslog.sink_options import SinkOptions
+        from pyspark_natslog.sink_options import SinkOptions, goes_over_http
+
+        if goes_over_http(self._options):
+            from pyspark_natslog.http_options import HttpSinkOptions
+            from pyspark_natslog.http_writer import HttpBatchWriter
+
+            return HttpBatchWriter(HttpSinkOptions.parse(self._options), schema, overwrite)
         from pyspark_natslog.writer import BatchWriter
 
         return BatchWriter(SinkOptions.parse(self._options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from pyspark_natslog.sink_options import SinkOptions
+        from pyspark_natslog.sink_options import SinkOptions, goes_over_http
+
+        if goes_over_http(self._options):
+            from pyspark_natslog.http_options import HttpSinkOptions
+            from pyspark_natslog.http_writer import HttpStreamWriter
+
+            return HttpStreamWriter(HttpSinkOptions.parse(self._options), schema, overwrite)
         from pyspark_natslog.writer import StreamWriter
 
         return StreamWriter(SinkOptions.parse(self._options), schema, overwrite)

@@ -14,6 +14,7 @@ from tests.bench import (
     lag_overhead,
     publishing,
     report,
+    spark_append,
     spark_scan,
     spark_sink,
     standing,
@@ -31,8 +32,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, typed, sink, streams, start, replicas, failover, idle, "
-        "unacked, catchup, lag",
+        help="comma-separated: publish, latency, flood, scan, typed, sink, append, streams, start, replicas, failover, "
+        "idle, unacked, catchup, lag",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup (needs root)")
@@ -46,6 +47,7 @@ def main() -> None:
         "scan": lambda: spark_scan.scans(given.pairs),
         "typed": lambda: typed_payloads.typed(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
+        "append": lambda: spark_append.appends(given.pairs),
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
         "replicas": lambda: cluster.replicated(given.pairs),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FETCH_EVERY_MS = 60.0
 FETCH_TIMEOUT_MS = 500.0
 MOST_RECORDS = 8
+MOST_OF_RUN = 2  # so that many a replica holds a part of one
 LONG_AGO_MS = -1e9
 
 
@@ -137,6 +138,7 @@ class Roles(Life):
             self.epochs, self.high_watermark = EpochHistory(), 0
 
     def become_leader(self, record: StreamRecord) -> None:
+        self.cut_unfinished_run()
         self.cluster.checker.leads(self, record)
         log = self.log
         self.epochs.begin(record.leader_epoch, log.synced)
@@ -151,6 +153,19 @@ class Roles(Life):
         self.stored = self.rebuilt_window()
         self.world.note(f"{self.me} leads epoch {record.leader_epoch} from {log.synced}, isr {record.isr}")
         self.advance(self.leader.high_watermark)
+
+    def cut_unfinished_run(self) -> None:
+        end = self.settled_end()
+        if end < self.log.synced:
+            self.world.note(f"{self.me} cuts the part of a run from {end} on")
+            self.log.keep(end)
+            self.epochs.cut_to(end)
+
+    def settled_end(self) -> int:
+        """Where the log ends, but for a run that it holds a part of."""
+        end = self.log.synced
+        start, run_end = self.cluster.checker.runs.get(self.log.records[end - 1], (end, end)) if end else (0, 0)
+        return start if run_end > end else end
 
     def rebuilt_window(self) -> dict[int, int]:
         """Of the whole log: what is not committed yet will be."""
@@ -216,6 +231,9 @@ class Roles(Life):
         log.records += [(leader.epoch, message) for message in self.gathered]
         added = [(base + at, message) for at, message in enumerate(self.gathered)]
         self.stored.update((message, offset) for offset, message in added)
+        is_run = len(added) > 1 and base % 3 != 0
+        if is_run:
+            self.cluster.checker.runs |= {record: (base, base + len(added)) for record in log.records[base:]}
         self.gathered, self.is_writing = [], True
 
         def done() -> None:
@@ -224,7 +242,7 @@ class Roles(Life):
             if self.leader is leader:
                 for one in added:
                     insort(self.waiting, one)
-                self.advance(leader.appended(log.synced))
+                self.advance(leader.appended(log.synced, base if is_run else None))
                 self.write()
             else:
                 self.look_at_record()
@@ -254,7 +272,8 @@ class Roles(Life):
         if isinstance(verdict, Matching):
             version = fetch.position.version
             self.advance(leader.fetched(fetch.sender, offset, fetch.incarnation, self.world.now_ms, version))
-            records = log.records[offset : min(log.synced, offset + MOST_RECORDS)]
+            in_run = offset < log.synced and log.records[offset] in self.cluster.checker.runs
+            records = log.records[offset : min(log.synced, offset + (MOST_OF_RUN if in_run else MOST_RECORDS))]
         answer = Answer(leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number)
         self.cluster.send(self.me, fetch.sender, "answered", answer)
 
@@ -327,7 +346,7 @@ class Roles(Life):
             self.is_writing = False
             log.synced = len(log.records)
             if self.follower is follower:
-                self.advance(follower.advanced(answer.high_watermark, log.synced))
+                self.advance(follower.advanced(answer.high_watermark, self.settled_end()))
                 if answer.records:
                     self.fetch()
             else:

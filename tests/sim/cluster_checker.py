@@ -4,7 +4,8 @@
    eligible), but for disks that lie or are damaged; what is acked is committed; after healing every replica holds it.
 2. One history: an offset is committed once, everywhere with the same record; a leader holds all that was committed.
 3. Order: what a publisher sent once stays in order, what began after an ack stands behind it, nothing stands twice.
-4. Nothing uncommitted is read, nothing read changes; a leader that shows itself shows all that earlier ones acked.
+4. Nothing uncommitted is read, and of a run all or nothing; nothing read changes; a leader that shows itself shows
+   all that earlier ones acked.
 5. Halt rather than lie: within what is tolerated nobody halts (the broker asks), and beyond it promises 1 (but for
    damage), 2 and 4 hold all the same.
 6. Back in time: after healing, or while a majority lives, new messages are acked within 10 s (the world asks).
@@ -41,12 +42,14 @@ class Checker:
 
     Attributes:
         committed: the one history. `record`: the newest that any broker knows.
+        runs: what is there whole or not at all: record → its run's first and end offset, as its batch's mark says.
     """
 
     def __init__(self, cluster: Cluster, state: Metadata) -> None:
         self.cluster = cluster
         self.committed: list[Entry] = []
         self.offsets: dict[int, int] = {}
+        self.runs: dict[Entry, tuple[int, int]] = {}
         self.acked: dict[int, int] = {}
         self.most_acked = NOBODY
         self.read: list[Entry] = []
@@ -74,6 +77,10 @@ class Checker:
             raise Violation(f"offset {at} is {log.records[at]} on {broker.me}, committed as {committed[at]}")
         for offset in range(len(committed), end):
             self._first_committed(offset, log.records[offset])
+        for record in log.records[start:end]:
+            if (run := self.runs.get(record)) is not None:
+                whole = [one for one in log.records[run[0] : end] if self.runs.get(one) == run]
+                require(len(whole) == run[1] - run[0], f"HW {end} of {broker.me} shows a part of the run {run}")
         if end > known:
             self._require_held(known, f"HW of {broker.me}")
 

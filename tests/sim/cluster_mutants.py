@@ -240,6 +240,20 @@ class RebuildsNothing(Broker):
         return {}
 
 
+class KeepsUnfinishedRuns(Broker):
+    """Leads with a part of a run at the end of its log."""
+
+    def cut_unfinished_run(self) -> None:
+        pass
+
+
+class FollowsIntoRuns(Broker):
+    """A follower's HW goes as far as its log, also inside a run."""
+
+    def settled_end(self) -> int:
+        return self.log.synced
+
+
 class LeadsDamaged(Broker):
     """Serves what is left after damage."""
 
@@ -258,6 +272,9 @@ IN_TIME: dict[str, Patch] = {
     "proposal applied twice on retry": replaced(Metadata, "decide", decide_every_time),
     "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
     "a damaged replica serves what is left": run_by(LeadsDamaged),
+    "HW rests inside a run": replaced(LeaderReplica, "_whole_runs_below", lambda self, end: end),
+    "who takes office keeps a part of a run": run_by(KeepsUnfinishedRuns),
+    "a follower's HW inside a run": run_by(FollowsIntoRuns),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }

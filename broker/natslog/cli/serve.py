@@ -113,6 +113,7 @@ def server(
     segment_age: Annotated[str | None, typer.Option(help="… or at this age: 1h.")] = None,
     min_free_bytes: Annotated[str | None, typer.Option(help="Room on the disk to keep free: 64MiB.")] = None,
     ingest_memory_bytes: Annotated[str | None, typer.Option(help="Memory for uncommitted messages: 80MiB.")] = None,
+    append_max_bytes: Annotated[str | None, typer.Option(help="What one direct append may hold: 1GiB.")] = None,
     retention_interval: Annotated[str | None, typer.Option(help="How often limits are enforced: 5s.")] = None,
     tombstone_grace: Annotated[str | None, typer.Option(help="How long deleted files are kept: 1h.")] = None,
     seeds: Annotated[

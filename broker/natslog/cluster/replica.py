@@ -10,6 +10,7 @@ Invariants, each a trap of FAULTS.md's table:
 - every question and answer carries the leader epoch; one of another epoch is refused or ignored;
 - HW counts what was fetched in this epoch only, never goes back, and freezes while fewer than `min_isr` are in sync;
 - nothing is exposed by a new leader before HW has reached the start of its epoch;
+- HW never rests inside a run (`appended`), nor between what a new leader knew of it and the start of its epoch;
 - a replica is proposed for the ISR only with LEO >= HW and >= the epoch's start, and counts for HW from then on;
 - a follower cuts by epoch only, and never below what it knows to be committed: it halts instead.
 
@@ -18,6 +19,7 @@ Source: KIP-101, KIP-279, KIP-320, KIP-595 (divergence in the fetch answer), KIP
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -134,6 +136,9 @@ class LeaderReplica:
         self.log_end_offset = log_end_offset
         self.high_watermark = high_watermark
         self.followers: dict[BrokerId, Progress] = {}
+        self._leaps: deque[tuple[int, int]] = deque()  # what HW passes at once, in order: runs
+        if high_watermark < log_end_offset:  # it may hold runs; none of it is exposed before all of it is committed
+            self._leaps.append((high_watermark, log_end_offset))
         self._timeouts = timeouts
         self._version = record.version
         self._proposed: set[BrokerId] = set()  # members of all changes proposed for the record's present version
@@ -158,9 +163,16 @@ class LeaderReplica:
             self._version, self._proposed, self._proposed_ms = record.version, set(), None
         return self._advance()
 
-    def appended(self, end_offset: int) -> int:
-        """Everything below `end_offset` is on this broker's stable storage. Returns HW."""
+    def appended(self, end_offset: int, run_start: int | None = None) -> int:
+        """Everything below `end_offset` is on this broker's stable storage. Returns HW.
+
+        Args:
+            run_start: where given, all from there to `end_offset` is one run: HW passes it at once.
+        """
         assert end_offset >= self.log_end_offset, "a leader never cuts its log"
+        if run_start is not None:
+            assert run_start == self.log_end_offset, "a run is told of as a whole"
+            self._leaps.append((run_start, end_offset))
         self.log_end_offset = end_offset
         return self._advance()
 
@@ -169,14 +181,20 @@ class LeaderReplica:
         progress = self.followers.get(follower)
         if progress is None or version < progress.out_since_version:
             return self.high_watermark  # no replica of this stream, or one that does not know yet that it is out
+        is_same_life = progress.incarnation == incarnation
         if offset >= self.log_end_offset or (
-            progress.incarnation == incarnation and offset >= progress.leader_end_at_fetch > 0
+            is_same_life and (offset >= progress.leader_end_at_fetch > 0 or self._moves_on_in_run(progress, offset))
         ):
             progress.caught_up_ms = now_ms
         progress.leader_end_at_fetch = self.log_end_offset
         progress.end_offset = offset
         progress.incarnation = incarnation
         return self._advance()
+
+    def _moves_on_in_run(self, progress: Progress, offset: int) -> bool:
+        """A run is shown when it is whole, however long it is: who copies it without a pause keeps up."""
+        has_moved = progress.end_offset is not None and offset > progress.end_offset
+        return has_moved and any(self.epoch_start <= start <= offset < end for start, end in self._leaps)
 
     # ---- what follows from it ----
 
@@ -189,8 +207,15 @@ class LeaderReplica:
         if len(self.record.isr) >= self.record.settings.min_isr:
             ends = [self._end_of(broker) for broker in self.counted]
             if None not in ends:
-                self.high_watermark = max(self.high_watermark, min(end for end in ends if end is not None))
+                reached = self._whole_runs_below(min(end for end in ends if end is not None))
+                self.high_watermark = max(self.high_watermark, reached)
         return self.high_watermark
+
+    def _whole_runs_below(self, end_offset: int) -> int:
+        """The same, or where the run starts that it is inside of."""
+        while self._leaps and self._leaps[0][1] <= end_offset:
+            self._leaps.popleft()
+        return min(end_offset, self._leaps[0][0]) if self._leaps else end_offset
 
     def _end_of(self, broker: BrokerId) -> int | None:
         if broker == self.me:
@@ -361,9 +386,13 @@ class FollowerReplica:
                     )
                 return CutTo(end_offset)
 
-    def advanced(self, leader_high_watermark: int, log_end_offset: int) -> int:
-        """After the append. Returns HW."""
-        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, log_end_offset))
+    def advanced(self, leader_high_watermark: int, settled_end_offset: int) -> int:
+        """After the append. Returns HW.
+
+        Args:
+            settled_end_offset: the log end offset; where the log holds only a part of its last run, that run's start.
+        """
+        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, settled_end_offset))
         return self.high_watermark
 
     def misses_leader(self, now_ms: float, leader_heard_ms: float) -> bool:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError, InvalidRequest, NatslogError, NotFound, PayloadTooLarge
-from natslog.http import cluster, cursors, messages, openapi, status, streams
+from natslog.http import appends, cluster, cursors, messages, openapi, status, streams
 from natslog.http.context import BROKER
 from natslog.node.broker import Broker
 
@@ -57,7 +57,15 @@ def make_app(broker: Broker) -> web.Application:
     app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_BODY_BYTES)
     app[BROKER] = broker
     app.add_routes(
-        [*streams.routes, *cursors.routes, *messages.routes, *status.routes, *cluster.routes, *openapi.routes]
+        [
+            *streams.routes,
+            *cursors.routes,
+            *messages.routes,
+            *appends.routes,
+            *status.routes,
+            *cluster.routes,
+            *openapi.routes,
+        ]
     )
     return app
 

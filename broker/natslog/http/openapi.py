@@ -27,7 +27,12 @@ _ERROR = {
 
 
 def _call(
-    summary: str, good: str, *parameters: dict[str, Any], body: str | None = None, kind: str = "application/json"
+    summary: str,
+    good: str,
+    *parameters: dict[str, Any],
+    body: str | None = None,
+    rows: bool = False,
+    kind: str = "application/json",
 ) -> Any:
     call: dict[str, Any] = {
         "summary": summary,
@@ -37,9 +42,13 @@ def _call(
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"}
         call["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if rows:
+        call["requestBody"] = {"required": True, "content": {"application/vnd.apache.arrow.stream": {}}}
     return call
 
 
+_PRODUCER = {"name": "producer", "in": "path", "required": True, "schema": {"type": "string"}}
+_BATCH = {"name": "batch", "in": "path", "required": True, "schema": {"type": "integer"}}
 _RANGE = (_parameter("start", "first offset, or earliest, latest"), _parameter("end", "exclusive; or latest"))
 _PATHS = {
     "/v1/cluster": {"get": _call("The cluster and its brokers", "200")},
@@ -120,6 +129,26 @@ _PATHS = {
             kind="application/vnd.apache.arrow.stream",
         )
     },
+    "/v1/streams/{name}/appends/{producer}": {
+        "get": _call("The batch this producer committed last", "200", _NAME, _PRODUCER)
+    },
+    "/v1/streams/{name}/appends/{producer}/{batch}": {
+        "post": _call("Commit staged parts as one run, once", "200", _NAME, _PRODUCER, _BATCH, body="Commit"),
+        "delete": _call("Drop what is staged", "204", _NAME, _PRODUCER, _BATCH),
+    },
+    "/v1/streams/{name}/appends/{producer}/{batch}/parts/{part}": {
+        "put": _call(
+            "Stage rows: an Arrow IPC stream with value and, if wanted, subject, key, headers",
+            "200",
+            _NAME,
+            _PRODUCER,
+            _BATCH,
+            {"name": "part", "in": "path", "required": True, "schema": {"type": "string"}},
+            _parameter("attempt", "attempts replace nothing of each other", "integer"),
+            _parameter("subject", "of rows without a column subject"),
+            rows=True,
+        )
+    },
     "/healthz": {"get": _call("Alive", "200")},
     "/readyz": {"get": _call("Able to serve", "200")},
     "/metrics": {"get": _call("Prometheus metrics", "200", kind="text/plain")},
@@ -133,6 +162,7 @@ _SCHEMAS = {
         "required": ["offset"],
         "properties": {"offset": {"type": "integer", "minimum": 0}, "id": {"type": "string"}},
     },
+    "Commit": {"type": "object", "properties": {"parts": {"type": "array", "items": {"type": "object"}}}},
     "StreamSettings": {"type": "object", "properties": {name: {} for name in ("name", *SETTING_NAMES, "paused")}},
 }
 

@@ -58,6 +58,11 @@ class _BrokerCollector:
         yield GaugeMetricFamily(
             "natslog_disk_free_bytes", "Room left on the data folder's disk", value=free_bytes(broker.data_path)
         )
+        yield GaugeMetricFamily(
+            "natslog_staged_bytes",
+            "Bytes of direct appends staged and not committed",
+            value=broker.staging.staged_bytes,
+        )
         streams = list(broker.streams.items())
         yield from self._cluster()
         yield from self._replicas(streams)
@@ -169,6 +174,9 @@ class _BrokerCollector:
             "messages_duplicate": ("Messages that were stored before", "duplicates"),
             "commits": ("Group commits (one fsync each)", "commits"),
             "commit_seconds": ("Time spent in commits", "commit_seconds"),
+            "runs": ("Direct appends stored", "runs"),
+            "runs_duplicate": ("Direct appends that were stored before", "run_duplicates"),
+            "run_seconds": ("Time spent in storing direct appends", "run_seconds"),
             "acks_unsent": ("Acks that could not be sent because NATS was gone", "acks_unsent"),
         }
         for name, (text, attribute) in counters.items():

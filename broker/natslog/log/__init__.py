@@ -3,6 +3,7 @@
 from natslog.log.lag import Lag
 from natslog.log.log_reader import FileRange, LogReader, ReadPlan
 from natslog.log.replica_log import ReplicaLog
+from natslog.log.run_log import RunLog
 from natslog.log.stream_log import LogOptions, StreamLog, free_bytes
 
-__all__ = ["FileRange", "Lag", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "StreamLog", "free_bytes"]
+__all__ = ["FileRange", "Lag", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "RunLog", "StreamLog", "free_bytes"]

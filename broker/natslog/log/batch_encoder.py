@@ -23,6 +23,7 @@ from flatbuffers.table import Table
 
 from natslog import ipc
 from natslog.row_buffers import BUFFERS, NODES, Buffer, RowBuffers
+from natslog.run_marks import RunMark
 from natslog.schema import MESSAGE_SCHEMA
 
 _ALIGNMENT = 8
@@ -61,11 +62,11 @@ class _Template:
     line: ipc.LinePlaces
 
 
-@functools.cache
-def _template() -> _Template:
+@functools.lru_cache(maxsize=8)
+def _template(run: RunMark | None = None) -> _Template:
     row = {"offset": 0, "timestamp": 0, "subject": "s", "key": None, "headers": None, "value": b"v"}
     sample = pa.RecordBatch.from_pylist([row], schema=MESSAGE_SCHEMA)
-    message = ipc.encode_batch(sample, base_offset=0, epoch=1, max_timestamp_us=0)
+    message = ipc.encode_batch(sample, base_offset=0, epoch=1, max_timestamp_us=0, run=run)
     header_bytes = 8 + int.from_bytes(message[4:8], "little")
     header = bytearray(message[:header_bytes])
     line = ipc.line_places(header)
@@ -94,12 +95,14 @@ def stores_headers(header: bytes) -> bool:
     return bool(nulls < rows)
 
 
-def encode_rows(rows: RowBuffers, *, base_offset: int, timestamp_us: int, epoch: int) -> EncodedBatch:
-    """The message of one commit: the rows with offsets from `base_offset` on, all at `timestamp_us`.
+def encode_rows(
+    rows: RowBuffers, *, base_offset: int, timestamp_us: int, epoch: int, run: RunMark | None = None
+) -> EncodedBatch:
+    """The message of one commit, or of a part of a run: the rows with offsets from `base_offset` on, at `timestamp_us`.
 
     The pieces hold views of the rows' buffers: they must stay as they are until the pieces are written.
     """
-    template = _template()
+    template = _template(run)
     count = rows.rows
     buffers = [None, _offsets(base_offset, count), None, np.full(count, timestamp_us, np.int64), *rows.buffers]
     pieces, places, body_bytes = _laid_out(buffers)
@@ -113,7 +116,7 @@ def encode_rows(rows: RowBuffers, *, base_offset: int, timestamp_us: int, epoch:
     for piece in pieces:
         crc = crc32c(piece, crc, gil_release_mode=_KEEP_GIL)
     template.line.fill_crcs(header, header_crc, crc)
-    described = ipc.BatchHeader(base_offset, count, epoch, timestamp_us, len(header), body_bytes, header_crc, crc)
+    described = ipc.BatchHeader(base_offset, count, epoch, timestamp_us, len(header), body_bytes, header_crc, crc, run)
     return EncodedBatch(described, [header, *pieces])
 
 

@@ -76,6 +76,22 @@ class ReadPlan:
         Raises:
             CorruptLog: one is not what was written.
         """
+        for piece, position, window, header in self._walked():
+            if stores_headers(window):
+                entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
+                yield read_batch(piece.fd, entry, piece.path)
+
+    def headers(self) -> Iterator[ipc.BatchHeader]:
+        """What each batch says of itself; bodies are not read.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        for _, _, _, header in self._walked():
+            yield header
+
+    def _walked(self) -> Iterator[tuple[FileRange, int, bytes, ipc.BatchHeader]]:
+        """Each batch's file, position, first bytes and proven header."""
         for piece in self.ranges:
             position, end = piece.position, piece.position + piece.length
             while position < end:
@@ -84,9 +100,7 @@ class ReadPlan:
                 if header is None:
                     entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
                     raise damage(piece.path, entry, "has a damaged header")
-                if stores_headers(window):
-                    entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
-                    yield read_batch(piece.fd, entry, piece.path)
+                yield piece, position, window, header
                 position += header.total_bytes
 
     def __enter__(self) -> ReadPlan:

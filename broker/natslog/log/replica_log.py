@@ -6,6 +6,7 @@ nothing any more. At every moment between two of their steps the folder opens as
 
 from __future__ import annotations
 
+import logging
 import os
 
 from natslog.cluster.epochs import EpochHistory
@@ -13,13 +14,15 @@ from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.chain import Segment
 from natslog.log.checked_file import sync_folder, write_checked
+from natslog.log.run_log import RunLog
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment, read_batch
-from natslog.log.stream_log import StreamLog
 from natslog.model import Epoch
 
+logger = logging.getLogger("natslog.log")
 
-class ReplicaLog(StreamLog):
+
+class ReplicaLog(RunLog):
     """See the module. These calls are for the one who writes the log at the time."""
 
     def append_copies(self, batches: list[EncodedBatch], now_us: int) -> None:
@@ -45,6 +48,32 @@ class ReplicaLog(StreamLog):
         except OSError as error:
             raise self.failed(error) from error
         self._last_timestamp_us = max(self._last_timestamp_us, last.max_timestamp_us)
+        for header in (batch.header for batch in batches):
+            self._note(header.run, header.end_offset)
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """As `StreamLog.begin_epoch`; a part of a run that the log ends in is dropped before.
+
+        Raises:
+            CorruptLog, StorageFailed: as `cut_to`. OSError: the epoch could not be stored.
+        """
+        self._cut_unfinished_run()
+        super().begin_epoch(epoch)
+
+    def _cut_unfinished_run(self) -> None:
+        run = self.tail_run
+        if run is None or not self.is_inside_run or self.failure is not None:
+            return
+        end = self.log_end_offset
+        logger.warning(
+            "%s: cut from %d to %d: the rest of batch %d of %s never came",
+            self.folder,
+            end,
+            run.start,
+            run.batch,
+            run.producer,
+        )
+        self.cut_to(run.start)
 
     def cut_to(self, end_offset: int) -> None:
         """Drops what a new leader does not have; durable when this returns. What is committed stays.
@@ -73,6 +102,8 @@ class ReplicaLog(StreamLog):
             sync_folder(self.folder)
         if self.epochs.cut_to(end_offset):
             self.store_epochs()
+        self.tail_run = self._mark_of_last_batch()
+        self.producers.cut(end_offset)
 
     def discard_from(self, end_offset: int, now_us: int) -> None:
         """Drops everything from here on, committed or not: it is damaged, and comes again from another replica.
@@ -118,6 +149,8 @@ class ReplicaLog(StreamLog):
         self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
         self.epochs = EpochHistory()
         self.store_epochs()
+        self.tail_run = None
+        self.producers.cut(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:
         with self._checkpoint_lock:

@@ -1,8 +1,9 @@
 """Sealed segments: Arrow IPC *files*, written once, opened by any Arrow reader.
 
 Sealing merges tiny commits into batches of up to 64 Ki rows or 8 MiB (and compresses them where the stream asks for
-it), writes a new file, fsyncs it and renames it into place; the active file is removed after that. Where the commits
-are large already and nothing is to be compressed, end-of-stream and footer are appended to the bytes as they stand.
+it; batches of runs keep their bounds and their marks), writes a new file, fsyncs it and renames it into place; the
+active file is removed after that. Where the commits are large already and nothing is to be compressed, end-of-stream
+and footer are appended to the bytes as they stand.
 
 Invariants. A sealed file never changes. Every batch is read and proven once before it is first served by this process:
 a disk that lies is found before a reader is told. The index in the footer has a CRC of its own.
@@ -25,6 +26,7 @@ from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import write_all
 from natslog.log.footer import FILE_MAGIC, footer_bytes
 from natslog.log.segment import ActiveSegment, damage, file_header, read_at, read_batch
+from natslog.run_marks import RunMark
 
 MERGED_ROWS = 64 * 1024
 MERGED_BYTES = 8 * 1024 * 1024
@@ -184,8 +186,8 @@ def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: 
         header = file_header(stream_id, segment.base_offset)
         write_all(fd, [memoryview(header)])
         position, synced = len(header), 0
-        for batch, epoch in _merged(segment):
-            message, entry = _encode_sealed(batch, epoch, position, compression)
+        for batch, epoch, run in _merged(segment):
+            message, entry = _encode_sealed(batch, epoch, run, position, compression)
             write_all(fd, [message])
             index.append(entry)
             header_bytes_of[position] = 8 + int.from_bytes(message[4:8], "little")
@@ -211,8 +213,8 @@ def _footer_metadata(index: BatchIndex) -> dict[str, str]:
     return {"natslog.offsets": offsets, "natslog.index": index.to_text().decode()}
 
 
-def _merged(segment: ActiveSegment) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Neighbouring commits of one epoch as one batch, in bounded memory."""
+def _merged(segment: ActiveSegment) -> Iterator[tuple[pa.RecordBatch, int, RunMark | None]]:
+    """Neighbouring commits of one epoch as one batch, in bounded memory; a batch of a run stays one by itself."""
     fd = os.open(segment.path, os.O_RDONLY)
     try:
         waiting: list[pa.RecordBatch] = []
@@ -222,13 +224,16 @@ def _merged(segment: ActiveSegment) -> Iterator[tuple[pa.RecordBatch, int]]:
             header = ipc.proven_header(message)
             assert header is not None, "read_batch returns proven messages"
             full = rows + header.rows > MERGED_ROWS or size_bytes + len(message) > MERGED_BYTES
-            if waiting and (full or header.epoch != epoch):
-                yield concat(waiting), epoch
+            if waiting and (full or header.epoch != epoch or header.run is not None):
+                yield concat(waiting), epoch, None
                 waiting, rows, size_bytes = [], 0, 0
+            if header.run is not None:
+                yield ipc.decode_batch(message), header.epoch, header.run
+                continue
             waiting.append(ipc.decode_batch(message))
             rows, size_bytes, epoch = rows + header.rows, size_bytes + len(message), header.epoch
         if waiting:
-            yield concat(waiting), epoch
+            yield concat(waiting), epoch, None
     finally:
         os.close(fd)
 
@@ -238,7 +243,9 @@ def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _encode_sealed(batch: pa.RecordBatch, epoch: int, position: int, compression: str) -> tuple[memoryview, BatchEntry]:
+def _encode_sealed(
+    batch: pa.RecordBatch, epoch: int, run: RunMark | None, position: int, compression: str
+) -> tuple[memoryview, BatchEntry]:
     base_offset = batch.column("offset")[0].as_py()
     times = batch.column("timestamp").cast(pa.int64())
     subjects = pc.min_max(batch.column("subject")).as_py()
@@ -254,6 +261,7 @@ def _encode_sealed(batch: pa.RecordBatch, epoch: int, position: int, compression
         max_timestamp_us=stats["timestamp_us"][1],
         compression=None if compression == "none" else compression,
         stats=msgspec.json.encode(stats),
+        run=run,
     )
     end_offset = base_offset + batch.num_rows
     return message, BatchEntry(base_offset, end_offset, position, len(message), stats["timestamp_us"][1])

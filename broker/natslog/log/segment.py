@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -153,7 +154,34 @@ class ActiveSegment:
             self.failed = True
             self._cut_back()
             raise
-        for header in (batch.header for batch in batches):
+        self._take_up([batch.header for batch in batches])
+
+    def append_run(self, batches: Iterable[EncodedBatch]) -> None:
+        """Writes them one after another and returns when all are on stable storage; until then none is in the index.
+
+        Each is synced before the next is written: so at most the last one in the file is ever torn.
+
+        Raises:
+            OSError: a write or fsync failed; or whatever `batches` raises. The file was cut back to what it held and
+                takes no more.
+        """
+        assert not self.failed, "nothing is appended to a file after its first failure"
+        headers = []
+        try:
+            for batch in batches:
+                write_all(self._writable(), batch.pieces)
+                os.fdatasync(self._fd)
+                headers.append(batch.header)
+        except BaseException:
+            self.failed = True
+            self._cut_back()
+            raise
+        self._take_up(headers)
+
+    def _take_up(self, headers: Iterable[ipc.BatchHeader]) -> None:
+        """What is on stable storage at the file's end is shown from now on."""
+        for header in headers:
+            assert header.base_offset == self.end_offset, "offsets are dense"
             self.index.append(
                 BatchEntry(
                     header.base_offset, header.end_offset, self.size_bytes, header.total_bytes, header.max_timestamp_us

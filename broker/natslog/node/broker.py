@@ -37,6 +37,7 @@ from natslog.node.fetch_sessions import FetchSession
 from natslog.node.hosting import Hosting
 from natslog.node.lags import Lags
 from natslog.node.peer_messages import FetchRequest, HandOver, Hello
+from natslog.node.staging import Staging
 from natslog.node.stream import HostedStream, Pacer
 from natslog.node.stream_ingest import IngestMemory
 from natslog.subjects import check_name
@@ -83,6 +84,11 @@ class Broker:
         try:
             self.cluster = ClusterNode(
                 config, self._data_dir, secret=secret, on_applied=self._on_applied, on_bug=self._halt
+            )
+            self.staging = Staging(
+                self._data_dir.path / "staged",
+                max_bytes=config.append_max_bytes,
+                min_free_bytes=config.min_free_bytes,
             )
         except BaseException:
             self._data_dir.release()
@@ -168,6 +174,7 @@ class Broker:
             self._data_dir.release()
         self._writers.shutdown(wait=False)
         self.readers.shutdown(wait=False)
+        self.staging.close()
 
     async def _stop_all(self) -> None:
         problems = await self.hosting.close()
@@ -417,6 +424,7 @@ class Broker:
             due = self._rolled_and_due([stream for stream in self.streams.values() if stream.log is not None])
             await loop.run_in_executor(self.readers, self._maintain_all, due)
             await self._bury_tombstones()
+            await self.staging.drop_forgotten()
 
     @staticmethod
     def _rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:

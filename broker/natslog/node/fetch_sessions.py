@@ -202,6 +202,6 @@ def from_offset(data: bytes, start: int) -> bytes:
         return data
     batch = ipc.decode_batch(data[: header.total_bytes]).slice(start - header.base_offset)
     cut = ipc.encode_batch(
-        batch, base_offset=start, epoch=header.epoch, max_timestamp_us=header.max_timestamp_us, compression=None
+        batch, base_offset=start, epoch=header.epoch, max_timestamp_us=header.max_timestamp_us, run=header.run
     )
     return bytes(cut) + data[header.total_bytes :]

@@ -226,8 +226,8 @@ class Hosting:
         loop, log = asyncio.get_running_loop(), stream.usable_log()
         try:
             await loop.run_in_executor(self._writers, log.begin_epoch, record.leader_epoch)
-        except OSError as error:
-            stream.problem = StorageFailed(f"stream {record.name!r}: its epoch could not be stored: {error}")
+        except (OSError, NatslogError) as error:
+            stream.problem = StorageFailed(f"stream {record.name!r}: its epoch could not begin: {error}")
             stream.note_damage(stream.problem)
             return
         ingest = StreamIngest(
@@ -253,11 +253,11 @@ class Hosting:
         stream.leading = LeaderReplica(
             self.me,
             record,
-            log_end_offset=log.log_end_offset,
+            log_end_offset=log.settled_end_offset,
             high_watermark=log.high_watermark,
             now_ms=monotonic_ms(),
         )
-        stream.appended(log.log_end_offset)
+        stream.appended(log.settled_end_offset)
         self.leaders_appointed += 1
         await self._subscribe(stream)
         stream.is_ready = True

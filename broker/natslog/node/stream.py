@@ -105,11 +105,11 @@ class HostedStream:
         """Whether readers may be served from here, up to the high watermark known here."""
         return self.is_leading or (self.following is not None and self.me in self.wanted.isr and self.damage is None)
 
-    def appended(self, end_offset: int) -> int:
-        """The leader's log ends here now, on stable storage. Returns HW."""
+    def appended(self, end_offset: int, run_start: int | None = None) -> int:
+        """The leader's log ends here now, on stable storage; in a run from `run_start` on, where given. Returns HW."""
         if self.leading is None:
             return 0
-        high_watermark = self.leading.appended(end_offset)
+        high_watermark = self.leading.appended(end_offset, run_start)
         for session in self.sessions:
             session.mark(self.record.id, has_records=True)
         self._moved(high_watermark)
@@ -132,7 +132,7 @@ class HostedStream:
     def followed(self, leader_high_watermark: int) -> None:
         """After an append of what the leader sent."""
         assert self.following is not None, "only a follower follows"
-        self._moved(self.following.advanced(leader_high_watermark, self.usable_log().log_end_offset))
+        self._moved(self.following.advanced(leader_high_watermark, self.usable_log().settled_end_offset))
 
     def _moved(self, high_watermark: int) -> None:
         chain = self.usable_log().chain

@@ -41,7 +41,7 @@ from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDow
 from natslog.ingest import acks
 from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text, survey_of
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
-from natslog.log import StreamLog
+from natslog.log import RunLog
 from natslog.node.clock import monotonic_us, now_us
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.row_buffers import RowBuffers
@@ -109,6 +109,9 @@ class IngestStats:
         self.commits = 0
         self.commit_seconds = 0.0
         self.acks_unsent = 0
+        self.runs = 0
+        self.run_duplicates = 0
+        self.run_seconds = 0.0
         self.refused: Counter[str] = Counter()
 
 
@@ -144,7 +147,7 @@ class StreamIngest:
     def __init__(
         self,
         name: str,
-        log: StreamLog,
+        log: RunLog,
         *,
         sender: Sender,
         executor: Executor,
@@ -177,6 +180,8 @@ class StreamIngest:
         self._closing = False
         self._roll_due = False
         self._new_window_s: float | None = None
+        self._errands: deque[Callable[[], None]] = deque()
+        self._did_errand = False
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is told, in the event loop, what stopped the writer."""
@@ -210,7 +215,7 @@ class StreamIngest:
         survey = survey_of(frames)
         self.stats.received += len(frames.rows)
         self.stats.received_bytes += survey.frame_bytes
-        if (why_not := self._why_not()) is not None:
+        if (why_not := self.why_not()) is not None:
             self._refuse(frames, why_not)
             return
         if survey.not_ascii_rows or survey.headed_rows:
@@ -220,8 +225,8 @@ class StreamIngest:
         if len(frames.rows):
             self._gather(frames, survey)
 
-    def _why_not(self) -> NatslogError | None:
-        """What keeps the stream from taking messages now."""
+    def why_not(self) -> NatslogError | None:
+        """What keeps the stream from taking messages now. From any thread."""
         if self._closing:
             return ShuttingDown("the broker is shutting down: send again")
         if self.paused:
@@ -312,6 +317,18 @@ class StreamIngest:
             self._roll_due = True
             self._see_to_turn()
 
+    def hand_to_writer(self, errand: Callable[[], None]) -> None:
+        """Has the log's only writer do this between two commits; what it raises is a bug.
+
+        Raises:
+            ShuttingDown: nothing is written any more.
+        """
+        with self._lock:
+            if self._closing:
+                raise ShuttingDown("the broker is shutting down, or leads no more: ask again")
+            self._errands.append(errand)
+            self._see_to_turn()
+
     def _see_to_turn(self) -> None:
         """In the event loop, under the lock."""
         if self._has_turn:
@@ -337,7 +354,7 @@ class StreamIngest:
             self._usual_s < _QUICK_S
             and len(self._gathered) == 1
             and self._gathered[0].frame_bytes <= _QUICK_BYTES
-            and not (self._closing or self._roll_due or self._new_window_s is not None)
+            and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
         )
 
     def _finish_soon(self, outcome: _Outcome) -> None:
@@ -362,7 +379,11 @@ class StreamIngest:
         with self._lock:
             if self._new_window_s is not None:
                 return self._rebuild_dedupe
+            if self._errands and not (self._gathered and self._did_errand):  # in turn with commits
+                self._did_errand = True
+                return self._errands.popleft()
             if self._gathered:
+                self._did_errand = False
                 return partial(self._commit, self._gathered.popleft(), finish)
             if self._closing:
                 self._loop.call_soon_threadsafe(self._stopped.set)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from natslog.cluster.epochs import EpochHistory
 from natslog.cluster.replica import (
@@ -47,6 +49,11 @@ def record_of(isr: tuple[int, ...] = (1, 2, 3), **changes: Any) -> StreamRecord:
 
 def leader_of(record: StreamRecord | None = None, *, end: int = 10, high_watermark: int = 0) -> LeaderReplica:
     return LeaderReplica(1, record or record_of(), log_end_offset=end, high_watermark=high_watermark, now_ms=0.0)
+
+
+def held_by_all(leader: LeaderReplica, offset: int, now_ms: float = 1.0) -> int:
+    leader.fetched(2, offset, "a", now_ms)
+    return leader.fetched(3, offset, "b", now_ms)
 
 
 # ---- judging a position ----
@@ -93,7 +100,8 @@ def test_judge_after_retention(position: FetchPosition, verdict: Verdict) -> Non
 
 
 def test_high_watermark_is_the_least_end_of_the_isr_and_never_goes_back() -> None:
-    leader = leader_of()
+    leader = leader_of(end=0)
+    leader.appended(10)
     assert leader.fetched(2, 10, "a", 1.0) == 0, "nothing is known of 3"
     assert leader.fetched(3, 8, "b", 1.0) == 8
     assert leader.fetched(3, 10, "b", 1.0) == 10
@@ -113,12 +121,52 @@ def test_high_watermark_freezes_below_min_isr() -> None:
 
 def test_new_leader_is_exposed_when_all_of_earlier_epochs_is_committed() -> None:
     leader = leader_of(end=10, high_watermark=4)
-    leader.fetched(2, 9, "a", 1.0)
-    leader.fetched(3, 9, "b", 1.0)
-    assert (leader.high_watermark, leader.is_exposed) == (9, False)
-    leader.fetched(2, 10, "a", 1.0)
-    leader.fetched(3, 10, "b", 1.0)
-    assert leader.is_exposed
+    held_by_all(leader, 9)
+    assert (leader.high_watermark, leader.is_exposed) == (4, False), "9 may be inside a run"
+    held_by_all(leader, 10)
+    assert (leader.high_watermark, leader.is_exposed) == (10, True)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=8),
+    steps=st.lists(st.tuples(st.integers(2, 3), st.integers(0, 40)), max_size=30),
+)
+def test_high_watermark_never_rests_inside_a_run(sizes: list[tuple[int, bool]], steps: list[tuple[int, int]]) -> None:
+    leader, inside, told = leader_of(end=0), set(), iter(sizes)
+    ends = {2: 0, 3: 0}
+    for follower, more in steps:
+        if (size := next(told, None)) is not None:
+            start, end = leader.log_end_offset, leader.log_end_offset + size[0]
+            leader.appended(end, start if size[1] else None)
+            inside |= set(range(start + 1, end)) if size[1] else set()
+        ends[follower] = min(leader.log_end_offset, ends[follower] + more)
+        high_watermark = leader.fetched(follower, ends[follower], "x", 1.0)
+        least = min(leader.log_end_offset, *ends.values())
+        assert high_watermark == max(at for at in range(least + 1) if at not in inside), "as far as whole runs go"
+
+
+def test_follower_that_copies_a_long_run_without_a_pause_stays_in_sync() -> None:
+    leader = leader_of(end=0)
+    leader.appended(1000, run_start=0)
+    now_ms = 0.0
+    for offset in range(0, 1000, 100):
+        now_ms += 2000.0
+        held_by_all(leader, offset, now_ms)
+        assert leader.isr_change(now_ms, {}) is None, "it moves on"
+    for _ in range(2):
+        now_ms += 2000.0
+        leader.fetched(2, 900, "a", now_ms)
+        leader.fetched(3, 900, "b", now_ms)
+    change = leader.isr_change(now_ms, {})
+    assert change is not None
+    assert change.isr == (1,), "both have stopped"
+
+
+def test_follower_shows_whole_runs_only() -> None:
+    follower = FollowerReplica(2, record_of(), high_watermark=5, heard_ms=0.0)
+    assert follower.advanced(30, 10) == 10
+    assert follower.advanced(30, 10) == 10, "the run from 10 on is not whole here"
+    assert follower.advanced(20, 30) == 20
 
 
 # ---- the leader: the ISR ----

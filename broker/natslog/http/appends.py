@@ -1,0 +1,124 @@
+"""Direct appends: parts uploaded as Arrow IPC streams, committed together, once for each (producer, batch).
+
+    PUT    /v1/streams/{name}/appends/{producer}/{batch}/parts/{part}?attempt=&subject=   → rows, bytes, digest
+    POST   /v1/streams/{name}/appends/{producer}/{batch}   {"parts": [{part, attempt, rows, digest}]} → start, end
+    DELETE /v1/streams/{name}/appends/{producer}/{batch}
+    GET    /v1/streams/{name}/appends/{producer}           → the batch it committed last
+
+All are for the stream's leader; others answer with 307. A producer counts its batches upwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from natslog.errors import InvalidRequest, PartsMissing, PayloadTooLarge
+from natslog.http.context import broker_of, leading, query, whole
+from natslog.ingest.staged_rows import RowRules
+from natslog.node.appending import Commit, commit
+from natslog.node.staging import BatchKey, PartName
+from natslog.node.stream import HostedStream
+from natslog.subjects import check_name, check_subject, covers
+
+routes = web.RouteTableDef()
+
+_BATCH = "/v1/streams/{name}/appends/{producer}/{batch}"
+_MAX_COMMIT_BYTES = 16 * 1024 * 1024
+
+
+class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
+    parts: list[PartName]
+
+
+def _key(request: web.Request, stream: HostedStream) -> BatchKey:
+    path = request.match_info
+    batch = int(whole({"batch": path["batch"]}, "batch", 0))
+    return stream.record.id, check_name(path["producer"], "producer"), batch
+
+
+def _rules(stream: HostedStream, given: str | None) -> RowRules:
+    """Raises InvalidRequest: the default subject is none that the stream takes."""
+    covered_by = stream.record.settings.subject
+    if given is None:
+        has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
+        return RowRules(covered_by, None if has_wildcard else covered_by)
+    check_subject(given, wildcards=False)
+    if not covers(covered_by, given):
+        raise InvalidRequest(f"the stream takes {covered_by!r}, not the subject {given!r}", subject=given)
+    return RowRules(covered_by, given)
+
+
+@routes.put(_BATCH + "/parts/{part}")
+async def stage(request: web.Request) -> web.Response:
+    values = query(request, "attempt", "subject")
+    part, attempt = check_name(request.match_info["part"], "part"), int(whole(values, "attempt", 0))
+    stream, broker = await leading(request), broker_of(request)
+    key, rules = _key(request, stream), _rules(stream, values.get("subject"))
+    if (request.content_length or 0) > broker.staging.max_bytes:
+        raise broker.staging.too_large(request.content_length or 0)
+    staged = await broker.staging.receive(key, part, attempt, rules, request.content.iter_any())
+    body = {"part": part, "attempt": attempt, "rows": staged.rows, "digest": staged.digest, "bytes": staged.size_bytes}
+    return web.json_response(body)
+
+
+@routes.post(_BATCH)
+async def commit_batch(request: web.Request) -> web.Response:
+    query(request)
+    stream, broker = await leading(request), broker_of(request)
+    key, names = _key(request, stream), await _named_parts(request)
+    try:
+        parts, missing = broker.staging.named(key, names), None
+    except PartsMissing as error:
+        parts, missing = [], error
+    if missing is None and not any(part.rows for part in parts):
+        await broker.staging.drop(key)
+        end = stream.usable_log().high_watermark
+        return web.json_response({"start": end, "end": end, "duplicate": False})
+    committed = await commit(stream, Commit(key[1], key[2], parts, missing))
+    await broker.staging.drop(key)
+    return web.json_response({"start": committed.start, "end": committed.end, "duplicate": committed.duplicate})
+
+
+async def _named_parts(request: web.Request) -> list[PartName]:
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > _MAX_COMMIT_BYTES:
+            raise PayloadTooLarge(f"a commit has at most {_MAX_COMMIT_BYTES} bytes: upload fewer, larger parts")
+    try:
+        names = msgspec.json.decode(body, type=_CommitBody).parts
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(
+            f'the body must be {{"parts": [{{"part", "attempt", "rows", "digest"}}, …]}}: {error}'
+        ) from error
+    named = [(name.part, name.attempt) for name in names]
+    if len({part for part, _ in named}) < len(named):
+        raise InvalidRequest("a part is named twice: one attempt of each counts")
+    return names
+
+
+@routes.delete(_BATCH)
+async def abort(request: web.Request) -> web.Response:
+    """Drops what is staged; what is committed stays."""
+    query(request)
+    stream = await leading(request)
+    await broker_of(request).staging.drop(_key(request, stream))
+    return web.Response(status=204)
+
+
+@routes.get("/v1/streams/{name}/appends/{producer}")
+async def last_batch(request: web.Request) -> web.Response:
+    """The batch that this producer committed last, and where its uploads should go."""
+    query(request)
+    producer = check_name(request.match_info["producer"], "producer")
+    stream, broker = await leading(request), broker_of(request)
+    log = stream.usable_log()
+    run = await asyncio.get_running_loop().run_in_executor(broker.readers, log.committed_batch, producer)
+    known: dict[str, Any] = {"batch": None, "start": None, "end": None}
+    if run is not None and run.end <= log.high_watermark:
+        known = {"batch": run.batch, "start": run.start, "end": run.end}
+    return web.json_response({"producer": producer, "urls": list(broker.config.client_urls)} | known)

@@ -1,0 +1,47 @@
+"""The mark that each batch of a run carries: whose it is, and which offsets the whole run has.
+
+A run is what one direct append put into a log; it is there whole or not at all. The mark stands in a batch's custom
+metadata, under the key `natslog.run`, as one line:
+
+    v1 start=… end=… batch=… producer=…
+
+No text of a publisher can look like it: subjects have no spaces, and nothing else of theirs stands in a header.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MARK_KEY = b"natslog.run"
+_MARK = re.compile(rb"v1 start=(\d{19}) end=(\d{19}) batch=(\d{19}) producer=([A-Za-z0-9_.-]{1,128})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunMark:
+    """Offsets `[start, end)` are the rows of this batch of this producer; `batch` is the producer's own count."""
+
+    producer: str
+    batch: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.start < self.end, "a run has rows"
+        assert self.batch >= 0, "batches are counted from 0"
+
+    def to_line(self) -> bytes:
+        return b"v1 start=%019d end=%019d batch=%019d producer=%s" % (
+            self.start,
+            self.end,
+            self.batch,
+            self.producer.encode(),
+        )
+
+
+def find_mark(header: bytes | bytearray | memoryview) -> RunMark | None:
+    """The mark in a proven batch header; None where the batch belongs to no run."""
+    found = _MARK.search(header)
+    if found is None:
+        return None
+    return RunMark(found[4].decode(), int(found[3]), int(found[1]), int(found[2]))

@@ -1,0 +1,283 @@
+"""Direct append over HTTP: staging, commits, duplicates, refusals, and what the client makes of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import urllib3
+
+from natslog.appending import Appended, PartUploader
+from natslog.client import NatslogClient
+from natslog.errors import InvalidRequest, PartsMissing, PayloadTooLarge, StreamPaused
+from natslog.schema import HEADERS_TYPE
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
+
+
+def table(values: list[bytes], **columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())} | columns)
+
+
+def staged(client: NatslogClient, stream: str, producer: str, batch: int, *rows: pa.RecordBatch, **options: Any) -> Any:
+    uploader = PartUploader(client, stream, producer, batch, **options)
+    for one in rows:
+        uploader.add(one)
+    return uploader.finish()
+
+
+def appended(client: NatslogClient, stream: str, producer: str, batch: int, values: list[bytes]) -> Appended:
+    return client.commit_append(stream, producer, batch, staged(client, stream, producer, batch, table(values)))
+
+
+def test_rows_come_with_all_columns_as_one_run_at_one_time(client: NatslogClient, name: str, nats_url: str) -> None:
+    client.create_stream(name, f"{name}.>")
+    publish_acked(nats_url, f"{name}.before", [b"first"])
+    headers = [[{"key": "A", "value": "b"}], None, []]
+    rows = table(
+        [b"x", b"", b"z" * 1000],
+        subject=[f"{name}.a", f"{name}.b.c", f"{name}.\u00e4"],
+        key=pa.array([b"k", None, b""], pa.binary()),
+        headers=pa.array(headers, HEADERS_TYPE),
+    )
+    parts = staged(client, name, "load", 3, rows)
+    assert client.stream(name)["high_watermark"] == 1, "nothing is there before the commit"
+    assert client.commit_append(name, "load", 3, parts) == Appended(1, 4, False)
+    first, *found = [row for batch in client.read(name) for row in batch.to_pylist()]
+    assert first["value"] == b"first"
+    assert [row["value"] for row in found] == [b"x", b"", b"z" * 1000]
+    assert [row["subject"] for row in found] == rows.column("subject").to_pylist()
+    assert [row["key"] for row in found] == [b"k", None, b""]
+    assert [row["headers"] for row in found] == headers
+    assert len({row["timestamp"] for row in found}) == 1
+    assert client.last_append(name, "load").batch == 3
+    assert client.last_append(name, "nobody").batch is None
+
+
+def test_batches_up_to_the_last_one_are_duplicates(broker: BrokerProcess, client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    before = broker.metrics().get("natslog_runs_duplicate_total", 0)
+    assert appended(client, name, "q", 5, [b"a", b"b"]) == Appended(0, 2, False)
+    assert appended(client, name, "q", 5, [b"a", b"b"]) == Appended(0, 2, True)
+    assert appended(client, name, "q", 4, [b"c"]) == Appended(None, None, True), "older than what it committed last"
+    assert client.commit_append(name, "q", 5, []).duplicate is False, "a batch without rows is nothing to store"
+    assert appended(client, name, "other", 5, [b"d"]) == Appended(2, 3, False)
+    assert appended(client, name, "q", 6, [b"e"]) == Appended(3, 4, False)
+    assert all_values(client, name) == [b"a", b"b", b"d", b"e"]
+    metrics = broker.metrics()
+    assert metrics[f'natslog_runs_duplicate_total{{stream="{name}"}}'] - before == 2
+    assert metrics[f'natslog_runs_total{{stream="{name}"}}'] == 3
+    assert metrics["natslog_staged_bytes"] == 0, "duplicates' parts are dropped too"
+
+
+def test_same_commit_from_many_at_once_is_appended_once(client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    parts = staged(client, name, "q", 0, table([b"%d" % at for at in range(100_000)]))
+    answers: list[Appended] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(client.commit_append(name, "q", 0, parts))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(one.start, one.end) for one in answers] == [(0, 100_000)] * 6
+    assert sum(not one.duplicate for one in answers) == 1
+    assert client.stream(name)["high_watermark"] == 100_000
+
+
+def test_commit_takes_the_attempts_it_names_and_drops_the_others(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    first = staged(client, name, "q", 0, table([b"first"]), attempt=1)
+    staged(client, name, "q", 0, table([b"speculative"]), attempt=2)
+    other = staged(client, name, "q", 0, table([b"other"]), label="1", attempt=3)
+    assert broker.metrics()["natslog_staged_bytes"] > 0
+    client.commit_append(name, "q", 0, other + first)
+    assert all_values(client, name) == [b"other", b"first"], "in the order named"
+    assert broker.metrics()["natslog_staged_bytes"] == 0
+    assert not list((broker.folder / "staged").iterdir())
+
+
+def test_parts_that_are_not_as_named_are_missing(client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    (part,) = staged(client, name, "q", 0, table([b"x"]))
+    for wrong in ({"rows": 2}, {"digest": "00000000"}, {"attempt": 1}, {"part": "1-0"}):
+        named = type(part)(**({field: getattr(part, field) for field in part.__struct_fields__} | wrong))
+        with pytest.raises(PartsMissing, match="Stage the batch again"):
+            client.commit_append(name, "q", 0, [named])
+    client.abort_append(name, "q", 0)
+    with pytest.raises(PartsMissing):
+        client.commit_append(name, "q", 0, [part])
+    assert client.stream(name)["high_watermark"] == 0
+
+
+def test_paused_stream_takes_no_run_and_still_knows_duplicates(client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    appended(client, name, "q", 0, [b"a"])
+    client.edit_stream(name, paused=True)
+    patient = NatslogClient(client.servers[0])
+    assert appended(patient, name, "q", 0, [b"a"]).duplicate
+    impatient = NatslogClient(client.servers[0], type(client.options)(retries=0))
+    with pytest.raises(Exception, match="is paused"):
+        appended(impatient, name, "q", 1, [b"b"])
+    client.edit_stream(name, paused=False)
+    assert appended(client, name, "q", 1, [b"b"]).start == 1
+    assert StreamPaused.retriable
+
+
+def test_published_repeat_of_an_appended_message_id_is_a_duplicate(
+    client: NatslogClient, name: str, nats_url: str
+) -> None:
+    client.create_stream(name, name)
+    ids = pa.array([None, [{"key": "Nats-Msg-Id", "value": "id-7"}]], HEADERS_TYPE)
+    client.commit_append(name, "q", 0, staged(client, name, "q", 0, table([b"a", b"b"], headers=ids)))
+    (ack,) = publish_acked(nats_url, name, [b"again"], headers={"Nats-Msg-Id": "id-7"})
+    assert (ack["duplicate"], ack["offset"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (table([b"x", None, b"y"], subject=["t.a"] * 3), "value is null: row 1"),
+        (table([b"x", b"y"], subject=["t.a", None]), "subject is null: row 1"),
+        (table([b"x", b"y"], subject=["t.a", "t..b"]), "not one plain NATS subject: row 1 .'t..b'."),
+        (table([b"x"], subject=["t.*"]), "not one plain NATS subject: row 0 .'t.\\*'."),
+        (table([b"x"], subject=["t.a b"]), "not one plain NATS subject"),
+        (table([b"x"], subject=["t." + "a" * 1023]), "not one plain NATS subject"),
+        (table([b"x"], subject=["other.a"]), "takes 't.>', not the subject: row 0 .'other.a'."),
+        (table([b"x"]), "name one subject"),
+        (table([b"x"], subject=["t.a"], offset=[1]), "column 'offset'; rows have value"),
+        (table([b"x"], subject=[7]), "column subject is int64, and must be string"),
+        (table([b"x"], subject=["t.a"], headers=["A: b"]), "column headers is string"),
+        (
+            table([b"x"], subject=["t.a"], headers=pa.array([[{"key": None, "value": "v"}]], HEADERS_TYPE)),
+            "header's key or value is null",
+        ),
+        (pa.RecordBatch.from_pydict({"payload": [b"x"]}), "column 'payload'"),
+    ],
+)
+def test_rows_that_the_stream_does_not_take_are_named(client: NatslogClient, rows: pa.RecordBatch, words: str) -> None:
+    client.create_stream("typed", "t.>")
+    with pytest.raises(InvalidRequest, match=words):
+        staged(client, "typed", "q", 0, rows)
+
+
+def whole_upload() -> bytes:
+    sink = pa.BufferOutputStream()
+    rows = table([b"x" * 100] * 50)
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+def test_upload_that_is_cut_or_garbled_is_refused_and_leaves_nothing(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    pool, whole = urllib3.PoolManager(), whole_upload()
+    url = f"{broker.url}/v1/streams/{name}/appends/q/0/parts/0"
+    garbled = [whole[:size] for size in range(0, len(whole), 501)]
+    garbled += [whole + b"x", whole[:-8] + whole, b"\xff" * 5000, whole.replace(b"value", b"valve")]
+    garbled += [whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(0, 700, 5)]
+    statuses = [pool.request("PUT", url, body=body).status for body in garbled]
+    assert set(statuses) <= {200, 400}, "never a 500"
+    assert statuses[: len(range(0, len(whole), 501)) + 4] == [400] * (len(range(0, len(whole), 501)) + 4)
+    pool.request("DELETE", url.removesuffix("/parts/0"))
+    assert not list((broker.folder / "staged").iterdir())
+    assert "Traceback" not in broker.output()
+
+
+def test_chunked_upload_of_several_megabytes_goes_through_a_file(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    rows = table([b"%07d" % at * 10 for at in range(20_000)])
+
+    def chunks() -> Iterator[bytes]:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            for _ in range(10):
+                writer.write_batch(rows)
+        whole = bytes(sink.getvalue())
+        yield from (whole[at : at + 100_000] for at in range(0, len(whole), 100_000))
+
+    url = f"{broker.url}/v1/streams/{name}/appends/q/0"
+    answer = urllib3.PoolManager().request("PUT", f"{url}/parts/0", body=chunks(), chunked=True)
+    part = json.loads(answer.data)
+    assert part["rows"] == 200_000
+    parts = [{field: part[field] for field in ("part", "attempt", "rows", "digest")}]
+    request = urllib.request.Request(url, json.dumps({"parts": parts}).encode(), method="POST")
+    with urllib.request.urlopen(request) as done:
+        assert json.loads(done.read()) == {"start": 0, "end": 200_000, "duplicate": False}
+    assert all_values(client, name) == rows.column("value").to_pylist() * 10
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "words"),
+    [
+        ("POST", "/appends/q/0", b"{", 400, "the body must be"),
+        ("POST", "/appends/q/0", b'{"parts": [], "more": 1}', 400, "the body must be"),
+        ("POST", "/appends/q/-1", b'{"parts": []}', 400, "batch '-1' must be a whole number"),
+        ("POST", "/appends/a%20b/0", b'{"parts": []}', 400, "producer 'a b' is not allowed"),
+        ("PUT", "/appends/q/0/parts/0?attempt=x", b"", 400, "attempt 'x' must be a whole number"),
+        ("PUT", "/appends/q/0/parts/0?subjekt=x", b"", 400, "did you mean 'subject'"),
+        ("PUT", "/appends/q/0/parts/0?subject=a.*", b"", 400, "wildcard"),
+        ("PUT", "/appends/q/0/parts/0?subject=else.where", b"", 400, "not the subject 'else.where'"),
+    ],
+)
+def test_wrong_requests_are_named(
+    broker: BrokerProcess, client: NatslogClient, method: str, path: str, body: bytes, status: int, words: str
+) -> None:
+    client.create_stream("wrong", "wrong.>")
+    answer = urllib3.PoolManager().request(method, f"{broker.url}/v1/streams/wrong{path}", body=body)
+    assert answer.status == status
+    assert words in json.loads(answer.data)["error"]["message"]
+
+
+def test_part_named_twice_is_refused(client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    (part,) = staged(client, name, "q", 0, table([b"x"]))
+    with pytest.raises(InvalidRequest, match="named twice"):
+        client.commit_append(name, "q", 0, [part, part])
+
+
+def test_limits_restart_and_table_of_producers(own: Path) -> None:
+    """What takes a broker of its own: the limit of a run, what a restart drops, and what it still knows."""
+    with running(own, append_max_bytes="1MiB", segment_bytes="64KiB", retention_interval="500ms") as (_, broker):
+        client = broker.client()
+        client.create_stream("orders", "orders")
+        large = table([secrets.token_bytes(1000)] * 700)
+        parts = staged(client, "orders", "q", 0, large)
+        parts += staged(client, "orders", "q", 0, large, label="1")
+        with pytest.raises(PayloadTooLarge, match="append_max_bytes"):
+            client.commit_append("orders", "q", 0, parts)
+        with pytest.raises(PayloadTooLarge, match="maxBytesPerTrigger"):
+            staged(client, "orders", "q", 0, large, label="2")
+        client.commit_append("orders", "q", 0, parts[:1])
+        for batch in range(1, 30):
+            appended(client, "orders", "q", batch, [b"%d" % batch] * 100)
+        eventually(lambda: client.stream("orders")["segments"] > 1)
+        left = staged(client, "orders", "q", 30, table([b"left"]))
+        broker.kill()
+        broker.start()
+        assert not list((broker.folder / "staged").iterdir())
+        with pytest.raises(PartsMissing):
+            client.commit_append("orders", "q", 30, left)
+        assert appended(client, "orders", "q", 29, [b"29"] * 100) == Appended(700 + 2800, 700 + 2900, True)
+        broker.terminate()
+        broker.start()
+        (table_file,) = broker.folder.glob("streams/*/producers")
+        broker.kill()
+        table_file.write_bytes(b"rubbish")
+        broker.start()
+        assert appended(client, "orders", "q", 29, [b"29"] * 100).duplicate
+        assert appended(client, "orders", "q", 30, [b"30"]).start == 3600
