@@ -25,7 +25,14 @@ _MOST_REDIRECTS = 3
 LONGEST_WAIT = 8  # times the retry interval
 LEADER_WITHIN_S = 15.0
 _ASKED_LAST_S = 15.0
+_ASKED_LAST_WAITS = 10  # times the wait that its silence cost: a paused broker takes a tenth of the time at most
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
+
+
+_silent_until: dict[str, float] = {}
+"""Brokers that gave no answer, and when they are to be asked in their turn again. Of all clients in this process: each
+task of Spark has a client of its own, and would wait for the same dead broker again.
+"""
 
 
 class _RedirectFailed(Exception):
@@ -90,7 +97,6 @@ class Asker:
 
     def _start(self) -> None:
         self._pool = self._new_pool()
-        self._silent_until: dict[str, float] = {}
 
     def _new_pool(self) -> urllib3.PoolManager:
         options = self.options
@@ -146,8 +152,10 @@ class Asker:
                 time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT))
             attempt += 1
             for server in servers:
+                asked_at = time.monotonic()
                 try:
                     response = self._send(method, server + path, query, body, timeout_s, request_id)
+                    _silent_until.pop(server, None)
                     if response.status < 400:
                         return response
                     error = _error_of(response, server)
@@ -156,7 +164,7 @@ class Asker:
                     continue
                 except _TRANSPORT_ERRORS as failure:
                     problem = f"{server}: {_reason(failure)}"
-                    self._silent_until[server] = time.monotonic() + _ASKED_LAST_S
+                    _ask_last(server, waited_s=time.monotonic() - asked_at)
                     continue
                 if not error.retriable:
                     raise error
@@ -168,10 +176,11 @@ class Asker:
             servers=servers,
         )
 
-    def _most_promising_first(self, servers: Iterable[str]) -> list[str]:
+    @staticmethod
+    def _most_promising_first(servers: Iterable[str]) -> list[str]:
         """Those that were silent a moment ago come last: a dead one costs one wait, not one for each request."""
         now = time.monotonic()
-        return sorted(servers, key=lambda server: self._silent_until.get(server, 0.0) > now)
+        return sorted(servers, key=lambda server: _silent_until.get(server, 0.0) > now)
 
     def _send(
         self,
@@ -219,6 +228,10 @@ class Asker:
             return json.loads(response.data) if response.data else None
         except ValueError as error:
             raise NatslogError(f"{method} {path}: the answer is not JSON; is that a natslog broker?") from error
+
+
+def _ask_last(server: str, *, waited_s: float) -> None:
+    _silent_until[server] = time.monotonic() + max(_ASKED_LAST_S, _ASKED_LAST_WAITS * waited_s)
 
 
 def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:

@@ -102,6 +102,12 @@ class DataLoss(NatslogError):
     code = "data_loss"
 
 
+class MalformedPayload(NatslogError):
+    """A message's payload is not what the reader was told; the facts name stream and offset."""
+
+    code = "malformed_payload"
+
+
 class NotEnoughBrokers(NatslogError):
     """The cluster has fewer brokers than the replication factor asks for."""
 

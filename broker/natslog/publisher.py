@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from natslog.errors import NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.wire import kernels_out
-from natslog.wire.frames import Frames
+from natslog.wire.frames import Frames, load_scan
 from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
 from natslog.wire.outgoing_rows import Rows, check_rows
@@ -101,6 +101,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._loop.run_forever, name="publisher", daemon=True)
 
     def __enter__(self) -> Publisher:
+        load_scan()  # before the clock of the connection runs
         self._thread.start()
         try:
             self._run(self._open())

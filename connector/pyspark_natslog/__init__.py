@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark_natslog.source import DefaultSource
+from pyspark_natslog.versions import check_python_sources
+
+check_python_sources()  # before the line that needs them
+
+from pyspark_natslog.source import DefaultSource  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark_natslog.lag_listener import LagListener

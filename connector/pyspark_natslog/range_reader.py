@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from natslog.client import NatslogClient
 from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.loss import behind_loss
-from pyspark_natslog.schema import to_spark
+from pyspark_natslog.payload.decoding import Shaper
 from pyspark_natslog.source_options import SourceOptions
 from pyspark_natslog.splits import OffsetRange, Task
 
@@ -31,7 +31,7 @@ def read_task(options: SourceOptions, columns: Sequence[str], partition: InputPa
 def _read_range(
     client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange
 ) -> Iterator[pa.RecordBatch]:
-    narrowed = [name for name in columns if name != "stream"] if _is_narrow(columns) else None
+    shaper = Shaper(options.payload, columns)
     start = part.start
     while start < part.end:
         try:
@@ -40,17 +40,12 @@ def _read_range(
                 start,
                 part.end,
                 subject=options.subject_filter,
-                columns=narrowed,
+                columns=shaper.stored_columns,
                 prefer=part.urls,
                 expected_id=part.stream_id,
             ):
                 for batch in fetched.batches:
-                    yield to_spark(batch, part.stream, columns)
+                    yield from shaper.shape(batch, part.stream)
                 start = fetched.next_offset
         except (OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog) as error:
             start = behind_loss(client, options, part.stream, part.stream_id, start, part.end, error)
-
-
-def _is_narrow(columns: Sequence[str]) -> bool:
-    """Whether leaving columns out at the broker saves more than sending whole batches as they lie in the file."""
-    return "value" not in columns

@@ -20,11 +20,15 @@ from pyspark_natslog.splits import OffsetRange, plan_tasks
 
 
 class BatchReader(DataSourceReader):
-    """Reads `[start, end)` of each stream, as the options say; by default all that is committed now."""
+    """Reads `[start, end)` of each stream, as the options say; by default all that is committed now.
+
+    It takes no pushed filters, and so has no `pushFilters`: Spark hands what one scan of a DataFrame pushed to all its
+    scans (ADR 7).
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = checked_columns(schema)
+        self._columns = checked_columns(schema, options.payload.types)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -27,28 +27,38 @@ _SPARK_TYPES: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "subject": StringType(),
     "key": BinaryType(),
-    "value": BinaryType(),
     "headers": ArrayType(_PAIR),
 }
+METADATA_COLUMNS = tuple(_SPARK_TYPES)
+"""All but the payload: `value`, or the typed columns that stand instead of it."""
 _SPARK_HEADERS = pa.list_(pa.field("element", HEADERS_TYPE.value_type))
 
 
-def spark_schema(columns: Sequence[str]) -> StructType:
-    """The schema of these columns, in this order."""
-    return StructType([StructField(name, _SPARK_TYPES[name]) for name in columns])
+def spark_schema(columns: Sequence[str], payload: Mapping[str, DataType] = {"value": BinaryType()}) -> StructType:
+    """The schema of these columns, in this order.
+
+    Args:
+        payload: types of the payload's columns.
+    """
+    types = {**_SPARK_TYPES, **payload}
+    return StructType([StructField(name, types[name]) for name in columns])
 
 
-def checked_columns(schema: StructType) -> tuple[str, ...]:
+def checked_columns(schema: StructType, payload: Mapping[str, DataType]) -> tuple[str, ...]:
     """The columns a schema asks for.
+
+    Args:
+        payload: types of the payload's columns.
 
     Raises:
         ConfigError: one that the source does not have, or of another type.
     """
+    types = {**_SPARK_TYPES, **payload}
     for column in schema.fields:
-        if column.name not in _SPARK_TYPES:
-            hint = did_you_mean(column.name, tuple(_SPARK_TYPES))
+        if column.name not in types:
+            hint = did_you_mean(column.name, tuple(types))
             raise ConfigError(f"schema: the source has no column {column.name!r}{hint}", column=column.name)
-        expected = _SPARK_TYPES[column.name]
+        expected = types[column.name]
         if column.dataType.simpleString() != expected.simpleString():
             raise ConfigError(
                 f"schema: column {column.name!r} is {expected.simpleString()}, not {column.dataType.simpleString()}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import MutableMapping
 
 from pyspark.sql.datasource import (
@@ -13,6 +14,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_natslog.versions import check_spark
+
+logger = logging.getLogger("pyspark_natslog")
+
 
 class DefaultSource(DataSource):
     """Registered as `natslog`. Imports what it needs when it is used: Spark imports this package for any Python
@@ -20,8 +25,15 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        check_spark()
         super().__init__(options)
         self._options = dict(options)
+        if str(options.get("filterPushdown", "")).lower() == "true":  # here: it runs once for each DataFrame
+            logger.warning(
+                "filterPushdown leaves nothing out: Spark has one plan for all scans of a DataFrame, and what one "
+                "filters would be missing in the others. Spark filters the rows; to read less, give startingOffsets "
+                "and endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
+            )
 
     @classmethod
     def name(cls) -> str:
@@ -31,7 +43,8 @@ class DefaultSource(DataSource):
         from pyspark_natslog.schema import spark_schema
         from pyspark_natslog.source_options import SourceOptions
 
-        return spark_schema(SourceOptions.parse(self._options).selected_columns())
+        options = SourceOptions.parse(self._options)
+        return spark_schema(options.selected_columns(), options.payload.types)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_natslog.reader import BatchReader

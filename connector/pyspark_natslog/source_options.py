@@ -12,6 +12,8 @@ from natslog.errors import ConfigError, InvalidRequest, did_you_mean
 from natslog.subjects import check_name, check_subject
 from natslog.times import parse_timestamp_us
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming
+from pyspark_natslog.payload import PAYLOAD_OPTIONS, PayloadOptions
+from pyspark_natslog.schema import METADATA_COLUMNS
 from pyspark_natslog.selection import Selection
 
 Position: TypeAlias = int | Literal["earliest", "latest"]
@@ -32,7 +34,7 @@ _STREAM_ONLY = (
 _SOURCE = (
     "servers", "stream", "streamPattern", "group", "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
     "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack", "includeHeaders", "columns",
-    "subjectFilter", *_BATCH_ONLY, *_STREAM_ONLY, *CONNECTION,
+    "subjectFilter", *PAYLOAD_OPTIONS, *_BATCH_ONLY, *_STREAM_ONLY, *CONNECTION,
 )  # fmt: skip
 _SELECTORS = ("stream", "streamPattern", "group")
 _TASK_BYTES = 64 * 1024 * 1024
@@ -95,6 +97,7 @@ class SourceOptions:
     columns: tuple[str, ...] | None
     subject_filter: str | None
     filter_pushdown: bool
+    payload: PayloadOptions
     reports_lag: bool
     cursor: str | None
     client_options: ClientOptions = field(repr=False)
@@ -112,6 +115,7 @@ class SourceOptions:
         given = Given(options, _SOURCE)
         _check_kind(given, streaming)
         selection = _selection(given)
+        payload = PayloadOptions.parse(given, METADATA_COLUMNS)
         subject_filter = given.text("subjectFilter")
         if subject_filter is not None:
             with naming("subjectFilter"):
@@ -125,17 +129,18 @@ class SourceOptions:
             admission=_admission(given),
             cutting=_cutting(given),
             include_headers=given.flag("includeHeaders", False),
-            columns=_columns(given),
+            columns=_columns(given, payload.stand_in(ALL_COLUMNS)),
             subject_filter=subject_filter,
             filter_pushdown=given.flag("filterPushdown", False),
+            payload=payload,
             reports_lag=given.flag("lag", True),
             cursor=_cursor(given),
             client_options=client_options(given),
         )
 
     def selected_columns(self) -> tuple[str, ...]:
-        """Columns of the source where Spark was given no schema."""
-        return self.columns or (ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+        """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
+        return self.columns or self.payload.stand_in(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers, self.client_options)
@@ -193,16 +198,14 @@ def _cursor(given: Given) -> str | None:
     return text
 
 
-def _columns(given: Given) -> tuple[str, ...] | None:
+def _columns(given: Given, known: tuple[str, ...]) -> tuple[str, ...] | None:
     text = given.text("columns")
     if text is None:
         return None
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
-        if name not in ALL_COLUMNS:
-            raise ConfigError(
-                f"option columns: unknown column {name!r}{did_you_mean(name, ALL_COLUMNS)}", option="columns"
-            )
+        if name not in known:
+            raise ConfigError(f"option columns: unknown column {name!r}{did_you_mean(name, known)}", option="columns")
     if not names or len(set(names)) != len(names):
         raise ConfigError("option columns must name at least one column, each once", option="columns")
     if given.flag("includeHeaders", False) and "headers" not in names:

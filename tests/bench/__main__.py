@@ -8,7 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from natslog.units import parse_size_bytes
-from tests.bench import cluster, cluster_losses, lag_overhead, publishing, report, spark_scan, spark_sink, standing
+from tests.bench import (
+    cluster,
+    cluster_losses,
+    lag_overhead,
+    publishing,
+    report,
+    spark_scan,
+    spark_sink,
+    standing,
+    typed_payloads,
+)
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
@@ -21,8 +31,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, sink, streams, start, replicas, failover, idle, unacked, "
-        "catchup, lag",
+        help="comma-separated: publish, latency, flood, scan, typed, sink, streams, start, replicas, failover, idle, "
+        "unacked, catchup, lag",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup (needs root)")
@@ -34,15 +44,16 @@ def main() -> None:
         "latency": lambda: publishing.latency(given.pairs),
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),
+        "typed": lambda: typed_payloads.typed(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
         "replicas": lambda: cluster.replicated(given.pairs),
         "failover": lambda: cluster.failover(given.kills),
         "idle": cluster.idle_replicas,
-        "lag": lambda: lag_overhead.overhead(given.pairs),
         "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
         "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind)),
+        "lag": lambda: lag_overhead.overhead(given.pairs),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     for name in chosen:

@@ -1,7 +1,11 @@
-"""The peers of the scan: the same Arrow batches from a mapped file, and as tuples. Importable by Spark's workers."""
+"""The peers of the scan: the same Arrow batches from a mapped file, as tuples, and their JSON decoded row by row.
+
+Importable by Spark's workers.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -67,3 +71,30 @@ class TupleSource(MappedSource):
     @classmethod
     def name(cls) -> str:
         return "benchtuples"
+
+
+class _JsonRowsReader(_MappedReader):
+    def __init__(self, path: str, parts: int, names: Sequence[str]) -> None:
+        super().__init__(path, parts, as_tuples=False)
+        self._names = tuple(names)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in super().read(partition):
+            offsets, values = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+            for offset, value in zip(offsets, values, strict=True):
+                found = json.loads(value)
+                yield (offset, *(found.get(name) for name in self._names))
+
+
+class JsonRowsSource(DataSource):
+    """JSON decoded row by row, into tuples: as Python sources usually do it. Option `fields`: DDL of the columns."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "benchjsonrows"
+
+    def schema(self) -> str:
+        return f"offset LONG, {self.options['fields']}"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _JsonRowsReader(self.options["path"], int(self.options["parts"]), schema.names[1:])

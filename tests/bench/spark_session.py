@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from tests.bench.scan_sources import MappedSource, TupleSource
+from tests.bench.scan_sources import JsonRowsSource, MappedSource, TupleSource
 from tests.bench.sides import ROOT
 
 
@@ -28,8 +28,8 @@ def spark_session() -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
-    session.dataSource.register(MappedSource)
-    session.dataSource.register(TupleSource)
+    for source in (MappedSource, TupleSource, JsonRowsSource):
+        session.dataSource.register(source)
     try:
         yield session
     finally:

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from natslog.client import NatslogClient
+from natslog.publisher import Publisher, Rows
 from tests.chaos import damage
 from tests.chaos.checkers import judge, served_copy
 from tests.chaos.history import FaultEvent, History
@@ -213,6 +215,30 @@ def test_bit_flip_in_a_segment_is_mended_by_itself(cluster: Cluster, kind: str) 
                 values = [value for batch in client.read(load.stream) for value in batch.column("value").to_pylist()]
             stored = served_copy(load.leader(), load.stream).values()
             assert values == stored[: len(values)], what
+
+
+def test_replica_that_cannot_read_the_message_ids_it_holds_does_not_lead(cluster: Cluster) -> None:
+    """It would store a retry of what it cannot read a second time. The damage is found by no reader before."""
+    name = f"ids-{secrets.token_hex(3)}"
+    with cluster.client() as client:
+        stream_id = client.create_stream(name, name, replicas=3, dedupe_window="10m")["id"]
+        ids = pa.array([f"id{at}" for at in range(3000)])
+        rows = Rows(pa.array([name] * 3000), pa.array([b"x" * 100] * 3000), ids=ids)
+        with Publisher(cluster.nats.url) as publisher:
+            for part in rows.parts(200, 10**9):  # commits, of which several make a segment
+                publisher.publish(part, "stored")
+            leader = cluster.brokers[client.stream(name)["leader"] - 1]
+            follower = next(one for one in cluster.brokers if one is not leader)
+            eventually(lambda: damage.files_of_kind(follower, stream_id, "sealed"), 30, "a sealed segment")
+            sealed = damage.files_of_kind(follower, stream_id, "sealed")[0]
+            content = bytearray(sealed.read_bytes())
+            content[len(content) // 2] ^= 1
+            sealed.write_bytes(bytes(content))
+            client.transfer_stream(name, follower.number)
+            publisher.publish(rows, "stored")
+        cluster.wait_in_sync(SYNC_WITHIN_S)
+        assert client.position(name)["high_watermark"] == 3000
+        client.delete_stream(name)
 
 
 def test_damaged_raft_log_refuses_to_start_and_the_broker_is_replaced(cluster: Cluster) -> None:

@@ -110,6 +110,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         rewrite = asked.changes_rows or _is_crumbly(plan)
         rewriting = loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
         body = None if rewriting is None else await _or_elsewhere(request, stream, rewriting)
+        stream.sent_bytes += plan.length if body is None else len(body)
         headers = {
             "Natslog-Next-Offset": str(plan.next_offset),
             "Natslog-High-Watermark": str(log.high_watermark),

@@ -176,6 +176,10 @@ class _BrokerCollector:
             for stream_name, stream in streams:
                 family.add_metric([stream_name], getattr(stream.stats, attribute))
             yield family
+        sent = CounterMetricFamily("natslog_sent_bytes", "Bytes of messages sent to readers", labels=["stream"])
+        for stream_name, stream in streams:
+            sent.add_metric([stream_name], stream.sent_bytes)
+        yield sent
 
 
 @routes.get("/metrics")

@@ -242,7 +242,12 @@ class Hosting:
             refusal=stream.refusal,
         )
         window_s = record.settings.dedupe_window_s
-        ingest.dedupe = await loop.run_in_executor(self._writers, rebuilt_dedupe, window_s, log)
+        ingest.dedupe, damage = await loop.run_in_executor(self._writers, rebuilt_dedupe, window_s, log)
+        if damage is not None:
+            logger.error("stream %s: some message ids cannot be read: %s", record.name, damage.message)
+            if record.settings.replicas > 1:  # a replica that has them all is to lead
+                stream.note_damage(damage)
+                return
         stream.ingest = ingest
         ingest.start(self._on_bug)
         stream.leading = LeaderReplica(

@@ -58,6 +58,7 @@ class HostedStream:
         sessions: followers' links that want to hear of it.
         advanced: set, and replaced, whenever the high watermark moves.
         damage: what was found damaged and is not repaired yet.
+        sent_bytes: to readers, from this replica, as far as answers were begun.
     """
 
     def __init__(self, record: StreamRecord, me: BrokerId, log: ReplicaLog | None = None) -> None:
@@ -71,6 +72,7 @@ class HostedStream:
         self.following: FollowerReplica | None = None
         self.ingest: StreamIngest | None = None
         self.stats = IngestStats()
+        self.sent_bytes = 0
         self.subscription: object | None = None
         self.writing = asyncio.Lock()
         self.sessions: set[SessionMark] = set()

@@ -376,7 +376,9 @@ class StreamIngest:
         with self._lock:
             window_s, self._new_window_s = self._new_window_s, None
         assert window_s is not None, "only this turn takes it"
-        self.dedupe = rebuilt_dedupe(window_s, self.log)
+        self.dedupe, damage = rebuilt_dedupe(window_s, self.log)
+        if damage is not None:
+            logger.error("stream %s: deduplication knows what could be read: %s", self.name, damage.message)
 
     def _roll(self) -> None:
         with self._lock:

@@ -26,7 +26,7 @@ except ImportError:  # the base install: everything works, `scan` by its plain t
         quiet: Function = np.errstate(over="ignore")(function)
         return quiet
 
-    inlined = compiled
+    inlined = uncounted = compiled
 
     def copy_bytes(source: Any, start: Any, length: Any, target: Any, at: Any) -> None:
         target[at : at + length] = source[start : start + length]
@@ -42,6 +42,13 @@ else:
 
     def compiled(function: Function) -> Function:
         decorated: Function = _njit(function)
+        return decorated
+
+    def uncounted(function: Function) -> Function:
+        """For kernels that make no array, and call such only: no counting of references, two atomics for each array
+        and call.
+        """
+        decorated: Function = _njit(function, _nrt=False)
         return decorated
 
     def inlined(function: Function) -> Function:

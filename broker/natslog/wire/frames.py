@@ -118,3 +118,10 @@ class FrameParser:
             self._buffer = np.empty(max(size, 2 * len(self._buffer)), np.uint8)
         self._buffer[: len(rest)] = rest.copy() if len(rest) > self._start else rest
         self._start, self._end = 0, len(rest)
+
+
+def load_scan() -> None:
+    """Loads what scans, or compiles it: that takes seconds, once on a machine, and no connection should wait for it."""
+    parser = FrameParser()
+    parser.receive_data(b"PING\r\n")
+    assert [len(frames.rows) for frames in parser.frames()] == [1]

@@ -1,0 +1,107 @@
+"""JSON payloads, one object each, into typed columns; the work is `kernels_json`'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from pyspark_natslog.payload import assembling
+from pyspark_natslog.payload.kernels import rows_are_utf8
+from pyspark_natslog.payload.kernels_json import (
+    BLANK,
+    BROKEN,
+    GOOD,
+    NO_OBJECT,
+    NO_TEXT,
+    TRAILING,
+    WRONG_VALUE,
+    decode_json,
+)
+from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
+from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.tree import CELL, COUNT, FLOAT, Columns, Tree
+
+_REASONS = {
+    BROKEN: "it is no sound JSON at byte {at}",
+    NO_OBJECT: "it is no JSON object",
+    TRAILING: "there is more behind the JSON object, from byte {at} on",
+    WRONG_VALUE: "column {path} is {type}; the value at byte {at} is not",
+    NO_TEXT: "it is not UTF-8",
+}
+
+
+class JsonDecoder:
+    """Decodes into the columns of `schema`.
+
+    Args:
+        schema: nullable throughout, of types that `tree.is_decodable` knows.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        self._tree = Tree.of(schema)
+
+    def decode(self, payloads: Payloads) -> Decoded:
+        tree, text, offsets = self._tree, payloads.text, payloads.offsets
+        rows = len(payloads)
+        columns = tree.room(rows, len(text))
+        usable, results = np.ones(rows, np.uint8), np.empty(rows, np.uint8)
+        rows_are_utf8(text, offsets, usable)
+        where = np.zeros((rows, 2), np.int64)
+        hard = np.empty((len(text) // 4 + 2, 4), np.int64)
+        hard[0, 0] = 0
+        longest = max(len(node.name.encode()) for node in tree.nodes)
+        decode_json(
+            columns,
+            text,
+            offsets,
+            usable,
+            results,
+            where,
+            np.empty((tree.depth + 1, 3), np.int64),
+            np.empty(MOST_NESTED, np.uint8),
+            np.empty(6 * longest, np.uint8),  # \uXXXX for each byte
+            hard,
+        )
+        _fill_hard_reals(tree, columns, text, hard[1 : hard[0, 0] + 1])
+        malformed = (results != GOOD) & (results != BLANK)
+        return Decoded(
+            arrays=assembling.arrays(tree, columns),
+            malformed=malformed,
+            reason=lambda row: self._reason(int(results[row]), int(where[row, 0]), int(where[row, 1] - offsets[row])),
+        )
+
+    def _reason(self, result: int, node: int, at: int) -> str:
+        found = self._tree.nodes[node]
+        return _REASONS[result].format(at=at, path=found.path, type=found.type.simpleString())
+
+
+def _fill_hard_reals(tree: Tree, columns: Columns, text: Any, notes: Any) -> None:
+    """The numbers that the kernel has left, by Arrow's exact parser; notes that no longer stand are passed over."""
+    if not len(notes):
+        return
+    edges = np.empty(2 * len(notes) + 1, np.int32)  # notes stand in the order of the text: each number, each gap
+    edges[0:-1:2], edges[1::2] = notes[:, 2], notes[:, 3]
+    edges[-1] = edges[-2]
+    spans = pa.Array.from_buffers(pa.string(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(text)])
+    numbers = spans.take(pa.array(np.arange(0, len(edges) - 1, 2)))
+    for single in (True, False):
+        kinds = np.array([node.kind == FLOAT for node in tree.nodes])
+        chosen = np.flatnonzero(kinds[notes[:, 0]] == single)
+        if len(chosen):
+            values = _reals(numbers.take(pa.array(chosen)), np.float32 if single else np.float64)
+            node, position = notes[chosen, 0], notes[chosen, 1]
+            cells = columns.table[node, CELL] + position
+            stands = (position < columns.table[node, COUNT]) & (columns.cells[cells] == chosen + 1)
+            columns.reals[cells[stands]] = values[stands]
+
+
+def _reals(numbers: Any, kind: Any) -> Any:
+    try:
+        return pc.cast(numbers, pa.float32() if kind is np.float32 else pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # one is beyond the range: infinite, as Spark has it
+        with np.errstate(over="ignore"):
+            return np.array([kind(number) for number in numbers.to_pylist()])

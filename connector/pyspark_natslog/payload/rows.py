@@ -1,0 +1,63 @@
+"""What goes into a decoder and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Payload `r` is `text[offsets[r]:offsets[r + 1]]`: the value column's own buffers.
+
+    Attributes:
+        text: uint8. `offsets`: int32, one more than there are payloads.
+    """
+
+    text: Any
+    offsets: Any
+
+    @classmethod
+    def of(cls, values: Any) -> Payloads:
+        """Of a binary Arrow array without nulls, or a slice of one."""
+        _, offsets, held = values.buffers()
+        edges = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+        start, end = int(edges[0]), int(edges[-1])
+        text = np.zeros(1, np.uint8) if held is None else np.frombuffer(held, np.uint8)[start:end]
+        return cls(text, edges - edges[0])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return bytes(self.text[self.offsets[row] : self.offsets[row + 1]])
+
+    def buffer(self, row: int) -> Any:
+        """The payload as an Arrow buffer, not copied."""
+        return pa.py_buffer(self.text[self.offsets[row] : self.offsets[row + 1]])
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Typed columns of some payloads.
+
+    Attributes:
+        arrays: by name; one entry per row.
+        malformed: a bool per payload (numpy). `reason`: of a malformed payload, why; half a sentence for a person.
+        parents: the payload of each row, where that is not simply its own number: one may hold many rows, or none.
+    """
+
+    arrays: dict[str, Any]
+    malformed: Any
+    reason: Callable[[int], str]
+    parents: Any | None = None
+
+
+class Decoder(Protocol):
+    """One format."""
+
+    def decode(self, payloads: Payloads) -> Decoded: ...

@@ -1,0 +1,117 @@
+"""`payloadSchema` as it is given: DDL, Spark's JSON, Avro's JSON, or the path of a file that holds one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+
+from natslog.errors import InvalidRequest
+from pyspark_natslog.payload.avro_schema import AvroNode, fingerprint, parse_avro
+from pyspark_natslog.payload.ddl import parse_ddl
+from pyspark_natslog.payload.tree import is_decodable
+
+_ENDINGS = (".json", ".avsc", ".ddl", ".sql", ".txt")
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSchema:
+    """Columns of a payload, as Spark has them.
+
+    Attributes:
+        avro: the schema it was made from, with its fingerprint, if it was an Avro schema.
+    """
+
+    columns: StructType
+    avro: AvroNode | None = None
+    fingerprint: int = 0
+
+
+def parse_payload_schema(text: str) -> PayloadSchema:
+    """The columns that a schema gives.
+
+    Raises:
+        InvalidRequest: no such file, not understood, or a type that can't be decoded into.
+    """
+    if _is_path(text):
+        text = _read(text)
+    found = _parse_json(text) if text[:1] in ("{", "[", '"') else PayloadSchema(parse_ddl(text))
+    if not found.columns.fields:
+        raise InvalidRequest("it names no columns")
+    _check_names(found.columns, "")
+    for path, kind in _types(found.columns, ""):
+        if not is_decodable(kind):
+            raise InvalidRequest(f"{path}: a payload can't be decoded into {kind.simpleString()}")
+    return found
+
+
+def _is_path(text: str) -> bool:
+    if text[:1] in ("{", "[", '"') or "\n" in text:
+        return False
+    return text.startswith(("/", "./", "../", "~", "file:")) or text.lower().endswith(_ENDINGS)
+
+
+def _read(text: str) -> str:
+    path = Path(text.removeprefix("file://").removeprefix("file:")).expanduser()
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InvalidRequest(f"the file {text} is larger than any schema")
+        return path.read_text().strip()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read the file {text}: {error.strerror}; the driver reads it, where it runs"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the file {text} holds no text") from error
+
+
+def _parse_json(text: str) -> PayloadSchema:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"it begins like JSON, but is none: {error}") from error
+    if isinstance(body, dict) and body.get("type") == "struct":
+        return PayloadSchema(_spark_json(body))
+    found = parse_avro(text)
+    assert isinstance(found.type, StructType)
+    return PayloadSchema(found.type, found, fingerprint(text))
+
+
+def _spark_json(body: dict[str, Any]) -> StructType:
+    try:
+        return StructType.fromJson(body)
+    except Exception as error:  # PySpark raises whatever it stumbles over: KeyError, ValueError, its own errors
+        raise InvalidRequest(f"it is no schema in Spark's JSON (as StructType.json() writes it): {error!r}") from error
+
+
+def _types(kind: DataType, path: str) -> Iterator[tuple[str, DataType]]:
+    """Every type within a type, and its path."""
+    yield path, kind
+    if isinstance(kind, StructType):
+        for inner in kind.fields:
+            yield from _types(inner.dataType, f"{path}.{inner.name}" if path else inner.name)
+    elif isinstance(kind, ArrayType):
+        yield from _types(kind.elementType, f"{path}.element")
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            raise InvalidRequest(f"{path}: the keys of a map must be string, not {kind.keyType.simpleString()}")
+        yield from _types(kind.valueType, f"{path}.value")
+
+
+def _check_names(kind: DataType, path: str) -> None:
+    for inner_path, inner in _types(kind, path):
+        if isinstance(inner, StructType):
+            lower = [name.lower() for name in inner.names]
+            twice = next((name for name in inner.names if lower.count(name.lower()) > 1), None)
+            if twice is not None:
+                raise InvalidRequest(f"it names {twice!r} twice{f' in {inner_path}' if inner_path else ''}")
+
+
+def with_column(columns: StructType, name: str) -> StructType:
+    """The columns and one of text behind them."""
+    return StructType([*columns.fields, StructField(name, StringType())])

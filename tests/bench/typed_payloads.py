@@ -1,0 +1,88 @@
+"""Typed JSON payloads into Spark's `noop` sink, against `json.loads` a row in a Python source."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from random import Random
+from typing import Any
+
+import nats
+from pyspark.sql import functions as F
+
+from tests.bench.pairs import Comparison, compare
+from tests.bench.sides import STREAM, SUBJECT, natslog_side, scratch
+from tests.bench.spark_scan import rows_per_second, write_mapped
+from tests.bench.spark_session import spark_session
+from tests.harness import eventually
+
+FIELDS = "id LONG, user STRING, price DOUBLE, quantity INT, paid BOOLEAN, city STRING, tags ARRAY<STRING>"
+_ROWS = 300_000
+_LEAST_RATIO = 5.0
+
+
+def order(random: Random, number: int) -> bytes:
+    """One message of some 140 bytes, and two members that nobody asks for."""
+    body = {
+        "id": number,
+        "user": f"user-{random.randrange(10_000)}",
+        "price": round(random.uniform(1, 500), 2),
+        "quantity": random.randrange(1, 20),
+        "paid": random.random() < 0.5,
+        "city": random.choice(["Zürich", "Lyon", "Porto", "Graz"]),
+        "tags": ["web", "new"][: random.randrange(3)],
+        "agent": {"name": "curl", "version": 8},
+        "note": None,
+    }
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+async def _publish(url: str) -> None:
+    connection = await nats.connect(url)
+    random = Random(7)
+    for number in range(_ROWS):
+        await connection.publish(SUBJECT, order(random, number))
+        if number % 5000 == 4999:
+            await connection.flush()
+    await connection.flush()
+    await connection.close()
+
+
+def typed(pairs: int) -> list[Comparison]:
+    settings: dict[str, Any] = {"segment_bytes": "64MiB", "segment_age": "1s", "retention_interval": "500ms"}
+    with natslog_side(**settings) as (server, broker), scratch() as folder, spark_session() as spark:
+        asyncio.run(_publish(server.url))
+        eventually(lambda: broker.client().stream(STREAM)["high_watermark"] == _ROWS, 60, "every row is stored")
+        write_mapped(broker, folder / "mapped.arrow", _ROWS)
+        source = spark.read.format("natslog").options(servers=broker.url, stream=STREAM)
+        names = [field.split()[0] for field in FIELDS.split(", ")]
+        columns = ",".join(["offset", *names])
+
+        def ours() -> float:
+            typed_source = source.options(payloadFormat="json", payloadSchema=FIELDS, columns=columns)
+            return rows_per_second(typed_source.load(), _ROWS)
+
+        def rows() -> float:
+            reader = spark.read.format("benchjsonrows").option("path", str(folder / "mapped.arrow"))
+            return rows_per_second(reader.options(parts="2", fields=FIELDS).load(), _ROWS)
+
+        def from_json() -> float:
+            frame = spark.read.format("natslog").options(servers=broker.url, stream=STREAM).load()
+            decoded = F.from_json(F.col("value").cast("string"), FIELDS)
+            return rows_per_second(frame.select("offset", decoded.alias("row")).select("offset", "row.*"), _ROWS)
+
+        for _ in range(2):  # Spark's own warm-up, and the kernels'
+            ours(), from_json()
+        found = compare(
+            "typed JSON, seven columns",
+            "rows/s",
+            _LEAST_RATIO,
+            ours=ours,
+            peer="json.loads a row into tuples, in a Python source",
+            theirs=rows,
+            pairs=pairs,
+        )
+        found.notes["rows"] = _ROWS
+        found.notes["value column and Spark's from_json, rows/s"] = statistics.median(from_json() for _ in range(pairs))
+        return [found]

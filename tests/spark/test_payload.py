@@ -1,0 +1,293 @@
+"""Typed payloads in a real Spark: formats, modes, projection, batch and streaming; JSON beside Spark's `from_json`."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from natslog.client import NatslogClient
+from pyspark_natslog.payload.avro_schema import fingerprint
+from tests.harness import BrokerProcess, publish_acked
+
+pytestmark = pytest.mark.spark
+
+DDL = (
+    "i int, l long, b tinyint, d double, f float, s string, bo boolean, de decimal(6,2), dt date, ts timestamp, "
+    "tn timestamp_ntz, bi binary, a array<int>, m map<string,int>, st struct<x:int,y:string>, "
+    "aa array<struct<x:int,y:string>>, am map<string,struct<x:int>>, _corrupt_record string"
+)
+CASES = r"""
+{"i":1,"l":2,"b":3,"d":1.5,"s":"q","bo":true,"de":1.005}
+{"i":"x","l":5}
+{"i":1.0,"l":5}
+{"i":3000000000,"l":5}
+{"l":99999999999999999999,"i":1}
+{"b":300,"i":1}
+{"i":null,"s":null,"bo":"true","l":1}
+{"s":5}
+{"s":true}
+{"s":{"a":1,"b":[1,2]}}
+{"d":"NaN"}
+{"d":"Infinity","f":"-INF"}
+{"d":NaN}
+{"d":"1.5","i":1}
+{"i":"","l":1}
+{"s":"","bi":"","a":"","l":1}
+{"de":"1.5"}
+{"de":"x","l":1}
+{"de":123456.789,"l":1}
+{"de":9999.995,"l":1}
+{"dt":"2024-01-02","ts":"2024-01-02T03:04:05Z","tn":"2024-01-02 03:04:05"}
+{"dt":"2024","ts":"2024"}
+{"dt":"2024-1-2","ts":"2024-1-2 3:4:5"}
+{"dt":"2024-01-02T03:04","ts":"2024-01-02T03:04","tn":"2024-01-02T03:04Z","l":1}
+{"dt":"2024-01-02abc","l":1}
+{"dt":19000,"l":1}
+{"ts":1700000000,"l":1}
+{"ts":1700000000.5,"l":1}
+{"ts":"2024-01-02T03:04:05.123456789+02:00"}
+{"ts":"2024-01-02T03:04:05 UTC"}
+{"ts":"2024-01-02T03:04:05GMT+2"}
+{"ts":"2024-01-02T03:04:05+0200","l":1}
+{"ts":"2024-01-02T25:04:05","l":1}
+{"ts":" 2024-02-20 ","dt":" 2024-02-20 "}
+{"bi":"aGVsbG8="}
+{"bi":"aGVsbG8"}
+{"a":[1,2,null]}
+{"a":[1,"x",3],"l":1}
+{"a":{"x":1},"l":1}
+{"a":[],"m":{}}
+{"m":{"a":1,"b":null}}
+{"m":{"a":1,"b":"x","c":3},"l":1}
+{"st":{"x":1,"y":"b","z":[{}]}}
+{"st":{"x":"bad","y":"b"},"l":1}
+{"st":[1],"l":1}
+{"aa":[{"x":1},{"y":"q"},null,{}]}
+{"aa":[{"x":"bad","y":"q"},{"x":2}],"l":1}
+{"aa":[5,{"x":2}],"l":1}
+{"am":{"k":{"x":1},"j":null}}
+{"am":{"k":{"x":"bad"},"j":{"x":2}},"l":1}
+{"i":1,"i":2}
+{"i":1,}
+{"i":1,"l":
+{"i":01}
+{"i":+1}
+{"i":-0,"d":-0.0}
+{"d":1e400,"f":1e39}
+{"d":0.1234567890123456789,"f":0.1234567890123456789}
+{"d":1.}
+{'i':1,"s":'x'}
+{i:1}
+{"s":"a\u0041\n\/\ud83d\ude00"}
+{"s":"\ud83d"}
+{"u":"\x","i":1}
+{"u":{"a":[1,2,{"b":}]},"i":1}
+[{"i":1}]
+5
+null
+xyz
+   {"i" : 1 , "l":2 }   
+{}
+{"I":1}
+{"ts":null,"dt":null,"a":null,"m":null,"st":null}
+""".strip("\n").split("\n")  # noqa: W291
+CASES += ["  ", '{"s":"a\tb"}', '{"i":\n1,\r\n"l":2}', '\ufeff{"i":1}']
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "user", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+    ],
+}
+
+
+@pytest.fixture
+def read(spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> Any:
+    """`read(payloads, **options)`: a frame over a stream of its own that holds these."""
+    made: list[str] = []
+
+    def frame(payloads: list[bytes] | None, schema: str | None = None, **options: str) -> DataFrame:
+        if payloads is not None:
+            made.append(f"{name}-{len(made)}")
+            client.create_stream(made[-1], made[-1])
+            publish_acked(nats_url, made[-1], payloads)
+        reader = spark.read.format("natslog").options(servers=broker.url, stream=made[-1], **options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return frame
+
+
+def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in frame.orderBy("offset").select(*columns).collect()]
+
+
+def test_json_means_what_spark_means_by_it(spark: SparkSession, read: Any) -> None:
+    """Every case decoded here and by Spark; where the two differ on purpose, docs/SPARK.md says so."""
+    frame = read([case.encode() for case in CASES], payloadFormat="json", payloadSchema=DDL)
+    assert frame.columns[:5] == ["stream", "offset", "timestamp", "subject", "key"]
+    assert ", ".join(f"{name} {kind}" for name, kind in frame.dtypes[5:]).replace("bigint", "long") == DDL
+    theirs = spark.createDataFrame(list(enumerate(CASES)), "offset long, text string")
+    options = {"columnNameOfCorruptRecord": "_corrupt_record"}
+    theirs = theirs.select("offset", F.from_json("text", DDL, options).alias("row")).select("offset", "row.*")
+    names = frame.columns[5:]
+    both = zip(rows(frame, *names), rows(theirs, *names), strict=True)
+    different = {case: pair for case, pair in zip(CASES, both, strict=True) if repr(pair[0]) != repr(pair[1])}
+    assert different == {}
+
+
+def test_modes_and_the_corrupt_record_column(read: Any) -> None:
+    payloads = [b'{"id":1}', b"oops \xff", b'{"id":"x","user":"kept"}', b'{"id":2}', b""]
+    schema = "id INT, user STRING, _corrupt_record STRING"
+    frame = read(payloads, payloadFormat="json", payloadSchema=schema)
+    expected = [(1, None, None), (None, None, "oops \ufffd"), (None, "kept", payloads[2].decode()), (2, None, None)]
+    assert rows(frame, "id", "user", "_corrupt_record") == [*expected, (None, None, None)]
+    only = read(None, payloadFormat="json", payloadSchema=schema, columns="_corrupt_record,offset")
+    assert [text is not None for text, _ in rows(only, *only.columns)] == [False, True, True, False, False]
+    plain = read(None, payloadFormat="json", payloadSchema="id INT, user STRING", columnNameOfCorruptRecord="bad")
+    assert "bad" not in plain.columns
+    assert rows(plain, "id") == [(1,), (None,), (None,), (2,), (None,)]
+    dropped = read(None, payloadFormat="json", payloadSchema=schema, mode="dropMalformed")
+    assert rows(dropped, "offset", "id", "_corrupt_record") == [(0, 1, None), (3, 2, None), (4, None, None)]
+    failing = read(None, payloadFormat="json", payloadSchema=schema, mode="FAILFAST")
+    with pytest.raises(Exception, match=r"offset 1: the payload is malformed: it is not UTF-8\. Read it with"):
+        failing.count()
+    text = read(None, payloadFormat="string")
+    assert rows(text, "value") == [('{"id":1}',), (None,), (payloads[2].decode(),), ('{"id":2}',), ("",)]
+    assert read(None, payloadFormat="string", mode="DROPMALFORMED").count() == 4
+
+
+def test_projection_by_option_and_by_schema_decodes_only_what_is_asked_for(read: Any) -> None:
+    payloads = [b'{"id":1,"user":"a","n":{"x":[1]}}', b'{"id":2,"user":7,"n":5}']
+    options = {"payloadFormat": "json", "payloadSchema": "id INT, user STRING, n STRUCT<x: ARRAY<INT>>"}
+    assert rows(read(payloads, columns="n,offset", **options), "n") == [(([1],),), (None,)]
+    some = read(None, columns="user,offset,id", mode="FAILFAST", **options)
+    assert some.columns == ["user", "offset", "id"], "n is wrong in one, and nobody looks at it"
+    assert rows(some, *some.columns) == [("a", 0, 1), ("7", 1, 2)]
+    given = read(None, schema="id INT, stream STRING, offset BIGINT", **options)
+    assert [row[0] for row in rows(given, "id", "stream")] == [1, 2]
+    assert rows(read(None, columns="offset,subject", **options), "offset") == [(0,), (1,)]
+    assert read(None, includeHeaders="true", **options).columns[-4:] == ["id", "user", "n", "headers"]
+    with pytest.raises(Exception, match="column 'id' is int, not string"):
+        read(None, schema="id STRING", **options).count()
+    with pytest.raises(Exception, match="unknown column 'usr'; did you mean 'user'"):
+        read(None, columns="usr", **options).count()
+
+
+def test_avro_plain_and_single_object_encoded(read: Any, tmp_path: Path) -> None:
+    text = json.dumps(AVRO)
+    path = tmp_path / "order.avsc"
+    path.write_text(text)
+    orders = [
+        {"id": at, "user": f"u{at}" if at % 2 else None, "at": at * 10**6, "tags": ["t"] * at, "kind": "NEW"}
+        for at in range(4)
+    ]
+    payloads = []
+    for order in orders:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(AVRO), order)
+        payloads.append(out.getvalue())
+    header = b"\xc3\x01" + fingerprint(text).to_bytes(8, "little")
+    payloads = [payloads[0], header + payloads[1], payloads[2], header + payloads[3], b"\0\0\0\0\1" + payloads[1]]
+    options = {"payloadFormat": "avro", "payloadSchema": str(path), "columnNameOfCorruptRecord": "bad"}
+    frame = read(payloads, **options)
+    assert frame.dtypes[5:] == [
+        ("id", "bigint"), ("user", "string"), ("at", "timestamp"), ("tags", "array<string>"), ("kind", "string"),
+        ("bad", "string"),
+    ]  # fmt: skip
+    found = rows(frame.withColumn("at", F.unix_micros("at")), "id", "user", "at", "tags", "kind", "bad")
+    assert found[:4] == [(*order.values(), None) for order in orders]
+    assert found[4] == (None, None, None, None, None, b64encode(payloads[4]).decode())
+    with pytest.raises(Exception, match="offset 4: .*Confluent header"):
+        read(None, payloadFormat="avro", payloadSchema=text, mode="FAILFAST").count()
+
+
+def test_arrow_payloads_are_exploded_beside_their_messages(read: Any) -> None:
+    def stream(*ids: int) -> bytes:
+        batch = pa.record_batch(
+            {"id": pa.array(ids, pa.int32()), "user": pa.array([f"u{at}" for at in ids], pa.string())}
+        )
+        out = io.BytesIO()
+        with pa.ipc.new_stream(out, batch.schema) as writer:
+            writer.write_batch(batch)
+        return out.getvalue()
+
+    payloads = [stream(1, 2), stream(), b"junk", stream(3)]
+    options = {"payloadFormat": "arrow", "payloadSchema": "id BIGINT, user STRING, more DOUBLE"}
+    frame = read(payloads, columnNameOfCorruptRecord="bad", **options)
+    assert rows(frame, "offset", "id", "user", "more", "bad") == [
+        (0, 1, "u1", None, None), (0, 2, "u2", None, None), (2, None, None, None, b64encode(b"junk").decode()),
+        (3, 3, "u3", None, None),
+    ]  # fmt: skip
+    assert rows(read(None, mode="DROPMALFORMED", **options), "offset") == [(0,), (0,), (3,)]
+
+
+def test_typed_payloads_in_a_streaming_query(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+) -> None:
+    client.create_stream(name, name)
+    source = spark.readStream.format("natslog").options(servers=broker.url, stream=name, payloadFormat="json")
+    source = source.options(payloadSchema="id INT, _corrupt_record STRING", maxOffsetsPerTrigger="7")
+
+    def drain(**options: str) -> None:
+        writer = source.options(**options).load().writeStream.format("parquet").option("path", str(folder / "out"))
+        query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    publish_acked(nats_url, name, [b'{"id":%d}' % at for at in range(10)])
+    drain()
+    publish_acked(nats_url, name, [b"broken", b'{"id":11}'])
+    drain()
+    found = spark.read.schema("offset long, id int, _corrupt_record string").parquet(str(folder / "out"))
+    assert rows(found, "offset", "id", "_corrupt_record") == [
+        *((at, at, None) for at in range(10)), (10, None, "broken"), (11, 11, None),
+    ]  # fmt: skip
+    publish_acked(nats_url, name, [b"broken again"])
+    with pytest.raises(Exception, match=f"stream '{name}', offset 12: the payload is malformed"):
+        drain(mode="FAILFAST")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"payloadFormat": "jsn"}, "option payloadFormat 'jsn' must be binary, .*; did you mean 'json'"),
+        ({"payloadFormat": "json"}, "option payloadSchema is missing: json needs one"),
+        ({"payloadSchema": "a int"}, "option payloadSchema says nothing with payloadFormat binary"),
+        ({"payloadFormat": "string", "payloadSchema": "a int"}, "payloadSchema says nothing with payloadFormat string"),
+        ({"mode": "FAILFAST"}, "option mode says nothing with payloadFormat binary"),
+        ({"payloadFormat": "json", "payloadSchema": "a itn"}, "payloadSchema: 'itn' is no type; did you mean 'int'"),
+        ({"payloadFormat": "json", "payloadSchema": "a int, A int"}, "payloadSchema: it names 'a' twice"),
+        ({"payloadFormat": "json", "payloadSchema": "a variant"}, "payloadSchema: .*can't be decoded into variant"),
+        ({"payloadFormat": "json", "payloadSchema": "Timestamp int"}, "named like the source's own column 'timestamp'"),
+        ({"payloadFormat": "json", "payloadSchema": "no/such.json"}, "cannot read the file no/such.json: No such file"),
+        ({"payloadFormat": "json", "payloadSchema": '{"type": "struct"'}, "begins like JSON, but is none"),
+        ({"payloadFormat": "avro", "payloadSchema": "a int"}, "payloadFormat avro needs the Avro schema"),
+        (
+            {"payloadFormat": "json", "payloadSchema": "a int", "mode": "DROP"},
+            "option mode 'drop' must be permissive",
+        ),
+        (
+            {"payloadFormat": "json", "payloadSchema": "_corrupt_record int"},
+            "'_corrupt_record' is int .* must be string",
+        ),
+        ({"payloadFromat": "json"}, "(?i)unknown option 'payloadFromat'; did you mean 'payloadFormat'"),
+    ],
+)
+def test_wrong_options_are_named_before_a_job_starts(
+    spark: SparkSession, broker: BrokerProcess, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(Exception, match=words):
+        spark.read.format("natslog").options(servers=broker.url, stream="none", **options).load()
