@@ -83,7 +83,13 @@ def parser() -> argparse.ArgumentParser:
         "--reference-schema", metavar="DDL", help="types of CSV or JSON (default: CSV all text, JSON as found)"
     )
     what.add_argument("--on", metavar="FIELD", help="what a message and its reference row have in common")
-    what.add_argument("--derive", action="append", default=[], metavar="NAME=SQL", help="a further field (repeatable)")
+    what.add_argument(
+        "--derive",
+        action="append",
+        default=[],
+        metavar="NAME=SQL",
+        help="a further field (repeatable); an expression that fails stops the job: try_divide, try_cast",
+    )
     add_target_arguments(parser)
     parser.add_argument(
         "--allow-twice",
@@ -171,7 +177,8 @@ def derived(arguments: argparse.Namespace, taken: list[str]) -> dict[str, Column
 def message_fields(arguments: argparse.Namespace) -> StructType:
     """`--fields`. Raises ConfigError: a name twice, or one that this job uses itself."""
     fields = StructType.fromDDL(arguments.fields)
-    assert isinstance(fields, StructType), "names and types make a struct"
+    if not isinstance(fields, StructType):
+        raise ConfigError(f"--fields {arguments.fields!r} is not names and types: 'sku string, quantity int'")
     for name in fields.names:
         if name.startswith("__") or fields.names.count(name) > 1:
             raise ConfigError(f"--fields: {name!r} must stand there once, and not begin with __")

@@ -205,6 +205,7 @@ def test_enrich_refuses_what_would_not_be_once(
         (["--fields", "sku string, name string"], "--fields and --reference both have name"),
         (["--fields", "value int"], "--on 'sku' is none of --fields: value"),
         (["--fields", "sku string, __x int"], "'__x' must stand there once, and not begin with __"),
+        (["--fields", "int"], "--fields 'int' is not names and types"),
         (["--derive", "price=1"], "there is a field price already"),
         (["--derive", "price"], "is not NAME=SQL"),
     ],
