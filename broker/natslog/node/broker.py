@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from natslog.cluster.commands import BuryStream, Command, CreateStream, DeleteStream, EditStream, PauseStream, Tombstone
+from natslog.cluster.commands import Command, CreateStream, DeleteStream, EditStream, PauseStream
 from natslog.cluster.placement import Loads
 from natslog.config import BrokerConfig
 from natslog.errors import (
@@ -35,11 +35,12 @@ from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
 from natslog.node.fetch_sessions import FetchSession
 from natslog.node.hosting import Hosting
+from natslog.node.ingest_memory import IngestMemory
 from natslog.node.lags import Lags
 from natslog.node.peer_messages import FetchRequest, HandOver, Hello
 from natslog.node.staging import Staging
-from natslog.node.stream import HostedStream, Pacer
-from natslog.node.stream_ingest import IngestMemory
+from natslog.node.stream import HostedStream
+from natslog.node.upkeep import Upkeep
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
 
@@ -54,7 +55,6 @@ _HAND_OVER_WITHIN_S = 3.0
 _READY_WITHIN_S = 10.0
 _BARRIER_WITHIN_S = 2.0
 _LOOK_AGAIN_S = 0.05
-_RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
 
 
 class Broker:
@@ -111,8 +111,7 @@ class Broker:
         cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
         cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
-        self._upkeep: asyncio.Task[None] | None = None
-        self._stop_upkeep = asyncio.Event()
+        self._upkeep = Upkeep(config, cluster.group, self.hosting, self.staging, self.readers)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
 
@@ -132,8 +131,7 @@ class Broker:
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
-        self._upkeep = asyncio.create_task(self._maintain(), name="upkeep")
-        self._upkeep.add_done_callback(self._halt_if_failed)
+        self._upkeep.start(self._halt)
         self.has_started = True
         return self
 
@@ -155,7 +153,7 @@ class Broker:
         self.stopping = True
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
-        self._stop_upkeep.set()
+        self._upkeep.stop_soon()
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_HAND_OVER_WITHIN_S):
@@ -178,18 +176,13 @@ class Broker:
 
     async def _stop_all(self) -> None:
         problems = await self.hosting.close()
-        if self._upkeep is not None:
-            await asyncio.wait([self._upkeep])
+        await self._upkeep.stopped()
         await self.cluster.stop()
         await self.link.close()
         for problem in problems:
             logger.error("while stopping: %s", problem, exc_info=problem)
         if not problems and self.has_started and self.failed is None:
             self._data_dir.end_life()
-
-    def _halt_if_failed(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._halt(task.get_name(), error)
 
     def _halt(self, what: str, error: BaseException) -> None:
         """What must not end has ended with an exception: stop rather than go on half alive."""
@@ -415,60 +408,3 @@ class Broker:
         if name not in self.streams:
             raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
         return self.streams[name]
-
-    # ---- upkeep ----
-
-    async def _maintain(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not await self._is_stopping_within(self.config.retention_interval_s):
-            due = self._rolled_and_due([stream for stream in self.streams.values() if stream.log is not None])
-            await loop.run_in_executor(self.readers, self._maintain_all, due)
-            await self._bury_tombstones()
-            await self.staging.drop_forgotten()
-
-    @staticmethod
-    def _rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
-        """Ends active segments that are full or old, and the costliest ones where a start would have too much to read.
-
-        Returns:
-            The streams with work for a thread. A look at one that rests costs microseconds.
-        """
-        recovery_bytes = {stream.record.name: stream.usable_log().recovery_bytes for stream in streams}
-        excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
-        for stream in sorted(streams, key=lambda one: recovery_bytes[one.record.name], reverse=True):
-            if stream.ingest is not None and (excess > 0 or stream.usable_log().is_roll_due(now_us())):
-                stream.ingest.roll()
-                excess -= recovery_bytes[stream.record.name]
-        return [stream for stream in streams if stream.log is not None and stream.log.needs_upkeep()]
-
-    def _maintain_all(self, streams: list[HostedStream]) -> None:
-        """In a thread."""
-        pacer = Pacer(self._stop_upkeep.is_set)
-        for stream in streams:
-            if not pacer.is_stopping():
-                stream.maintain(pacer)
-
-    async def _is_stopping_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._stop_upkeep.wait()
-        except TimeoutError:
-            return False
-
-    async def _bury_tombstones(self) -> None:
-        """Removes the files of replicas deleted longer ago than the grace period; what fails is tried again."""
-        grace_us = int(self.config.tombstone_grace_s * 1_000_000)
-        for tombstone in list(self.state.tombstones.values()):
-            is_due = tombstone.broker == self.cluster.me and now_us() - tombstone.deleted_us >= grace_us
-            is_there = tombstone.key in self.state.tombstones and self.hosting.find(tombstone.id) is None
-            if not is_due or self._stop_upkeep.is_set() or not is_there:
-                continue
-            try:
-                await self._bury(tombstone)
-            except (NatslogError, OSError) as error:
-                logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
-
-    async def _bury(self, tombstone: Tombstone) -> None:
-        await self.hosting.bury(tombstone.id)
-        logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
-        await self._propose(BuryStream(id=tombstone.id, broker=tombstone.broker))

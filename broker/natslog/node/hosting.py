@@ -31,11 +31,12 @@ from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.fetch_sessions import FetchSession
 from natslog.node.fetcher import Fetcher
 from natslog.node.handing_over import HandingOver
+from natslog.node.ingest_memory import IngestMemory
 from natslog.node.links import DialledLink
 from natslog.node.mending import may_be_mended, mend, set_aside
 from natslog.node.metadata_group import MetadataGroup
 from natslog.node.stream import HostedStream
-from natslog.node.stream_ingest import IngestMemory, StreamIngest
+from natslog.node.stream_ingest import StreamIngest
 from natslog.wire.link import NatsLink
 
 logger = logging.getLogger("natslog.node")

@@ -15,7 +15,8 @@ from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.clock import monotonic_ms, now_us
-from natslog.node.stream_ingest import IngestStats, StreamIngest
+from natslog.node.ingest_memory import IngestStats
+from natslog.node.stream_ingest import StreamIngest
 from natslog.wire.link import NatsLink
 
 logger = logging.getLogger("natslog.node")

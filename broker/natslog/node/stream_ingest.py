@@ -26,7 +26,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import RunLog
 from natslog.node.clock import monotonic_us, now_us
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.ingest_memory import IngestMemory, IngestStats
 from natslog.row_buffers import RowBuffers
 from natslog.wire.frames import Frames
 from natslog.wire.layout import REPLY_LEN, Survey
@@ -54,65 +55,12 @@ _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
 _QUICK_S = 0.001
 _QUICK_BYTES = 32 * 1024
-_BUILDERS_KEPT = 2
 
 
 class Sender(Protocol):
     """How acks leave: raw NATS protocol; False while no server is connected."""
 
     def send_now(self, protocol: bytes | memoryview) -> bool: ...
-
-
-class IngestMemory:
-    """Memory for messages received and not yet committed, over all streams of a broker; the event loop's but for
-    `builder` and `take_back`.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._spare: deque[BatchBuilder] = deque()
-
-    def take(self, size_bytes: int) -> bool:
-        """One message fits into empty memory whatever its size."""
-        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
-            return False
-        self.used_bytes += size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        self.used_bytes -= size_bytes
-        assert self.used_bytes >= 0, "more was given back than taken"
-
-    def builder(self) -> BatchBuilder:
-        """An empty builder, used before where there is one. From any thread."""
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return BatchBuilder()
-
-    def take_back(self, builder: BatchBuilder) -> None:
-        """Of a builder whose rows nobody looks at any more. From any thread."""
-        builder.clear()
-        if len(self._spare) < _BUILDERS_KEPT and not builder.is_bloated:
-            self._spare.append(builder)
-
-
-class IngestStats:
-    """Counters since the broker started; written by the event loop only."""
-
-    def __init__(self) -> None:
-        self.received = 0
-        self.received_bytes = 0
-        self.committed = 0
-        self.duplicates = 0
-        self.commits = 0
-        self.commit_seconds = 0.0
-        self.acks_unsent = 0
-        self.runs = 0
-        self.run_duplicates = 0
-        self.run_seconds = 0.0
-        self.refused: Counter[str] = Counter()
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ import pytest
 
 from natslog.ingest.batches import BatchBuilder
 from natslog.log import StreamLog
-from natslog.node.stream_ingest import IngestMemory, StreamIngest
+from natslog.node.ingest_memory import IngestMemory
+from natslog.node.stream_ingest import StreamIngest
 from natslog.wire.frames import FrameParser, Frames
 from tests.conftest import open_log, stored_values
 

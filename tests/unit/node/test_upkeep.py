@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from natslog.cluster.commands import BuryStream, Tombstone
+from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
-from natslog.node import broker as broker_module
 from natslog.node import stream as stream_module
+from natslog.node import upkeep as upkeep_module
 from natslog.node.broker import Broker
 from natslog.node.stream import HostedStream, Pacer
+from natslog.node.upkeep import Upkeep, rolled_and_due
 from tests.conftest import open_log, rows
 
 
@@ -65,18 +69,18 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = [hosted(tmp_path / name, batches) for name, batches in (("a", 1), ("b", 50), ("c", 20))]
-    monkeypatch.setattr(broker_module, "now_us", lambda: 1_000_001)
+    monkeypatch.setattr(upkeep_module, "now_us", lambda: 1_000_001)
     for at, stream in enumerate(streams):
         assert stream.usable_log().recovery_bytes > (1, 50, 20)[at] * 20 * 1024, "a batch costs more than its bytes"
     total = sum(stream.usable_log().recovery_bytes for stream in streams)
-    monkeypatch.setattr(broker_module, "_RECOVERY_BYTES", total)
-    assert Broker._rolled_and_due(streams) == []
+    monkeypatch.setattr(upkeep_module, "_RECOVERY_BYTES", total)
+    assert rolled_and_due(streams) == []
     assert [stream.ingest.rolls for stream in streams] == [0, 0, 0]  # type: ignore[union-attr]
-    monkeypatch.setattr(broker_module, "_RECOVERY_BYTES", total - 1)
-    Broker._rolled_and_due(streams)
+    monkeypatch.setattr(upkeep_module, "_RECOVERY_BYTES", total - 1)
+    rolled_and_due(streams)
     assert [stream.ingest.rolls for stream in streams] == [0, 1, 0]  # type: ignore[union-attr]
     streams[1].usable_log().roll(1_000_002)
-    assert Broker._rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
+    assert rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
     assert streams[1].usable_log().seal_next()
     assert not streams[1].usable_log().needs_upkeep()
     for stream in streams:
@@ -98,3 +102,52 @@ def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_
         broker._data_dir.release()
 
     asyncio.run(run())
+
+
+class _Hosting:
+    """What burying asks of it: whether a stream is here, and to remove its files."""
+
+    me = BrokerId(1)
+
+    def __init__(self) -> None:
+        self.buried: list[str] = []
+
+    def find(self, stream_id: StreamId) -> None:
+        return None
+
+    async def bury(self, stream_id: StreamId) -> None:
+        self.buried.append(stream_id)
+
+
+class _Group:
+    def __init__(self, *tombstones: Tombstone) -> None:
+        self.state = Metadata(cluster_id="c", tombstones={one.key: one for one in tombstones})
+
+    async def propose(self, command: BuryStream) -> bool:
+        return self.state.tombstones.pop(f"{command.id}/{command.broker}", None) is not None
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "seen_s", "is_buried"),
+    [(3599.0, 3600.0, False), (3600.0, 3600.0, True), (7200.0, 5.0, False), (7200.0, 600.0, True)],
+)
+def test_files_of_a_deleted_stream_go_after_the_grace_period_and_not_because_the_clock_jumped(
+    monkeypatch: pytest.MonkeyPatch, wall_s: float, seen_s: float, is_buried: bool
+) -> None:
+    mine = Tombstone(id=StreamId("a" * 32), name="orders", deleted_us=0, broker=BrokerId(1))
+    others = Tombstone(id=StreamId("b" * 32), name="returns", deleted_us=0, broker=BrokerId(2))
+    hosting, clock = _Hosting(), [0.0, 100.0]
+    monkeypatch.setattr(upkeep_module, "now_us", lambda: int(clock[0] * 1e6))
+    monkeypatch.setattr(upkeep_module.time, "monotonic", lambda: clock[1])
+
+    async def run() -> None:
+        config = BrokerConfig(data_dir="unused", broker_id=1, tombstone_grace_s=3600.0)
+        group: Any = _Group(mine, others)
+        upkeep = Upkeep(config, group, hosting, None, None)  # type: ignore[arg-type]
+        await upkeep._bury_tombstones()
+        assert hosting.buried == []
+        clock[0], clock[1] = wall_s, clock[1] + seen_s
+        await upkeep._bury_tombstones()
+
+    asyncio.run(run())
+    assert hosting.buried == ([mine.id] if is_buried else [])
