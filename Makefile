@@ -43,8 +43,19 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: java $(STAMP) ## every test, with real NATS and real Spark
+ALONE := tests/chaos tests/faults tests/soak
+
+test: java $(STAMP) ## every test, with real NATS and real Spark (ARGS="tests/unit -k recovery" for some)
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	@status=0; \
+	echo "those with time limits of their own, one after the other: $(ALONE)"; \
+	$(BIN)/python -m pytest $(ALONE) || status=1; \
+	echo "all others, a file at a time on two processes"; \
+	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile $(ALONE:%=--ignore=%) || status=1; \
+	exit $$status
+endif
 
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))

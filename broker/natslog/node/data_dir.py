@@ -16,10 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.errors import DataDirError
+from natslog.errors import CorruptLog, DataDirError
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 
 _IDENTITY_VERSION = 2
+REMEDY = (
+    "This broker does not start, nothing is deleted: remove it from the cluster (natslog cluster remove ID), give it "
+    "an empty data folder and add it again (natslog cluster add URL); a single broker: restore the folder from a copy"
+)
+"""For what a broker must never go on without: its identity, its life, its vote."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +52,7 @@ class DataDir:
 
     Raises:
         DataDirError: another broker's, of a newer format, in use, or not writable, with what to do.
-        CorruptLog: its identity file is damaged.
+        CorruptLog: its identity or life is damaged, with what to do.
     """
 
     def __init__(self, path: Path, broker_id: int) -> None:
@@ -68,6 +73,9 @@ class DataDir:
                 "name another with --data-dir",
                 data_dir=str(path),
             ) from error
+        except CorruptLog as error:
+            self.release()
+            raise CorruptLog(f"{error.message}. {REMEDY}", **error.facts) from error
         except BaseException:
             self.release()
             raise

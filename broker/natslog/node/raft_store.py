@@ -36,6 +36,7 @@ from crc32c import crc32c
 from natslog.consensus.types import Entry, HardState, Index, Snapshot, Term
 from natslog.errors import CorruptLog, DataDirError, StorageFailed
 from natslog.log.checked_file import read_checked, sync_folder, write_all, write_checked
+from natslog.node.data_dir import REMEDY
 
 logger = logging.getLogger("natslog.raft")
 
@@ -43,10 +44,6 @@ FORMAT_VERSION = 1
 LOG_FILE_BYTES = 4 * 1024 * 1024
 _HEADER = re.compile(rb"natslog raft-log v(\d+) first_index=(\d{20}) crc32c=([0-9a-f]{8})\n")
 _NO_SNAPSHOT = Snapshot()
-_REMEDY = (
-    "This broker does not start, nothing is deleted: remove it from the cluster (natslog cluster remove ID), give it "
-    "an empty data folder and add it again (natslog cluster add URL); a single broker: restore the folder from a copy"
-)
 
 
 class _Contents(msgspec.Struct, frozen=True):
@@ -324,4 +321,4 @@ def _log_files(folder: Path) -> list[Index]:
 
 
 def _damage(path: Path, what: str) -> CorruptLog:
-    return CorruptLog(f"{path}: {what}. {_REMEDY}", file=str(path))
+    return CorruptLog(f"{path}: {what}. {REMEDY}", file=str(path))

@@ -89,3 +89,14 @@ def test_checked_file_is_old_or_new_never_a_part(tmp_path: Path) -> None:
     assert read_checked(path, "hw-checkpoint", 1) == {"high_watermark": 1}
     write_checked(path, "hw-checkpoint", 1, {"high_watermark": 2})
     assert read_checked(path, "hw-checkpoint", 1) == {"high_watermark": 2}
+
+
+@pytest.mark.parametrize("name", ["broker", "life"])
+def test_damaged_identity_or_life_says_what_to_do_and_touches_nothing(tmp_path: Path, name: str) -> None:
+    DataDir(tmp_path, 1).release()
+    damaged = (tmp_path / name).read_bytes()[:6]
+    (tmp_path / name).write_bytes(damaged)
+    with pytest.raises(CorruptLog, match=f"{name}.*natslog cluster remove ID.*empty data folder.*restore"):
+        DataDir(tmp_path, 1)
+    assert (tmp_path / name).read_bytes() == damaged
+    DataDir(tmp_path / "other", 1).release()
