@@ -22,8 +22,8 @@ from natslog.cluster.commands import ChangeIsrs, DisableReplicas, IsrChange
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.replica import FollowerReplica, LeaderReplica
 from natslog.config import BrokerConfig
-from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed, StreamNotFound
-from natslog.log import LogOptions, ReplicaLog
+from natslog.errors import NatslogError, StorageFailed, StreamNotFound
+from natslog.log import LogOptions
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import DataDir
@@ -33,6 +33,7 @@ from natslog.node.fetcher import Fetcher
 from natslog.node.handing_over import HandingOver
 from natslog.node.ingest_memory import IngestMemory
 from natslog.node.links import DialledLink
+from natslog.node.log_opening import open_log
 from natslog.node.mending import may_be_mended, mend, set_aside
 from natslog.node.metadata_group import MetadataGroup
 from natslog.node.stream import HostedStream
@@ -293,27 +294,9 @@ class Hosting:
     # ---- logs ----
 
     async def _open(self, stream: HostedStream) -> None:
-        loop, record = asyncio.get_running_loop(), stream.wanted
-        try:
-            stream.log = await loop.run_in_executor(self._writers, self._open_log, record)
-            stream.problem = None
-        except (DataDirError, CorruptLog) as error:
-            stream.problem = error
-            if record.settings.replicas > 1:
-                stream.note_damage(error)
-        except OSError as error:
-            stream.problem = StorageFailed(f"stream {record.name!r}: its folder cannot be used: {error}")
-        if stream.log is None:
-            logger.error("stream %s is not served: %s", record.name, stream.problem)
-        elif stream.log.chain.damages and record.settings.replicas > 1:
-            stream.note_damage(stream.log.failure or CorruptLog("a part of the log is damaged"))
-
-    def _open_log(self, record: StreamRecord) -> ReplicaLog:
-        config = self._config
+        config, folder = self._config, self._data_dir.stream_folder(stream.wanted.id)
         options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes)
-        log = ReplicaLog(self._data_dir.stream_folder(record.id), record.id, record.settings, options)
-        log.chain.committed = log.checkpointed
-        return log
+        await open_log(stream, folder, options, self._writers)
 
     async def _let_go(self, stream: HostedStream) -> None:
         """Deleted, or moved away; the files stay until their tombstone is due."""
