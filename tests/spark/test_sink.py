@@ -206,7 +206,7 @@ def test_rows_that_cannot_be_sent_become_dead_letters_once_and_the_others_arrive
     """The batch runs twice, as after a crash: both streams hold each row once."""
     for suffix in ("", "-out", "-dead"):
         client.create_stream(f"{name}{suffix}", f"{name}{suffix}.>")
-    source_rows = spark.range(40).selectExpr("cast(id as string) as value", f"'{name}.a' as subject")
+    source_rows = spark.range(0, 40, 1, 1).selectExpr("cast(id as string) as value", f"'{name}.a' as subject")
     source_rows.write.format("natslog").options(natsServers=nats_url, ack="stored").mode("append").save()
     options = {"natsServers": nats_url, "ack": "stored", "onError": "deadletter", "deadLetterSubject": f"{name}-dead.x"}
 

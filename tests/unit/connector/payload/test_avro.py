@@ -66,7 +66,9 @@ SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     ),
     (
         {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 3},
-        st.integers(-(10**30) + 1, 10**30 - 1).map(lambda number: Decimal(number).scaleb(-3)),
+        st.integers(-(10**30) + 1, 10**30 - 1).map(
+            lambda number: Decimal(f"{number}e-3")
+        ),  # exact, whatever the context
     ),
 ]
 
