@@ -36,7 +36,7 @@ def main() -> None:
         "idle, unacked, catchup, lag",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
-    parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup (needs root)")
+    parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
     peaks: list[float] = []

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +18,6 @@ from natslog.publisher import Publisher, Rows
 from tests.bench.cluster_sides import three_brokers
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import STREAM, SUBJECT, raw_publish, scratch
-from tests.disks import Disk
 from tests.harness import BrokerProcess, eventually
 
 Act = Callable[[NatslogClient, list[BrokerProcess], int], None]
@@ -32,25 +29,10 @@ _EVERY_S = 0.01
 _SETTLE_S = 3.0
 
 
-@contextmanager
-def _disks_of_their_own(folder: Path, size_bytes: int) -> Iterator[None]:
-    """As three machines have: each broker's folder is an ext4 file system whose blocks are all there already."""
-    disks = []
-    try:
-        for number in (1, 2, 3):
-            disk = Disk(folder, size_bytes, name=f"broker-{number}")
-            disks.append(disk)
-        yield
-    finally:
-        for disk in disks:
-            disk.unmount()
-
-
 def catching_up(behind_bytes: int) -> list[Comparison]:
     """The rate of acked publishing with two replicas, before and while the third one fetches what it missed."""
     found = Comparison("acked publish while a replica catches up, of the rate before", "share", 0.7)
-    with scratch() as folder, _disks_of_their_own(folder, behind_bytes * 2 + 2**31), three_brokers(folder) as both:
-        server, brokers = both
+    with scratch() as folder, three_brokers(folder) as (server, brokers):
         client = brokers[0].client()
         client.create_stream(STREAM, SUBJECT, replicas=3)
         if client.position(STREAM)["leader"] == 3:
@@ -81,12 +63,14 @@ def _rate(server: NatsServer) -> float:
 
 
 def _fill(url: str, client: NatslogClient, behind_bytes: int) -> None:
-    values = pa.array([bytes(4096)] * 2000)
-    rows = Rows(pa.array([SUBJECT] * len(values)), values)
+    count, sent = 500, 0
+    values, subjects = pa.array([bytes(4096)] * count), pa.array([SUBJECT] * count)
     with Publisher(url, ack_timeout_s=120) as publisher:
         while (stored := client.position(STREAM)["bytes"]) < behind_bytes:
-            for _ in range(16):
-                publisher.send(rows, "stored")
+            for _ in range(64):
+                ids = pa.array([f"{number}" for number in range(sent, sent + count)])
+                publisher.send(Rows(subjects, values, ids=ids), "stored")
+                sent += count
             console.print(f"  {stored / 2**30:.1f} GiB", end="\r")
         publisher.settle("stored")
 
