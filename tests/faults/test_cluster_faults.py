@@ -117,7 +117,8 @@ class Load:
 
 
 @contextmanager
-def loaded(cluster: Cluster) -> Iterator[Load]:
+def judged_load(cluster: Cluster) -> Iterator[Load]:
+    """Load while the test breaks things; on leaving, every promise is asserted of what it left (`Load.judge`)."""
     load = Load(cluster)
     try:
         yield load
@@ -134,7 +135,7 @@ def loaded(cluster: Cluster) -> Iterator[Load]:
 
 
 def test_leader_killed_under_load_loses_nothing_and_writes_resume(cluster: Cluster) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         leader = load.leader()
         with load.fault("leader killed"):
             leader.kill()
@@ -143,7 +144,7 @@ def test_leader_killed_under_load_loses_nothing_and_writes_resume(cluster: Clust
 
 
 def test_stream_leader_and_metadata_leader_killed_loses_nothing(cluster: Cluster) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         leader, other = load.leader(), load.follower()
         cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": other.number})
         eventually(lambda: cluster.metadata_leader() is other, 10, "the metadata leadership moves")
@@ -159,7 +160,7 @@ def test_stream_leader_and_metadata_leader_killed_loses_nothing(cluster: Cluster
 
 
 def test_follower_killed_is_back_in_sync_by_itself(cluster: Cluster) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         follower = load.follower()
         with load.fault("follower killed"):
             follower.kill()
@@ -168,7 +169,7 @@ def test_follower_killed_is_back_in_sync_by_itself(cluster: Cluster) -> None:
 
 
 def test_leader_paused_until_it_is_a_zombie_changes_nothing_when_it_wakes(cluster: Cluster) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         leader = load.leader()
         with load.fault("leader paused"):
             leader.pause()
@@ -178,7 +179,7 @@ def test_leader_paused_until_it_is_a_zombie_changes_nothing_when_it_wakes(cluste
 
 
 def test_all_killed_at_once_loses_nothing(cluster: Cluster) -> None:
-    with loaded(cluster) as load, load.fault("all killed", keeps_majority=False) as event:
+    with judged_load(cluster) as load, load.fault("all killed", keeps_majority=False) as event:
         for broker in cluster.brokers:
             broker.kill()
         for broker in cluster.brokers:
@@ -189,7 +190,7 @@ def test_all_killed_at_once_loses_nothing(cluster: Cluster) -> None:
 
 
 def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         for broker in cluster.brokers:
             with load.fault(f"restart of broker {broker.number}"):
                 broker.terminate(20)
@@ -202,7 +203,7 @@ def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["sealed", "active"])
 def test_bit_flip_in_a_segment_is_mended_by_itself(cluster: Cluster, kind: str) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         stream_id = cluster.stream(load.stream)["id"]  # type: ignore[index]
         follower = load.follower()
         eventually(lambda: damage.files_of_kind(follower, stream_id, "sealed"), 30, "a sealed segment")
@@ -242,7 +243,7 @@ def test_replica_that_cannot_read_the_message_ids_it_holds_does_not_lead(cluster
 
 
 def test_damaged_raft_log_refuses_to_start_and_the_broker_is_replaced(cluster: Cluster) -> None:
-    with loaded(cluster) as load:
+    with judged_load(cluster) as load:
         follower = load.follower()
         with load.fault("raft log damaged"):
             follower.terminate(20)
@@ -270,7 +271,7 @@ def hosts(tmp_path: Path) -> Iterator[Cluster]:
 def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
     network = hosts.network
     assert network is not None, "these have hosts"
-    with loaded(hosts) as load:
+    with judged_load(hosts) as load:
         leader = load.leader()
         others = [broker.number for broker in hosts.brokers if broker is not leader]
         with load.fault("leader cut off"):
@@ -282,7 +283,7 @@ def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")
 def test_power_lost_everywhere_at_once_loses_nothing(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, loaded(cluster) as load:
+    with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, judged_load(cluster) as load:
         for _ in range(2):
             with load.fault("power lost everywhere", keeps_majority=False) as event:
                 cluster.lose_power(cluster.brokers)
