@@ -5,9 +5,8 @@
 
 Theory of operation. Rows go out in slices. `flush`: after the last one the server confirms that it has the bytes.
 `stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns; rows
-that
-stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream which
-deduplicates stores them once.
+that stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream
+which deduplicates stores them once.
 
 Invariant: `publish` returns only when what was asked for holds for every row. A row without an id is never sent twice.
 """

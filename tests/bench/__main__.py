@@ -14,6 +14,7 @@ from tests.bench import (
     lag_overhead,
     publishing,
     report,
+    skewed_read,
     spark_append,
     spark_scan,
     spark_sink,
@@ -32,8 +33,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, typed, sink, append, streams, start, replicas, failover, "
-        "idle, unacked, catchup, lag",
+        help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
+        "failover, idle, unacked, catchup, lag",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -45,6 +46,7 @@ def main() -> None:
         "latency": lambda: publishing.latency(given.pairs),
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),
+        "skew": lambda: skewed_read.skewed(given.pairs),
         "typed": lambda: typed_payloads.typed(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
         "append": lambda: spark_append.appends(given.pairs),

@@ -23,7 +23,7 @@ from natslog.publisher import Publisher, Rows
 from tests.chaos import damage
 from tests.chaos.checkers import judge, served_copy
 from tests.chaos.history import FaultEvent, History
-from tests.chaos.network import missing_for_network
+from tests.chaos.network import NATS, missing_for_network
 from tests.chaos.recorders import BatchPublisher, Probe, Reader
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
 from tests.harness import eventually
@@ -279,6 +279,23 @@ def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
             load.wait_until_resumed()
             eventually(lambda: load.leader() is not leader, 15, "another leads")
             network.heal()
+
+
+def test_leader_cut_off_from_nats_hands_over_until_it_hears_nats_again(hosts: Cluster) -> None:
+    network = hosts.network
+    assert network is not None, "these have hosts"
+    with judged_load(hosts) as load:
+        leader, other = load.leader(), load.follower()
+        hosts.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": other.number})
+        eventually(lambda: hosts.metadata_leader() is other, 10, "the metadata leadership moves")
+        with load.fault("leader cut off from NATS"):
+            network.cut(NATS, leader.number)
+            network.cut(leader.number, NATS)
+            eventually(lambda: load.leader() is not leader, RESUME_WITHIN_S, "another leads")
+            load.wait_until_resumed()
+            assert leader.ask("GET", "/readyz").status == 503, "it says that it hears no NATS"  # type: ignore[union-attr]
+            network.heal()
+        eventually(lambda: load.leader() is leader, 30, "it leads again")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")

@@ -4,7 +4,8 @@ stream goes back to its preferred leader. Soft state only: a new metadata leader
 Theory of operation. A leader is gone when it has no session with the metadata leader, when its process began a new
 life, or when a majority of those who hold everything committed miss it (whoever has no session counts as missing it).
 The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly (power lost
-everywhere), the longest log of enough of them. Nobody else ever leads by itself: the stream waits.
+everywhere), the longest log of enough of them. Nobody else ever leads by itself: the stream waits. A leader that does
+not hear NATS takes no messages: it hands over to an in-sync replica that does.
 
 Invariant: every decision names the version of the record that it was made for, so that a stale one changes nothing.
 """
@@ -26,8 +27,9 @@ _REPORT_HOLDS_MS = 6000.0
 _POSITIONS_WAIT_MS = 1500.0
 _SETTLED_MS = 5000.0
 _HANDOVERS_AT_ONCE = 50
-_HANDOVER_AGAIN_MS = 10_000.0
+_HANDOVER_AGAIN_MS = 5_000.0
 _MOVES_AT_ONCE = 4
+_HEARING_LASTS_MS = 1500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Controller:
         self._alive: frozenset[BrokerId] = frozenset()
         self._changed_ms = self._began_ms = now_ms
         self._handed_ms: dict[StreamId, float] = {}
+        self._hearing: dict[BrokerId, tuple[bool, float]] = {}  # what it says, and since when
 
     def is_settled(self, now_ms: float) -> bool:
         """Whether every broker has had the time to be heard since this one leads."""
@@ -86,6 +89,12 @@ class Controller:
             known = self._positions[stream_id] = _Positions(version, now_ms)
         if version == known.version:
             known.known[by] = (last_epoch, end_offset)
+
+    def hearing(self, broker: BrokerId, hears_nats: bool, now_ms: float) -> None:
+        """Whether a broker's NATS server answers it, as it says again and again."""
+        known = self._hearing.get(broker)
+        if known is None or known[0] != hears_nats:
+            self._hearing[broker] = (hears_nats, now_ms)
 
     # ---- what follows ----
 
@@ -139,7 +148,11 @@ class Controller:
         if proven:
             in_sync = [broker for broker in proven if broker in record.isr] or proven
             preferred = (record.target or record.replicas)[0]
-            leader = min(in_sync, key=lambda one: (one != preferred, loads.get(one, 0), record.replicas.index(one)))
+            deaf = {one for one in in_sync if self._has_long(one, False, now_ms)}
+            leader = min(
+                in_sync,
+                key=lambda one: (one in deaf, one != preferred, loads.get(one, 0), record.replicas.index(one)),
+            )
         else:
             found = self._by_position(record, live, now_ms)
             if found is None:
@@ -161,7 +174,7 @@ class Controller:
         return quorum_position(known, record.candidates)
 
     def _handover(self, state: Metadata, record: StreamRecord, now_ms: float) -> Handover | None:
-        """Back to the preferred leader, or away from a broker that is drained or moved from."""
+        """Back to the preferred leader, or away from a broker that is drained, moved from, or does not hear NATS."""
         assert record.leader is not None, "only a stream that is led is handed over"
         wanted = record.target or record.replicas
         ready = [
@@ -170,14 +183,22 @@ class Controller:
             if broker in record.isr and broker in self._alive and broker not in record.unproven
         ]
         ready = [broker for broker in ready if not state.brokers[broker].is_draining]
-        if not ready or record.leader == ready[0] or now_ms - self._changed_ms < _SETTLED_MS:
+        hearing = [broker for broker in ready if self._has_long(broker, True, now_ms)]
+        ready = hearing or ready
+        is_deaf = bool(hearing) and self._has_long(record.leader, False, now_ms)
+        if not ready or record.leader == ready[0] or (now_ms - self._changed_ms < _SETTLED_MS and not is_deaf):
             return None
-        leaves = record.leader not in wanted or state.brokers[record.leader].is_draining
+        leaves = is_deaf or record.leader not in wanted or state.brokers[record.leader].is_draining
         if not leaves and (ready[0] != wanted[0] or len(record.isr) < len(record.replicas)):
             return None
         if now_ms - self._handed_ms.get(record.id, -_HANDOVER_AGAIN_MS) < _HANDOVER_AGAIN_MS:
             return None
         return Handover(record.id, record.leader, ready[0])
+
+    def _has_long(self, broker: BrokerId, hears_nats: bool, now_ms: float) -> bool:
+        """Whether it has heard NATS, or not heard it, for so long that it is no moment of a server's restart."""
+        said, since_ms = self._hearing.get(broker, (True, -_HEARING_LASTS_MS))
+        return said == hears_nats and now_ms - since_ms >= _HEARING_LASTS_MS
 
     def _drains(self, state: Metadata) -> list[Command]:
         """Moves off brokers that are being drained, a few at a time."""

@@ -51,7 +51,9 @@ class _BrokerCollector:
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
-        yield GaugeMetricFamily("natslog_nats_connected", "1 while connected to NATS", value=float(broker.link.is_up))
+        yield GaugeMetricFamily(
+            "natslog_nats_connected", "1 while NATS is connected and answers", value=float(broker.link.is_heard)
+        )
         yield GaugeMetricFamily(
             "natslog_uncommitted_bytes", "Bytes of messages received and not committed", value=broker.memory.used_bytes
         )

@@ -108,6 +108,7 @@ class Broker:
         cluster = self.cluster
         cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
         cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
+        cluster.hears_nats = lambda: self.link.is_heard
         cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
         cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
@@ -219,6 +220,8 @@ class Broker:
             return "no metadata leader is heard: too few brokers are up, or the network is cut"
         if not self.link.is_up:
             return f"no connection to NATS at {self.link.shown_url}"
+        if not self.link.is_heard:
+            return f"NATS at {self.link.shown_url} does not answer: it is stuck, or the network to it is cut"
         return None
 
     # ---- the cluster ----

@@ -41,6 +41,7 @@ from natslog.node.peer_messages import (
     Forwarded,
     Frame,
     HandOver,
+    Hearing,
     Hello,
     Missed,
     Positioned,
@@ -62,11 +63,13 @@ Answerer = Callable[..., Awaitable[Any]]
 class ClusterNode(Admission):
     """Args: `on_applied`: told when metadata was applied; `on_bug`: told what must stop the broker.
 
-    `serve_fetch`, `hand_over`, `missed`, `positions` and `answerers` are set by the broker before `start`.
+    `serve_fetch`, `hand_over`, `hears_nats`, `missed`, `positions` and `answerers` are set by the broker before
+    `start`.
     """
 
     serve_fetch: Callable[[Hello, FetchRequest, Reply], None]
     hand_over: Callable[[HandOver], None]
+    hears_nats: Callable[[], bool]
     missed: Callable[[], list[Any]]
     positions: Callable[[], list[Any]]
 
@@ -264,6 +267,8 @@ class ClusterNode(Admission):
                 self._heard_missed(peer.broker, replicas)
             case Positioned(positions=positions):
                 self._heard_positions(peer.broker, positions)
+            case Hearing(hears_nats=hears_nats):
+                self._heard_hearing(peer.broker, hears_nats)
             case HandOver():
                 if peer.broker == self.group.leader:
                     self.hand_over(frame)
@@ -297,6 +302,10 @@ class ClusterNode(Admission):
         if self._controller is not None and self.group.is_leader:
             for stream_id, version, last_epoch, end in positions:
                 self._controller[1].positioned(stream_id, version, by, last_epoch, end, monotonic_ms())
+
+    def _heard_hearing(self, by: BrokerId, hears_nats: bool) -> None:
+        if self._controller is not None and self.group.is_leader:
+            self._controller[1].hearing(by, hears_nats, monotonic_ms())
 
     # ---- what is said ----
 
@@ -388,11 +397,13 @@ class ClusterNode(Admission):
             leader = self.group.leader
             if leader is None or not self.has_joined.is_set():
                 continue
-            missed, positions = self.missed(), self.positions()
+            hears_nats, missed, positions = self.hears_nats(), self.missed(), self.positions()
             if leader == self.me:
+                self._heard_hearing(self.me, hears_nats)
                 self._heard_missed(self.me, missed)
                 self._heard_positions(self.me, positions)
             elif (link := self.links.of(leader)) is not None:
+                link.send(Hearing(hears_nats))
                 if missed:
                     link.send(Missed(tuple(missed)))
                 if positions:

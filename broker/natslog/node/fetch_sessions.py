@@ -134,9 +134,10 @@ class FetchSession:
         answers: list[FetchAnswer] = []
         payload: list[bytes] = []
         room = request.max_bytes
-        while self._due and room > 0:
-            stream_id = next(iter(self._due))
-            del self._due[stream_id]
+        for stream_id in list(self._due):  # each once: what it gets meanwhile is for the next request
+            if room <= 0:
+                break
+            self._due.pop(stream_id, None)
             answer, data = await self._answer(stream_id, room)
             if answer is not None:
                 answers.append(answer)

@@ -99,6 +99,12 @@ class Positioned(msgspec.Struct, frozen=True, tag="positioned", array_like=True)
     positions: tuple[tuple[StreamId, int, Epoch, int], ...]
 
 
+class Hearing(msgspec.Struct, frozen=True, tag="hearing", array_like=True):
+    """To the metadata leader, twice a second: whether this broker's NATS server answers it."""
+
+    hears_nats: bool
+
+
 class HandOver(msgspec.Struct, frozen=True, tag="hand over", array_like=True):
     """From the metadata leader to a stream's leader."""
 
@@ -160,6 +166,7 @@ Frame: TypeAlias = (
     | Forwarded
     | Missed
     | Positioned
+    | Hearing
     | HandOver
     | FetchRequest
     | FetchResponse

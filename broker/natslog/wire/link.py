@@ -16,6 +16,7 @@ import contextlib
 import logging
 import re
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from natslog.errors import ConfigError, NatsUnavailable
+from natslog.wire.frames import Frames
 from natslog.wire.transport import FrameDemux, InPlaceTransport, Receiver
 
 logger = logging.getLogger("natslog.nats")
@@ -32,6 +34,9 @@ logger = logging.getLogger("natslog.nats")
 _RETRY_S = 0.25
 _CONNECT_TIMEOUT_S = 3
 _PENDING_BYTES = 64 * 1024 * 1024
+_PING_EVERY_S = 1
+_PINGS_UNANSWERED = 60  # as many seconds, so that what waits to be sent over a slow network has gone before
+_SILENT_S = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,10 @@ class NatsCredentials:
         if self.tls_cert_file:
             context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
         return context
+
+
+def _ignored(frames: Frames) -> None:
+    """Receives what nobody is subscribed to any more."""
 
 
 @dataclass(slots=True)
@@ -128,6 +137,11 @@ class NatsLink:
     @property
     def is_up(self) -> bool:
         return self._client is not None and self._client.is_connected
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the server, asked once a second, has said anything lately: a network that is cut says nothing."""
+        return self.is_up and self._demux is not None and time.monotonic() - self._demux.heard_s < _SILENT_S
 
     @property
     def max_payload_bytes(self) -> int:
@@ -196,7 +210,8 @@ class NatsLink:
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]  # any number of seconds will do
-            ping_interval=20,
+            ping_interval=_PING_EVERY_S,
+            max_outstanding_pings=_PINGS_UNANSWERED,
             pending_size=_PENDING_BYTES,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
@@ -278,11 +293,15 @@ class NatsLink:
         client, demux = self._client, self._demux
         if client is None or demux is None or client.is_closed:
             return
+        was_heard = self.is_heard
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost connection has no subscriptions
             await client._send_unsubscribe(handle.sid)
-            await self.flush()
+            if was_heard:
+                await self.flush()
         client._remove_sub(handle.sid)
         demux.receivers.pop(handle.sid, None)
+        if not was_heard:
+            demux.receivers[handle.sid] = _ignored  # what it has sent meanwhile may still come
 
     def send_now(self, protocol: bytes | memoryview) -> bool:
         """Hands raw protocol on to be sent; False (and nothing sent) while no server is connected, or where one takes

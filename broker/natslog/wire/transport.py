@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -29,11 +30,16 @@ Receiver = Callable[[Frames], None]
 
 
 class FrameDemux:
-    """Stands where nats-py keeps its parser. Frames go to their subscription's receiver, all else to nats-py."""
+    """Stands where nats-py keeps its parser. Frames go to their subscription's receiver, all else to nats-py.
+
+    Attributes:
+        heard_s: when bytes came last, by a clock that never jumps.
+    """
 
     def __init__(self, client: Client, *, in_place: bool) -> None:
         self.receivers: dict[int, Receiver] = {}
         self.parser = FrameParser()
+        self.heard_s = time.monotonic()
         self._rest = Parser(client)
         self._in_place = in_place
 
@@ -41,6 +47,7 @@ class FrameDemux:
         """nats-py does this when it has connected anew."""
         self._rest.reset()
         self.parser = FrameParser()
+        self.heard_s = time.monotonic()
 
     async def parse(self, data: bytes = b"") -> None:
         """What nats-py has read. In place, that is only what was left to it."""
@@ -55,6 +62,7 @@ class FrameDemux:
         Raises:
             ProtocolError: this is not NATS, or a receiver failed: nats-py is to connect anew.
         """
+        self.heard_s = time.monotonic()
         left: list[bytes] = []
         try:
             for frames in self.parser.frames():

@@ -17,7 +17,7 @@ from natslog.cluster.commands import (
 )
 from natslog.cluster.controller import Controller, Handover
 from natslog.cluster.metadata import Metadata
-from natslog.model import StreamSettings
+from natslog.model import BrokerId, StreamSettings
 
 ALL = (1, 2, 3)
 SETTLED_MS = 20_000.0
@@ -155,6 +155,49 @@ def test_preferred_leader_that_is_not_in_sync_or_unproven_waits() -> None:
         controller, state = Controller(0.0), cluster(leader=2, **record)
         controller.decide(state, ALL, 0.0)
         assert not controller.decide(state, ALL, SETTLED_MS).handovers
+
+
+def hear(controller: Controller, *deaf: int, now_ms: float = 0.0) -> None:
+    for broker in ALL:
+        controller.hearing(BrokerId(broker), broker not in deaf, now_ms)
+
+
+def test_leader_that_does_not_hear_nats_hands_over_to_one_that_does_and_gets_it_back_later() -> None:
+    controller, state = Controller(0.0), cluster()
+    hear(controller, 1, 2)
+    assert not controller.decide(state, ALL, 1000.0).handovers, "it may be a moment of a server's restart"
+    assert controller.decide(state, ALL, 1600.0).handovers == (Handover("orders", 1, 3),)
+    state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], leader=3)
+    assert not controller.decide(state, ALL, SETTLED_MS).handovers, "the preferred leader is as deaf as before"
+    hear(controller, now_ms=SETTLED_MS)
+    assert not controller.decide(state, ALL, SETTLED_MS + 1000.0).handovers
+    assert controller.decide(state, ALL, SETTLED_MS + 1600.0).handovers == (Handover("orders", 3, 1),)
+
+
+def test_where_nobody_hears_nats_or_only_one_out_of_sync_nothing_is_handed_over() -> None:
+    controller, state = Controller(0.0), cluster(isr=(1, 2))
+    hear(controller, 1, 2)
+    assert not controller.decide(state, ALL, SETTLED_MS).handovers
+    hear(controller, 1, 2, 3, now_ms=SETTLED_MS)
+    assert not controller.decide(state, ALL, 2 * SETTLED_MS).handovers
+    hear(controller, 1, now_ms=2 * SETTLED_MS)
+    assert not controller.decide(state, ALL, 2 * SETTLED_MS + 1000.0).handovers, "NATS is just coming back"
+
+
+def test_dead_leader_is_followed_by_one_that_hears_nats_where_there_is_one() -> None:
+    controller, state = Controller(0.0), cluster()
+    hear(controller, 2)
+    assert chosen(controller, state, (2, 3), 2000.0) == (3, (2, 3))
+    hear(controller, 2, 3, now_ms=3000.0)
+    assert chosen(controller, state, (2, 3), 5000.0) == (2, (2, 3))
+
+
+def test_drain_goes_on_while_nobody_hears_nats() -> None:
+    controller, state = Controller(0.0), cluster()
+    state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
+    hear(controller, *ALL)
+    controller.decide(state, ALL, 0.0)
+    assert controller.decide(state, ALL, SETTLED_MS).handovers == (Handover("orders", 1, 2),)
 
 
 def test_drained_broker_hands_over_and_is_moved_off() -> None:

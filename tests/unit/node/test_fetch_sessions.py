@@ -1,0 +1,99 @@
+"""The leader's end of replication on real logs: what one answer holds while the streams go on growing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from natslog.cluster.replica import FetchPosition, LeaderReplica
+from natslog.log import LogOptions, ReplicaLog
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.node.fetch_sessions import FetchSession
+from natslog.node.peer_messages import FetchRequest, FetchResponse
+from natslog.node.stream import HostedStream
+from tests.conftest import rows
+
+LEADER, FOLLOWER = BrokerId(1), BrokerId(2)
+
+
+class Disturbed(Executor):
+    """Does something on the loop's thread each time before work is handed to a thread."""
+
+    def __init__(self, disturb: Callable[[], None]) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._disturb = disturb
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self._disturb()
+        return self._pool.submit(work, *arguments, **named)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Iterator[dict[StreamId, HostedStream]]:
+    """Two streams that broker 1 leads and broker 2 keeps; more than a tail's worth of bytes in each."""
+    found: dict[StreamId, HostedStream] = {}
+    for at, name in enumerate(("orders", "events")):
+        settings = StreamSettings(subject=f"{name}.>", replicas=2)
+        stream_id = StreamId(f"{at:032x}")
+        log = ReplicaLog(tmp_path / name, stream_id, settings, LogOptions(min_free_bytes=0))
+        log.begin_epoch(Epoch(1))
+        record = StreamRecord(
+            name=name,
+            id=stream_id,
+            settings=settings,
+            created_us=0,
+            leader=LEADER,
+            leader_epoch=Epoch(1),
+            replicas=(LEADER, FOLLOWER),
+            isr=(LEADER, FOLLOWER),
+        )
+        stream = found[stream_id] = HostedStream(record, LEADER, log)
+        stream.leading = LeaderReplica(LEADER, record, log_end_offset=0, high_watermark=0, now_ms=0)
+        for _ in range(20):
+            append(stream, b"x" * 100_000)
+    yield found
+    for stream in found.values():
+        stream.usable_log().close()
+
+
+def append(stream: HostedStream, value: bytes) -> None:
+    log = stream.usable_log()
+    log.append(rows([value]), 1_000_000)
+    stream.appended(log.log_end_offset)
+
+
+def asked(session: FetchSession, number: int, streams: dict[StreamId, HostedStream], offset: int) -> FetchResponse:
+    position = FetchPosition(Epoch(1), offset, Epoch(1) if offset else Epoch(0))
+    request = FetchRequest(number, "life", tuple((stream_id, position) for stream_id in streams))
+    response, payload = asyncio.run(session.serve(request))
+    assert sum(answer.length for answer in response.answers) == sum(map(len, payload))
+    return response
+
+
+def test_a_stream_that_grows_while_an_answer_is_made_is_in_it_once(streams: dict[StreamId, HostedStream]) -> None:
+    first = next(iter(streams.values()))
+    with Disturbed(lambda: append(first, b"new")) as executor:
+        session = FetchSession(FOLLOWER, streams.get, executor)
+        response = asked(session, 1, streams, 0)
+        assert sorted(answer.stream_id for answer in response.answers) == sorted(streams)
+        end = first.usable_log().log_end_offset
+        response = asked(session, 2, {first.record.id: first}, end - 1)
+        assert [answer.stream_id for answer in response.answers] == [first.record.id]
+
+
+def test_what_has_no_room_in_an_answer_is_in_the_next(streams: dict[StreamId, HostedStream]) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        session = FetchSession(FOLLOWER, streams.get, executor)
+        position = FetchPosition(Epoch(1), 0, Epoch(0))
+        changed = tuple((stream_id, position) for stream_id in streams)
+        small, _ = asyncio.run(session.serve(FetchRequest(1, "life", changed, max_bytes=500_000)))
+        rest, _ = asyncio.run(session.serve(FetchRequest(2, "life", max_bytes=500_000)))
+    assert [answer.stream_id for answer in (*small.answers, *rest.answers)] == list(streams)
