@@ -213,6 +213,8 @@ class Cluster:
             steps.callback(self.nats.stop)
             for broker in self.brokers:
                 steps.callback(broker.kill)
+                if broker.disk is not None:
+                    steps.callback(broker.disk.thaw)  # who waits for a disk cannot be killed
         self._inside = None
 
     def broker(self, number: int) -> ClusterBroker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -11,6 +12,7 @@ from pathlib import Path
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
+FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 _UNMOUNT_WITHIN_S = 10.0
 
 
@@ -31,9 +33,24 @@ class Disk:
 
     def cut_power(self) -> None:
         """From here on nothing reaches the disk; what had not been synced never will."""
+        self._control(EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+
+    def freeze(self) -> None:
+        """It hangs: from here on no write to it returns, until `thaw`."""
+        self._control(FIFREEZE, 0)
+
+    def thaw(self) -> None:
+        """Nothing happens where it does not hang."""
+        try:
+            self._control(FITHAW, 0)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+
+    def _control(self, request: int, argument: int | bytes) -> None:
         fd = os.open(self.mounted, os.O_RDONLY)
         try:
-            fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+            fcntl.ioctl(fd, request, argument)
         finally:
             os.close(fd)
 

@@ -74,6 +74,13 @@ class Run:
         self.cluster = Cluster(folder / "cluster", options)
         self.history = History()
         self.recorders: list[Recorder] = []
+        self.is_interrupted = False
+
+    def interrupt(self, *_: object) -> None:
+        """What was seen so far is judged, too."""
+        self.is_interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("ending after this fault; once more to end at once", flush=True)
 
     def close(self) -> None:
         for recorder in self.recorders:
@@ -120,7 +127,7 @@ class Run:
         assert kinds, f"no such fault; there are: {', '.join(kind.name for kind in KINDS)}"
         until = time.monotonic() + self.arguments.minutes * 60
         bag: list[Kind] = []
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self.is_interrupted:
             if not bag:
                 bag = self.chance.sample(kinds, len(kinds))
             time.sleep(self.chance.uniform(0.5, 3.0))
@@ -209,6 +216,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.alarm(int(arguments.minutes * 60) + _OVERTIME_S)
     run = Run(arguments, seed, folder.resolve())
+    signal.signal(signal.SIGINT, run.interrupt)
     try:
         _, is_broken = run.run()
     finally:

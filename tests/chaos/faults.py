@@ -201,6 +201,15 @@ def cut_from_nats(scene: Scene) -> Fault:
     return Fault(place, True, heal, scene.hold(2.0, 14.0))
 
 
+def lose_packets(scene: Scene) -> Fault:
+    """A bad cable: what is lost comes again, late, and holds up what comes behind it."""
+    heal = _healed(scene)
+    broker, place = scene.pick()
+    assert scene.cluster.network is not None, "packets are lost on a network"
+    scene.cluster.network.lose_packets(broker.number)
+    return Fault(place, True, heal, scene.hold(2.0, 12.0))
+
+
 def restart_nats(scene: Scene) -> Fault:
     scene.cluster.nats.stop()
     return Fault("NATS", False, lambda: scene.cluster.nats.start() and None, scene.hold(0.0, 5.0))
@@ -234,6 +243,13 @@ def fill_disk(scene: Scene) -> Fault:
 
     fault = Fault(f"{place}, {leave_bytes} bytes left", True, heal, scene.hold(3.0, 10.0))
     return fault
+
+
+def hang_disk(scene: Scene) -> Fault:
+    broker, place = scene.pick()
+    assert broker.disk is not None, "hanging needs a disk"
+    broker.disk.freeze()
+    return Fault(place, True, broker.disk.thaw, scene.hold(2.0, 14.0))
 
 
 def fail_fsync(scene: Scene) -> Fault:
@@ -343,9 +359,11 @@ KINDS = (
     Kind(partition_bridge, "network", may_overlap=True),
     Kind(partition_all, "network", may_overlap=True),
     Kind(cut_from_nats, "network"),
+    Kind(lose_packets, "network"),
     Kind(power_one, "disks", may_overlap=True),
     Kind(power_all, "disks", may_overlap=True),
     Kind(fill_disk, "disks"),
+    Kind(hang_disk, "disks"),
     Kind(fail_fsync, "disks"),
     Kind(jump_clock, "clocks"),
     Kind(damage_stream_file),

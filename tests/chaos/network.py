@@ -4,7 +4,8 @@
     broker n      10.99.0.n
 
 A cut from A to B lets B's kernel drop what comes from A (`deaf`), or A's what goes to the hub (`mute`): connections
-stay and stall, as with a switch that fails. All namespaces carry this process's id and go with `close`. Needs root.
+stay and stall, as with a switch that fails. A host that loses packets drops one in five, either way, at random. All
+namespaces carry this process's id and go with `close`. Needs root.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _RULES = """
 table inet cuts {
   set deaf { type ipv4_addr; }
   set mute { type ipv4_addr; }
-  chain hear { type filter hook input priority 0; ip saddr @deaf drop; }
-  chain say { type filter hook output priority 0; ip daddr @mute drop; }
+  chain hear { type filter hook input priority 0; ip saddr @deaf drop; jump cable; }
+  chain say { type filter hook output priority 0; ip daddr @mute drop; jump cable; }
+  chain cable { }
 }
 """
 
@@ -111,8 +113,12 @@ class Network:
             self.cut(one, other)
             self.cut(other, one)
 
+    def lose_packets(self, host: int) -> None:
+        self._nft(host, "add", "rule", "inet", "cuts", "cable", "numgen random mod 5 == 0 drop")
+
     def heal(self) -> None:
         for host in self.hosts:
+            self._nft(host, "flush", "chain", "inet", "cuts", "cable")
             self._nft(host, "flush", "set", "inet", "cuts", "deaf")
             self._nft(host, "flush", "set", "inet", "cuts", "mute")
 

@@ -299,6 +299,19 @@ def test_leader_cut_off_from_nats_hands_over_until_it_hears_nats_again(hosts: Cl
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")
+def test_leader_of_streams_and_metadata_whose_disk_hangs_is_succeeded(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, judged_load(cluster) as load:
+        leader = load.leader()
+        cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": leader.number})
+        eventually(lambda: cluster.metadata_leader() is leader, 10, "the metadata leadership moves")
+        assert leader.disk is not None, "it has one"
+        with load.fault("disk hangs"):
+            leader.disk.freeze()
+            load.wait_until_resumed()
+            leader.disk.thaw()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")
 def test_power_lost_everywhere_at_once_loses_nothing(tmp_path: Path) -> None:
     with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, judged_load(cluster) as load:
         for _ in range(2):

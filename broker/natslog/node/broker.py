@@ -216,6 +216,8 @@ class Broker:
             return "waiting for the other brokers of the cluster"
         if not self.has_started:
             return "joining the cluster and recovering logs"
+        if self.cluster.group.disk.hangs:
+            return f"the disk of {self.data_path} takes no writes: look at it, and at the kernel's log"
         if not self.cluster.group.has_session():
             return "no metadata leader is heard: too few brokers are up, or the network is cut"
         if not self.link.is_up:

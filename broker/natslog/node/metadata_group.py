@@ -5,8 +5,9 @@ change is proposed with an id of its own: to the metadata leader, again and agai
 log here. So whoever asked reads what he wrote, and a retry is applied once. One task drives Raft: save (in a thread),
 then send, then apply.
 
-Invariants. Nothing is sent before what it rests on is saved. A save that fails stops the broker: it may no longer say
-what it promised. `state` changes between two steps of the event loop, never within one.
+Invariants. Nothing is sent before what it rests on is saved, and nothing at all while the disk hangs. A save that fails
+stops the broker: it may no longer say what it promised. `state` changes between two steps of the event loop, never
+within one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from natslog.errors import (
     from_json,
 )
 from natslog.model import BrokerId
+from natslog.node.disk_pulse import DiskPulse
 from natslog.node.raft_store import RaftStore
 
 logger = logging.getLogger("natslog.metadata")
@@ -82,6 +84,7 @@ class MetadataGroup:
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
         self.store = RaftStore(folder)
+        self.disk = DiskPulse(folder / "pulse")
         self.me = me
         self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
         self.elections = 0
@@ -123,6 +126,7 @@ class MetadataGroup:
         self._tasks = [
             asyncio.create_task(self._tick(), name="metadata clock"),
             asyncio.create_task(self._drive(), name="metadata group"),
+            asyncio.create_task(self.disk.run(), name="disk pulse"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._watch)
@@ -140,6 +144,7 @@ class MetadataGroup:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._saver.shutdown(wait=True)
+        self.disk.close()
         self.store.close()
 
     # ---- driving ----
@@ -159,7 +164,8 @@ class MetadataGroup:
             while (ready := self.raft.ready()) is not None:
                 if ready.must_sync:
                     await loop.run_in_executor(self._saver, self._save, ready)
-                self._send(list(ready.messages))
+                if not self.disk.hangs:
+                    self._send(list(ready.messages))
                 self._apply(ready)
                 self.raft.advance(ready)
                 self._confirm(ready)
@@ -233,8 +239,9 @@ class MetadataGroup:
         return self.raft.leader
 
     def has_session(self) -> bool:
-        """Whether a metadata leader has been heard of lately."""
-        return self.raft.ticks_since_leader() < SESSION_TICKS
+        """Whether a metadata leader has been heard of lately, and hears this broker."""
+        is_alone = self.raft.membership.voters == (self.me,)  # then nobody else could do better
+        return self.raft.ticks_since_leader() < SESSION_TICKS and (is_alone or not self.disk.hangs)
 
     def submit(self, command: Command) -> None:
         """Proposes and forgets: the outcome is seen in the state, and who misses it proposes anew."""
