@@ -301,12 +301,6 @@ class Hosting:
     async def _let_go(self, stream: HostedStream) -> None:
         """Deleted, or moved away; the files stay until their tombstone is due."""
         async with stream.writing:
-            if (
-                stream.ingest is not None
-                and stream.leading is not None
-                and stream.leading.record.settings.replicas == 1
-            ):
-                await stream.unsubscribe(self._nats)
             await self._end_role(stream)
             if stream.log is not None:
                 await asyncio.get_running_loop().run_in_executor(self._writers, stream.log.close)
