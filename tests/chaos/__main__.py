@@ -68,7 +68,7 @@ class Run:
             disks=is_root,
             disk_bytes=_DISK_BYTES + int(arguments.minutes * _DISK_BYTES_PER_MINUTE),
             network=lacking is None,
-            clocks=clocks,
+            clocks=(seed % arguments.brokers + 1,) if clocks else (),
             settings=_SETTINGS,
         )
         self.cluster = Cluster(folder / "cluster", options)

@@ -51,8 +51,13 @@ class Scene:
         chosen = metadata if role == "metadata leader" else leader
         if role == "follower" or chosen is None:
             chosen = self.chance.choice([broker for broker in brokers if broker is not leader])
-        roles_held = [name for name, one in (("leader", leader), ("metadata leader", metadata)) if one is chosen]
-        return chosen, f"broker {chosen.number} ({', '.join(roles_held) or 'follower'})"
+        return chosen, self.name_of(chosen)
+
+    def name_of(self, broker: ClusterBroker) -> str:
+        """With the roles that it has now."""
+        holders = (("leader", self.cluster.leader_of(self.stream)), ("metadata leader", self.cluster.metadata_leader()))
+        roles = [name for name, one in holders if one is broker]
+        return f"broker {broker.number} ({', '.join(roles) or 'follower'})"
 
     def others(self, broker: ClusterBroker) -> list[int]:
         return [one.number for one in self.cluster.brokers if one is not broker]
@@ -281,11 +286,14 @@ def _restart_where_needed(scene: Scene, broker: ClusterBroker, fault: Fault) -> 
 
 
 def jump_clock(scene: Scene) -> Fault:
-    broker, place = scene.pick()
+    broker = scene.cluster.broker(scene.chance.choice(scene.cluster.options.clocks))
     ahead_s = scene.chance.choice((-3600, 3600, -86400, 40))
     scene.cluster.set_clock(broker.number, ahead_s)
     return Fault(
-        f"{place} {ahead_s:+d} s", True, lambda: scene.cluster.set_clock(broker.number, 0), scene.hold(3.0, 8.0)
+        f"{scene.name_of(broker)} {ahead_s:+d} s",
+        True,
+        lambda: scene.cluster.set_clock(broker.number, 0),
+        scene.hold(3.0, 8.0),
     )
 
 
