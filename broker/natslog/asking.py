@@ -18,7 +18,16 @@ from urllib.parse import urlencode
 import urllib3
 
 from natslog.config import DEFAULT_SERVER_URL
-from natslog.errors import BrokerUnavailable, ConfigError, MetadataUnavailable, NatslogError, NoLeader, from_json
+from natslog.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    MetadataUnavailable,
+    NatslogError,
+    NoLeader,
+    NotLeader,
+    NotMetadataLeader,
+    from_json,
+)
 
 _CONNECT_TIMEOUT_S = 3.0
 _MOST_REDIRECTS = 3
@@ -93,6 +102,10 @@ class Asker:
     def __init__(self, servers: str | Sequence[str] | None = None, options: ClientOptions = ClientOptions()) -> None:
         self.options = options
         self.servers = parse_servers(servers)
+        for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+            file = getattr(options, name)
+            if file is not None and not os.access(file, os.R_OK):
+                raise ConfigError(f"cannot read the {name.replace('_', ' ').replace('tls', 'TLS')} {file}", file=file)
         self._start()
 
     def _start(self) -> None:
@@ -169,7 +182,7 @@ class Asker:
                 if not error.retriable:
                     raise error
                 problem = f"{server}: {error.message}"
-                if isinstance(error, NoLeader | MetadataUnavailable):
+                if isinstance(error, NoLeader | NotLeader | NotMetadataLeader | MetadataUnavailable):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S)
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",

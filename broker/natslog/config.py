@@ -29,6 +29,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     nats_creds_file: str | None = None
     nats_user: str | None = None
     nats_password_file: str | None = None
+    nats_token_file: str | None = None
+    nats_tls_ca_file: str | None = None
+    nats_tls_cert_file: str | None = None
+    nats_tls_key_file: str | None = None
     http_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     advertise_url: str | None = None
@@ -41,6 +45,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tombstone_grace_s: float = 3600.0
     seeds: tuple[str, ...] = ()
     cluster_secret_file: str | None = None
+    log_level: str = "info"
 
     @property
     def url(self) -> str:
@@ -75,7 +80,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 _BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes", "append_max_bytes"}
 _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
+_LEVELS = ("debug", "info", "warning", "error")
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
+_BY_NAME = {name: name for name in SETTINGS} | {name.removesuffix("_s"): name for name in _SECONDS}
+"""Setting by what it may be called: a duration says its unit itself (`segment_age = "1h"`)."""
 
 
 def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> BrokerConfig:
@@ -90,10 +98,10 @@ def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[st
         ConfigError: an unreadable file, an unknown setting (nearest known one named) or a wrong value.
     """
     settings: dict[str, Any] = _from_file(path) if path else {}
-    for name in SETTINGS:
+    for name, setting in _BY_NAME.items():
         if (value := (os.environ if environ is None else environ).get(f"NATSLOG_{name.upper()}")) is not None:
-            settings[name] = value
-    settings |= {name: value for name, value in flags.items() if value is not None}
+            settings[setting] = value
+    settings |= {_BY_NAME[name]: value for name, value in flags.items() if value is not None}
     return _checked(settings)
 
 
@@ -105,9 +113,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     for name in settings:
-        if name not in SETTINGS:
+        if name not in _BY_NAME:
             raise ConfigError(f"{path}: unknown setting {name!r}{did_you_mean(name, SETTINGS)}", setting=name)
-    return settings
+    return {_BY_NAME[name]: value for name, value in settings.items()}
 
 
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
@@ -121,6 +129,8 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         config = msgspec.convert(settings, BrokerConfig, strict=False)
     except (msgspec.ValidationError, InvalidRequest) as error:
         raise ConfigError(f"wrong setting: {error}") from error
+    if config.log_level not in _LEVELS:
+        raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(_LEVELS)}")
     if not 0 <= config.http_port <= 65535:
         raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
     for seed in config.seeds:

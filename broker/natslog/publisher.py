@@ -207,8 +207,9 @@ class Publisher:
     # ---- stored ----
 
     async def _send_stored(self, rows: Rows) -> None:
-        if not self._slices:
-            self._last_progress = time.monotonic()
+        self._last_progress = (
+            time.monotonic()
+        )  # the caller may have been busy elsewhere: nobody looked at acks meanwhile
         try:
             for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
                 while self._slices and not self._has_room_for(len(part)):
@@ -223,6 +224,7 @@ class Publisher:
 
     async def _settle_stored(self) -> None:
         assert self._before is not None, "something was sent"
+        self._last_progress = time.monotonic()
         try:
             while self._slices:
                 await self._wait_for_acks()
@@ -248,12 +250,17 @@ class Publisher:
         Raises:
             PublishFailed: nothing was acked for `ack_timeout_s`.
         """
-        self._progress.clear()
-        try:
-            async with asyncio.timeout(_TICK_S):
-                await self._progress.wait()
-        except TimeoutError:
-            await self._resend_late()
+        self._drop_acked()
+        if self._slices:
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._progress.wait()
+            except TimeoutError:
+                await self._resend_late()
+            self._progress.clear()
+            self._drop_acked()
+
+    def _drop_acked(self) -> None:
         while self._slices and not self._slices[0].waiting.any():
             self._slices.popleft()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_subject
@@ -42,7 +44,7 @@ class SinkOptions:
         credentials: arguments for `NatsCredentials`.
     """
 
-    nats_url: str | None
+    nats_url: str
     subject: str | None
     ack: Ack
     message_id_column: str | None
@@ -68,7 +70,7 @@ class SinkOptions:
                 )
         given = Given(options, _SINK)
         return cls(
-            nats_url=given.text("natsServers"),
+            nats_url=given.text("natsServers") or os.environ.get("NATS_URL") or DEFAULT_NATS_URL,
             subject=_subject(given, "subject"),
             ack=cast(Ack, given.one_of("ack", "flush", ("none", "flush", "stored"))),
             message_id_column=given.text("msgIdColumn"),

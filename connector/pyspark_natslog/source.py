@@ -50,13 +50,17 @@ class DefaultSource(DataSource):
         from pyspark_natslog.reader import BatchReader
         from pyspark_natslog.source_options import SourceOptions
 
-        return BatchReader(SourceOptions.parse(self._options, streaming=False), schema)
+        options = SourceOptions.parse(self._options, streaming=False)
+        options.check_schema(schema)
+        return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_natslog.source_options import SourceOptions
         from pyspark_natslog.watched_reader import WatchedStreamReader
 
-        return WatchedStreamReader(SourceOptions.parse(self._options, streaming=True), schema)
+        options = SourceOptions.parse(self._options, streaming=True)
+        options.check_schema(schema)
+        return WatchedStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_natslog.sink_options import SinkOptions, goes_over_http

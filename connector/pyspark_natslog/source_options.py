@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
+from pyspark.sql.types import StructType
+
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
 from natslog.subjects import check_name, check_subject
 from natslog.times import parse_timestamp_us
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming
 from pyspark_natslog.payload import PAYLOAD_OPTIONS, PayloadOptions
-from pyspark_natslog.schema import METADATA_COLUMNS
+from pyspark_natslog.schema import METADATA_COLUMNS, spark_schema
 from pyspark_natslog.selection import Selection
 
 Position: TypeAlias = int | Literal["earliest", "latest"]
@@ -141,6 +143,15 @@ class SourceOptions:
     def selected_columns(self) -> tuple[str, ...]:
         """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
         return self.columns or self.payload.stand_in(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+
+    def check_schema(self, schema: StructType) -> None:
+        """Raises ConfigError: the schema that Spark was given has other columns than the option names."""
+        if self.columns is not None and [*schema.names] != spark_schema(self.columns, self.payload.types).names:
+            raise ConfigError(
+                f"option columns and .schema(…) clash: {', '.join(self.columns)} and {', '.join(schema.names)}; give "
+                "one of them",
+                option="columns",
+            )
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers, self.client_options)

@@ -11,7 +11,6 @@ id made on the driver takes its place.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError, did_you_mean
 from natslog.schema import HEADERS_TYPE
 from pyspark_natslog.sink_options import SinkOptions
@@ -85,9 +83,8 @@ class _TaskWriter:
         from natslog.wire.link import NatsCredentials
 
         options, sent, dead, prefix = self.options, 0, 0, self._id_prefix()
-        url = options.nats_url or os.environ.get("NATS_URL") or DEFAULT_NATS_URL
         publisher = Publisher(
-            url,
+            options.nats_url,
             credentials=NatsCredentials(**options.credentials),
             name="natslog-spark-sink",
             ack_timeout_s=options.ack_timeout_s,

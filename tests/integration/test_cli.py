@@ -39,11 +39,31 @@ def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> 
     natslog("stream", "pause", name, url=broker.url)
     assert json.loads(natslog("stream", "info", name, "--json", url=broker.url).stdout)["paused"]
     natslog("stream", "resume", name, url=broker.url)
+    paused = json.loads(natslog("stream", "pause", name, "--json", url=broker.url).stdout)["paused"]
+    resumed = json.loads(natslog("stream", "resume", name, "--json", url=broker.url).stdout)["paused"]
+    assert (paused, resumed) == (True, False)
     refused = natslog("stream", "rm", name, url=broker.url, check=False, input="n\n")
-    assert refused.returncode != 0
-    natslog("stream", "rm", name, "--yes", url=broker.url)
+    assert (refused.returncode, refused.stderr) == (1, f"error: stream {name} stays as it is\n")
+    assert json.loads(natslog("stream", "rm", name, "--force", "--json", url=broker.url).stdout)["deleted"] == name
     gone = natslog("stream", "info", name, url=broker.url, check=False)
-    assert (gone.returncode, gone.stderr) == (1, f"error: there is no stream '{name}'\n")
+    said = f"error: there is no stream '{name}': natslog stream ls shows all there are\n"
+    assert (gone.returncode, gone.stderr) == (1, said)
+
+
+def test_rm_by_a_program_that_can_answer_nothing_deletes(broker: BrokerProcess, stream: str) -> None:
+    natslog("stream", "rm", stream, url=broker.url, input="")
+    assert natslog("stream", "info", stream, url=broker.url, check=False).returncode == 1
+
+
+def test_global_options_may_stand_behind_the_command(broker: BrokerProcess, stream: str) -> None:
+    def names(*arguments: str) -> list[str]:
+        found = json.loads(natslog(*arguments, url="http://127.0.0.1:1").stdout)
+        return [body["name"] for body in (found if isinstance(found, list) else [found])]
+
+    assert stream in names("stream", "ls", "--json", "--server", broker.url)
+    assert names("stream", "info", f"--server={broker.url}", stream, "--json", "--token", "t") == [stream]
+    wrong = natslog("stream", "ls", "--tls-ca", "/missing.pem", url=broker.url, check=False)
+    assert (wrong.returncode, wrong.stderr) == (1, "error: cannot read the TLS ca file /missing.pem\n")
 
 
 LINES = 'plain\n{"a": 1, "to": "x"}\n'
@@ -96,10 +116,25 @@ def test_pub_of_one_message(client: NatslogClient, nats_url: str, stream: str) -
     assert all_values(client, stream) == [b"hello"]
 
 
+def test_pub_of_one_json_object_takes_its_fields(client: NatslogClient, nats_url: str, stream: str) -> None:
+    natslog("pub", f"{stream}.{{to}}", '{"to": "x", "n": 7}', "--key", "n", "--ack", "--nats-url", nats_url)
+    (row,) = (row for batch in client.read(stream) for row in batch.to_pylist())
+    assert (row["subject"], row["key"], row["value"]) == (f"{stream}.x", b"7", b'{"to": "x", "n": 7}')
+
+
+def test_pub_without_payload_takes_standard_input_as_one_message(
+    client: NatslogClient, nats_url: str, stream: str
+) -> None:
+    natslog("pub", f"{stream}.x", "--ack", "--nats-url", nats_url, input="two\nlines\n")
+    assert all_values(client, stream) == [b"two\nlines\n"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "content", "words"),
     [
-        (["x"], None, "either a PAYLOAD or --file"),
+        (["x"], None, "give a PAYLOAD, --file, or something on standard input"),
+        (["x.{a}", "plain"], None, "line 1 is not JSON"),
+        (["x.{a}", '{"b": 1}'], None, "row 1 has no field 'a'; it has b"),
         (["x", "y", "--file", "FILE"], "", "either a PAYLOAD or --file"),
         (["x", "--file", "/nosuch"], None, "cannot read /nosuch"),
         (["{a}", "--file", "FILE"], "x\n", "lines have no fields"),
@@ -119,7 +154,7 @@ def test_pub_of_bad_input_names_it(
     if content is not None:
         path.write_text(content)
     named = [str(path) if argument == "FILE" else argument for argument in arguments]
-    done = natslog("pub", *named, "--nats-url", nats_url, check=False)
+    done = natslog("pub", *named, "--nats-url", nats_url, check=False, input="")
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr

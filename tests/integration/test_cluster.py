@@ -60,6 +60,23 @@ def test_change_sent_twice_is_applied_once(cluster: Cluster, filled: str) -> Non
     assert [answer.status for answer in answers] == [204, 204], "the retry has the outcome of the first"
 
 
+def test_broker_that_was_pointed_to_and_does_not_lead_says_who_does(cluster: Cluster, filled: str) -> None:
+    leader = cluster.broker(cluster.client().stream(filled)["leader"])
+    follower = next(broker for broker in cluster.brokers if broker is not leader)
+    asked = {"Natslog-Redirected": "true"}
+    url = f"{follower.url}/v1/streams/{filled}/offsets?timestamp=0"
+    answer = follower._pool.request("GET", url, headers=asked, redirect=False)
+    error = json.loads(answer.data)["error"]
+    assert (answer.status, error["code"], error["url"]) == (421, "not_leader", leader.url)
+    metadata = eventually(cluster.metadata_leader, 20)
+    other = next(broker for broker in cluster.brokers if broker is not metadata)
+    answer = other._pool.request(
+        "POST", f"{other.url}/v1/cluster/transfer", body=b'{"to": 1}', headers=asked, redirect=False
+    )
+    error = json.loads(answer.data)["error"]
+    assert (answer.status, error["code"], error["leader"]) == (421, "not_metadata_leader", metadata.number)
+
+
 def test_every_replica_serves_what_is_committed(cluster: Cluster, filled: str) -> None:
     for broker in cluster.brokers:
         path = f"/v1/streams/{filled}/messages?start=0"

@@ -52,6 +52,16 @@ def test_cursor_is_put_shown_listed_and_deleted(client: NatslogClient, stream: s
         client.delete_cursor("report", stream)
 
 
+def test_what_is_shown_of_a_cursor_can_be_put_back(broker: BrokerProcess, stream: str) -> None:
+    path = f"/v1/cursors/report/{stream}"
+    put = ask(broker, "PUT", path, {"offset": 20, "timestamp": "2026-11-20T10:30:00Z"})
+    assert (put.status, put.json()["timestamp"][:19]) == (200, "2026-11-20T10:30:00")
+    shown = ask(broker, "GET", path).json()
+    again = ask(broker, "PUT", path, shown)
+    assert again.status == 200, again.data
+    assert ask(broker, "GET", path).json() | {"lag": None} == shown | {"lag": None}
+
+
 def test_cursor_goes_with_its_stream_and_an_old_position_is_refused(client: NatslogClient, stream: str) -> None:
     former = client.set_cursor("report", stream, 20)["id"]
     client.delete_stream(stream)
@@ -73,6 +83,8 @@ WRONG = [
     ("PUT", "/v1/cursors/report/{}", {"offset": 1, "idd": "x"}, 400, "unknown field 'idd'; did you mean 'id'?"),
     ("PUT", "/v1/cursors/report/{}", {"offset": 1, "id": 7}, 400, "must be the id of the stream"),
     ("PUT", "/v1/cursors/report/{}", [1], 400, "must be a JSON object"),
+    ("PUT", "/v1/cursors/report/{}", {"offset": 1, "consumer": "x"}, 400, "consumer 'x' is not the path's 'report'"),
+    ("PUT", "/v1/cursors/report/{}", {"offset": 1, "timestamp": "noon"}, 400, "timestamp 'noon' is not a time"),
     ("PUT", "/v1/cursors/report/nosuch", {"offset": 1}, 404, "there is no stream 'nosuch'"),
     ("POST", "/v1/lags", {"orders": "x"}, 400, "offset 'x' must be a whole number"),
     ("POST", "/v1/lags", {"or ders": 1}, 400, "stream name 'or ders' is not allowed"),

@@ -13,9 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import urllib3
+from aiohttp.web import RouteDef
 
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
+from natslog.http import appends, cluster, cursors, messages, status, streams
+from natslog.nats_server import NatsServer
+from natslog.node.links import LINK_PATH
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 http = urllib3.PoolManager()
@@ -306,19 +310,57 @@ def test_deleted_and_recreated_stream_is_another_one(client: NatslogClient, nats
         client.create_stream(name, "elsewhere")
 
 
-def test_health_cluster_metrics_and_openapi(broker: BrokerProcess, client: NatslogClient, filled: str) -> None:
+def test_health_cluster_and_metrics(broker: BrokerProcess, client: NatslogClient, filled: str) -> None:
     assert ask(broker, "GET", "/healthz").status == 200
     assert ask(broker, "GET", "/readyz").json()["status"] == "ready"
-    cluster = client.cluster()
-    (one,) = cluster["brokers"]
+    body = client.cluster()
+    (one,) = body["brokers"]
     assert (one["id"], one["url"], one["rack"], one["alive"], one["role"]) == (1, broker.url, "", True, "voter")
-    assert cluster["metadata_leader"] == 1
+    assert body["metadata_leader"] == 1
     metrics = broker.metrics()
     assert metrics[f'natslog_messages_committed_total{{stream="{filled}"}}'] == 100
     assert metrics[f'natslog_stream_high_watermark{{stream="{filled}"}}'] == 100
     assert metrics["natslog_nats_connected"] == 1
-    paths = ask(broker, "GET", "/openapi.json").json()["paths"]
-    assert "/v1/streams/{name}/messages" in paths
+
+
+def test_openapi_names_every_route(broker: BrokerProcess) -> None:
+    described = ask(broker, "GET", "/openapi.json").json()["paths"]
+    apis = (streams, messages, appends, cursors, cluster, status)
+    routes = {(route.path, route.method) for api in apis for route in api.routes if isinstance(route, RouteDef)}
+    known = {(path, method.upper()) for path, methods in described.items() for method in methods}
+    assert known == {one for one in routes if one[0] != LINK_PATH}
+
+
+def test_splits_of_nothing_and_beyond_the_log(broker: BrokerProcess, filled: str) -> None:
+    for at in (0, 7, 42, 100):
+        answer = ask(broker, "GET", f"/v1/streams/{filled}/splits?start={at}&end={at}")
+        assert (answer.status, answer.json()) == (200, [])
+    for call in ("splits", "extent"):
+        answer = ask(broker, "GET", f"/v1/streams/{filled}/{call}?start=101")
+        assert answer.status == 416
+        assert (error(answer)["log_start_offset"], error(answer)["high_watermark"]) == (0, 100)
+        assert ask(broker, "GET", f"/v1/streams/{filled}/{call}?start=9&end=3").status == 400
+
+
+def test_what_cannot_be_edited_is_named(broker: BrokerProcess, filled: str) -> None:
+    for setting, value in (("replicas", 3), ("min_isr", 2), ("group", "g")):
+        answer = ask(broker, "PATCH", f"/v1/streams/{filled}", {setting: value})
+        assert (answer.status, error(answer)["setting"]) == (400, setting)
+        assert f"the {setting} of a stream cannot be edited" in error(answer)["message"]
+    assert ask(broker, "PATCH", f"/v1/streams/{filled}", {"replicas": 1, "max_age": "7d"}).status == 200
+
+
+def test_broker_logs_in_to_nats_with_a_token(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("s3cret\n")
+    server = NatsServer(0, tmp_path / "nats.log", arguments=("--auth", "s3cret")).start()
+    broker = BrokerProcess(tmp_path / "data", server.url, nats_token_file=secret)
+    try:
+        broker.start()
+        assert broker.metrics()["natslog_nats_connected"] == 1
+    finally:
+        broker.kill()
+        server.stop()
 
 
 def test_slow_client_holds_nobody_up(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:

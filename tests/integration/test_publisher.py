@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,20 @@ def test_rows_without_an_id_are_never_sent_twice(client: NatslogClient, nats_url
         with pytest.raises(PublishFailed, match="paused"):
             publisher.publish(rows(name, 2, ids=ids("a", None)), "stored")
         assert publisher.resent == 1
+
+
+@pytest.mark.parametrize("then", ["settle", "send"])
+def test_caller_that_was_busy_for_longer_than_acks_may_take_loses_nothing(
+    client: NatslogClient, nats_url: str, name: str, then: str
+) -> None:
+    client.create_stream(name, name)
+    with Publisher(nats_url, ack_timeout_s=0.5) as publisher:
+        publisher.send(rows(name, 5, ids=ids(*"abcde")), "stored")
+        time.sleep(1.0)
+        if then == "send":
+            publisher.send(rows(name, 5, ids=ids(*"fghij")), "stored")
+        publisher.settle("stored")
+        assert publisher.acked == (10 if then == "send" else 5)
 
 
 def test_empty_message_ids_are_none(client: NatslogClient, nats_url: str, name: str) -> None:

@@ -195,6 +195,13 @@ def test_wrong_schema_is_named(spark: SparkSession, broker: BrokerProcess, fille
         reader.schema("offset string").load().count()
 
 
+def test_columns_and_another_schema_clash(spark: SparkSession, broker: BrokerProcess, filled: str) -> None:
+    reader = spark.read.format("natslog").options(servers=broker.url, stream=filled, columns="offset,subject")
+    with pytest.raises(Exception, match=r"option columns and \.schema.* clash: offset, subject and offset"):
+        reader.schema("offset long").load().count()
+    assert reader.schema("offset long, subject string").load().columns == ["offset", "subject"]
+
+
 def test_start_below_the_log_start_is_loss_or_accepted(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:

@@ -93,9 +93,18 @@ def test_settings_come_from_file_then_environment_then_flags(tmp_path: Path) -> 
     assert load_config(path, {"http_port": 3000}, {"NATSLOG_HTTP_PORT": "2000"}).http_port == 3000
 
 
+def test_durations_are_named_with_and_without_their_unit(tmp_path: Path) -> None:
+    path = tmp_path / "natslog.toml"
+    path.write_text('segment_age = "1h"\nretention_interval_s = 7\nlog_level = "debug"\n')
+    config = load_config(path, {}, {"NATSLOG_TOMBSTONE_GRACE": "2m", "NATSLOG_RETENTION_INTERVAL_S": "3s"})
+    assert (config.segment_age_s, config.retention_interval_s, config.tombstone_grace_s) == (3600.0, 3.0, 120.0)
+    assert (config.log_level, load_config(path, {"segment_age": "5s"}, {}).segment_age_s) == ("debug", 5.0)
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
+        ("log_level = 'loud'", "log_level 'loud' must be debug, info"),
         ("htp_port = 1", "did you mean 'http_port'"),
         ("http_port = 'x'", "wrong setting"),
         ("http_port = 70000", "65535"),

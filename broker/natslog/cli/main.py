@@ -54,10 +54,29 @@ def options(
     context.obj = Global(servers, client_options)
 
 
+_GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cert", "--tls-key")
+
+
+def _global_options_first(arguments: list[str]) -> list[str]:
+    """Global options may stand behind the command, too, as users of `nats` expect; what follows `--` is as it is."""
+    first: list[str] = []
+    rest = list(arguments)
+    at = 0
+    while at < len(rest) and rest[at] != "--":
+        name, has_value, _ = rest[at].partition("=")
+        if name in _GLOBAL_OPTIONS:
+            count = 1 if has_value else 2
+            first += rest[at : at + count]
+            del rest[at : at + count]
+        else:
+            at += 1
+    return first + rest
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; an error in operation is one sentence on stderr and exit code 1, wrong usage is 2."""
     try:
-        app(args=arguments)
+        app(args=_global_options_first(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         sys.exit(130)
     except NatslogError as error:

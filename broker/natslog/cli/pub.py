@@ -42,8 +42,8 @@ class _Chunk:
 
 
 def pub(
-    subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of csv or ndjson rows.")],
-    payload: Annotated[str | None, typer.Argument(help="The message.")] = None,
+    subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of JSON or csv rows.")],
+    payload: Annotated[str | None, typer.Argument(help="The message; without it and --file, standard input.")] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="Publish the rows of this file; - for standard input.")
     ] = None,
@@ -64,17 +64,14 @@ def pub(
     as_json: JsonFlag = False,
 ) -> None:
     """Publish to NATS; with --ack, every message is on disk in a stream when this ends."""
-    if (payload is None) == (file is None):
+    if payload is not None and file is not None:
         raise InvalidRequest("give either a PAYLOAD or --file")
     if rate is not None and rate > 1e9:
         raise InvalidRequest(f"--rate {rate} is no rate")
-    if payload is not None and (key is not None or "{" in subject):
-        raise InvalidRequest("one PAYLOAD has no fields: --key and {field} need --file and --format csv or ndjson")
-    if payload is not None:
-        chunks: Iterator[_Chunk] = iter([_Chunk([subject], [payload.encode("utf-8", "surrogateescape")], [None])])
-        total_bytes = 0
+    if file is None:
+        value = _standard_input() if payload is None else payload.encode("utf-8", "surrogateescape")
+        chunks, total_bytes = iter([_single(value, subject, key)]), 0
     else:
-        assert file is not None
         total_bytes = file.stat().st_size if file.is_file() else 0
         chunks = _chunks(file, form, subject, key)
     started = time.monotonic()
@@ -83,6 +80,20 @@ def pub(
         sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
     seconds = max(time.monotonic() - started, 1e-9)
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
+
+
+def _standard_input() -> bytes:
+    """All of it, as one message."""
+    value = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+    if not value:
+        raise InvalidRequest("give a PAYLOAD, --file, or something on standard input")
+    return value
+
+
+def _single(value: bytes, template: str, key: str | None) -> _Chunk:
+    """One message; where the subject or the key takes a field, it must be a JSON object."""
+    fields = _object(value, 1) if key is not None or "{" in template else {}
+    return _Chunk([_subject(template, fields, 1)], [value], [_key(fields, key, 1)])
 
 
 def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool) -> None:

@@ -106,6 +106,10 @@ def server(
     nats_creds_file: Annotated[str | None, typer.Option(help="NATS credentials (JWT).")] = None,
     nats_user: Annotated[str | None, typer.Option(help="NATS user.")] = None,
     nats_password_file: Annotated[str | None, typer.Option(help="File with its password.")] = None,
+    nats_token_file: Annotated[str | None, typer.Option(help="File with a NATS token.")] = None,
+    nats_tls_ca_file: Annotated[str | None, typer.Option(help="CA certificates to trust NATS by.")] = None,
+    nats_tls_cert_file: Annotated[str | None, typer.Option(help="Client certificate for NATS.")] = None,
+    nats_tls_key_file: Annotated[str | None, typer.Option(help="Its key.")] = None,
     http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     advertise_url: Annotated[str | None, typer.Option(help="URL that clients reach this broker by.")] = None,
@@ -122,14 +126,10 @@ def server(
     cluster_secret_file: Annotated[
         str | None, typer.Option(help="File with the secret that the cluster's brokers share.")
     ] = None,
-    log_level: LogLevel = "info",
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """One broker. Every setting also as a NATSLOG_… variable or a line of the TOML file."""
-    given: dict[str, Any] = {
-        name: value for name, value in locals().items() if name not in ("config", "log_level", "given")
-    }
-    seconds = ("segment_age", "retention_interval", "tombstone_grace")
-    flags = {f"{name}_s" if name in seconds else name: value for name, value in given.items()}
-    _log_to_stderr(log_level)
+    flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     loaded = load_config(config, flags)
+    _log_to_stderr(loaded.log_level)
     _run(loaded, [f"NATS   {without_secrets(loaded.nats_url)}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -141,30 +142,39 @@ def edit(
 
 
 @app.command()
-def pause(context: typer.Context, name: Name) -> None:
+def pause(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     """Refuse messages until resumed; reads go on."""
-    global_of(context).client().edit_stream(name, paused=True)
-    out.print(f"stream {name} is paused: messages are refused")
+    body = global_of(context).client().edit_stream(name, paused=True)
+    print_json(body) if as_json else out.print(f"stream {name} is paused: messages are refused")
 
 
 @app.command()
-def resume(context: typer.Context, name: Name) -> None:
+def resume(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     """Take messages again."""
-    global_of(context).client().edit_stream(name, paused=False)
-    out.print(f"stream {name} takes messages")
+    body = global_of(context).client().edit_stream(name, paused=False)
+    print_json(body) if as_json else out.print(f"stream {name} takes messages")
+
+
+def _is_agreed(question: str) -> bool:
+    """A program that was given nothing to answer with has made up its mind."""
+    if sys.stdin.isatty():
+        return typer.confirm(question)
+    answer = sys.stdin.readline()
+    return not answer or answer.strip().lower() in ("y", "yes")
 
 
 @app.command("rm")
 def remove(
     context: typer.Context,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Delete a stream; its files go after a grace period."""
+    """Delete a stream; its files go after a grace period. Asks first, where there is somebody to answer."""
     client = global_of(context).client()
     body = client.stream(name)
     messages = body.get("high_watermark", 0) - body.get("log_start_offset", 0)
-    if not yes:
-        typer.confirm(f"Delete stream {name} with {messages} messages?", abort=True)
+    if not yes and not _is_agreed(f"Delete stream {name} with {messages} messages?"):
+        raise InvalidRequest(f"stream {name} stays as it is")
     client.delete_stream(name)
-    out.print(f"stream {name} is deleted")
+    print_json({"deleted": name, "messages": messages}) if as_json else out.print(f"stream {name} is deleted")

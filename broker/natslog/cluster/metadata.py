@@ -55,7 +55,7 @@ from natslog.errors import (
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 
 FIRST_EPOCH = Epoch(1)
-_FIXED = ("group", "replicas", "min_isr")
+FIXED_SETTINGS = ("group", "replicas", "min_isr")
 """Settings that cannot be edited: a group decided who got which message; replicas are moved, not declared."""
 _OUTCOMES_KEPT = 1000
 
@@ -81,7 +81,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
         if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r}", stream=name)
+            raise StreamNotFound(f"there is no stream {name!r}: natslog stream ls shows all there are", stream=name)
         return self.streams[name]
 
     def by_id(self) -> dict[StreamId, StreamRecord]:
@@ -402,10 +402,15 @@ def _without(record: StreamRecord, broker: BrokerId) -> StreamRecord:
     )
 
 
+def cannot_be_edited(setting: str) -> InvalidRequest:
+    beside = " (natslog cluster move brings its replicas onto other brokers)" if setting == "replicas" else ""
+    return InvalidRequest(f"the {setting} of a stream cannot be edited: create another stream{beside}", setting=setting)
+
+
 def _edited(record: StreamRecord, settings: StreamSettings) -> StreamRecord:
-    for name in _FIXED:
+    for name in FIXED_SETTINGS:
         if getattr(settings, name) != getattr(record.settings, name):
-            raise InvalidRequest(f"the {name} of a stream cannot be edited: create another stream", setting=name)
+            raise cannot_be_edited(name)
     return msgspec.structs.replace(record, settings=settings)
 
 

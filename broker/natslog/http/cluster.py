@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from natslog.cluster.commands import DrainBroker, ForgetBroker, MoveReplicas
-from natslog.errors import InvalidRequest, MetadataUnavailable, NotEnoughBrokers, natslog_version
+from natslog.errors import InvalidRequest, MetadataUnavailable, NotEnoughBrokers, NotMetadataLeader, natslog_version
 from natslog.http.context import BROKER, broker_of, leading, query
 from natslog.http.streams import json_body
 from natslog.model import BrokerId
@@ -72,14 +72,18 @@ def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
 
 
 def _at_metadata_leader(request: web.Request) -> Broker:
-    """Raises HTTPTemporaryRedirect: to the metadata leader. MetadataUnavailable: there is none."""
+    """Raises HTTPTemporaryRedirect: to the metadata leader. NotMetadataLeader, MetadataUnavailable: there is none."""
     broker = broker_of(request)
     group = broker.cluster.group
     if group.is_leader:
         return broker
     url = broker.url_of(group.leader) if group.leader is not None else None
-    if url is None or request.headers.get("Natslog-Redirected") == "true":
+    if url is None:
         raise group.unavailable()
+    if request.headers.get("Natslog-Redirected") == "true":
+        raise NotMetadataLeader(
+            f"broker {group.leader} at {url} leads the metadata: ask there", leader=group.leader, url=url
+        )
     raise web.HTTPTemporaryRedirect(url + request.path_qs)
 
 

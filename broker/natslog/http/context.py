@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, NoLeader, NotReady, did_you_mean
+from natslog.errors import InvalidRequest, NoLeader, NotLeader, NotReady, did_you_mean
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
@@ -31,7 +31,8 @@ async def leading(request: web.Request) -> HostedStream:
     """The stream in the path, where this broker leads it.
 
     Raises:
-        StreamNotFound, NoLeader, or why it cannot be served. HTTPTemporaryRedirect: to the broker that leads it.
+        StreamNotFound, NoLeader, NotLeader, or why it cannot be served.
+        HTTPTemporaryRedirect: to the broker that leads it.
     """
     broker = broker_of(request)
     record = await broker.record(request.match_info["name"])
@@ -41,8 +42,15 @@ async def leading(request: web.Request) -> HostedStream:
     if stream is not None and record.leader == broker.cluster.me and stream.problem is not None:
         raise stream.problem
     url = None if record.leader in (None, broker.cluster.me) else broker.url_of(record.leader)
-    if url is None or _has_come_around(request):
+    if url is None:
         raise no_leader(record)
+    if _has_come_around(request):
+        raise NotLeader(
+            f"stream {record.name!r} is led by broker {record.leader} at {url}: ask there",
+            stream=record.name,
+            leader=record.leader,
+            url=url,
+        )
     raise web.HTTPTemporaryRedirect(url + request.path_qs)
 
 
@@ -57,7 +65,7 @@ def no_leader(record: StreamRecord) -> NoLeader:
 
 
 def _has_come_around(request: web.Request) -> bool:
-    """The redirect ends where it began: nobody leads just now."""
+    """It was sent here by another broker already, which knows something older or newer."""
     return request.headers.get("Natslog-Redirected") == "true"
 
 

@@ -14,12 +14,12 @@ from natslog.http.streams import json_body
 from natslog.model import Offset, StreamId
 from natslog.node.clock import now_us
 from natslog.subjects import check_name
-from natslog.times import format_timestamp_us
+from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
 
 _MAX_OFFSET = 2**62
-_BODY = ("offset", "id")
+_BODY = ("offset", "timestamp", "id", "consumer", "stream", "rewound", "lag")
 
 
 def _cursor_json(cursor: CursorRecord) -> dict[str, Any]:
@@ -63,13 +63,19 @@ async def show_cursor(request: web.Request) -> web.Response:
 
 @routes.put("/v1/cursors/{consumer}/{stream}")
 async def set_cursor(request: web.Request) -> web.Response:
-    """`{"offset": 42}`: the next offset that the consumer has not read; with `"id"`, of the stream of that id only."""
+    """`{"offset": 42}`: the next offset that the consumer has not read; with `"id"`, of the stream of that id only;
+    with `"timestamp"`, when it stood there. What GET answers may be put back as it is.
+    """
     query(request)
     (consumer, name), body, broker = _names(request), await json_body(request), broker_of(request)
     for field in body:
         if field not in _BODY:
             raise InvalidRequest(f"unknown field {field!r}{did_you_mean(field, _BODY)}", field=field)
     offset, stream_id = _check_offset(body.get("offset")), body.get("id")
+    for field, expected in (("consumer", consumer), ("stream", name)):
+        if body.get(field, expected) != expected:
+            raise InvalidRequest(f"{field} {body[field]!r} is not the path's {expected!r}", field=field)
+    set_us = parse_timestamp_us(body["timestamp"]) if "timestamp" in body else now_us()
     if stream_id is not None and not isinstance(stream_id, str):
         raise InvalidRequest(f"id {stream_id!r} must be the id of the stream, as GET /v1/streams shows it", field="id")
     record = await broker.record(name)
@@ -78,7 +84,7 @@ async def set_cursor(request: web.Request) -> web.Response:
         stream=name,
         stream_id=StreamId(stream_id or record.id),
         offset=Offset(offset),
-        set_us=now_us(),
+        set_us=set_us,
     )
     await broker.change_cluster(broker.cluster.group.propose(command, request_id(request)))
     return web.json_response(_cursor_json(broker.state.cursor(consumer, name)))

@@ -47,11 +47,26 @@ def _call(
     return call
 
 
+_BROKER = {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}}
 _PRODUCER = {"name": "producer", "in": "path", "required": True, "schema": {"type": "string"}}
 _BATCH = {"name": "batch", "in": "path", "required": True, "schema": {"type": "integer"}}
 _RANGE = (_parameter("start", "first offset, or earliest, latest"), _parameter("end", "exclusive; or latest"))
 _PATHS = {
     "/v1/cluster": {"get": _call("The cluster and its brokers", "200")},
+    "/v1/cluster/brokers": {"post": _call("Add the broker at a URL", "201", body="Newcomer")},
+    "/v1/cluster/brokers/{id}": {
+        "patch": _call("Drain a broker, or stop draining it", "200", _BROKER, body="Draining"),
+        "delete": _call(
+            "Take a broker out of the cluster", "204", _BROKER, _parameter("force", "true: it is lost for good")
+        ),
+    },
+    "/v1/cluster/transfer": {"post": _call("Hand the metadata leadership over", "202", body="Transfer")},
+    "/v1/streams/{name}/leader": {
+        "post": _call(
+            "Hand a stream over to an in-sync replica, its preferred leader from now on", "200", _NAME, body="Transfer"
+        )
+    },
+    "/v1/streams/{name}/replicas": {"put": _call("Move a stream's replicas", "202", _NAME, body="Replicas")},
     "/v1/streams": {
         "get": _call(
             "All streams",
@@ -153,6 +168,12 @@ _PATHS = {
     "/readyz": {"get": _call("Able to serve", "200")},
     "/metrics": {"get": _call("Prometheus metrics", "200", kind="text/plain")},
 }
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
 _ERROR_FIELDS = {"code": {"type": "string"}, "message": {"type": "string"}, "retriable": {"type": "boolean"}}
 _SCHEMAS = {
     "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}}},
@@ -160,8 +181,16 @@ _SCHEMAS = {
     "Cursor": {
         "type": "object",
         "required": ["offset"],
-        "properties": {"offset": {"type": "integer", "minimum": 0}, "id": {"type": "string"}},
+        "properties": {
+            "offset": {"type": "integer", "minimum": 0},
+            "timestamp": {"type": "string", "description": "when it stood there; now, where it is not given"},
+            "id": {"type": "string", "description": "of the stream"},
+        },
     },
+    "Newcomer": _object(url={"type": "string"}),
+    "Draining": _object(draining={"type": "boolean"}),
+    "Transfer": _object(to={"type": "integer"}),
+    "Replicas": _object(brokers={"type": "array", "items": {"type": "integer"}}),
     "Commit": {"type": "object", "properties": {"parts": {"type": "array", "items": {"type": "object"}}}},
     "StreamSettings": {"type": "object", "properties": {name: {} for name in ("name", *SETTING_NAMES, "paused")}},
 }

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from natslog.cluster.metadata import FIXED_SETTINGS, cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
 from natslog.http.context import broker_of, leading, no_leader, position, query, request_id, whole
 from natslog.model import StreamRecord, parse_settings
@@ -110,6 +111,9 @@ async def edit_stream(request: web.Request) -> web.Response:
     paused = body.pop("paused", None)
     if paused is not None and not isinstance(paused, bool):
         raise InvalidRequest("paused must be true or false")
+    for setting in FIXED_SETTINGS:
+        if setting in body and body[setting] != getattr(record.settings, setting):
+            raise cannot_be_edited(setting)
     if body:
         await broker.edit_stream(name, parse_settings(body, record.settings), request_id(request))
     if paused is not None:

@@ -284,13 +284,13 @@ class LogReader:
             OffsetOutOfRange: either is not in the log.
         """
         self._check_range(start, end)
-        runs = self._runs(start, end)
+        runs = self._runs(start, end) if start < end else []
         return cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
 
     def _check_range(self, start: int, end: int) -> None:
+        self._check_in_log(start)
         if start > end:
             raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
-        self._check_in_log(start)
         self._check_in_log(end)
 
     def _runs(self, start: int, end: int) -> list[Run]:

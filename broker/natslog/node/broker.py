@@ -74,7 +74,15 @@ class Broker:
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="write")
         secret = config.secret()
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
-        credentials = NatsCredentials(config.nats_creds_file, config.nats_user, config.nats_password_file)
+        credentials = NatsCredentials(
+            creds_file=config.nats_creds_file,
+            user=config.nats_user,
+            password_file=config.nats_password_file,
+            token_file=config.nats_token_file,
+            tls_ca_file=config.nats_tls_ca_file,
+            tls_cert_file=config.nats_tls_cert_file,
+            tls_key_file=config.nats_tls_key_file,
+        )
         self.link = NatsLink(
             config.nats_url,
             name=f"natslog-broker-{config.broker_id}",
@@ -194,6 +202,8 @@ class Broker:
     def _on_nats_state(self, up: bool) -> None:
         if not up:
             self._nats_down_since = time.monotonic()
+            if self.stopping:
+                return
             logger.warning(
                 "lost NATS at %s; reconnecting. What is published without acks until then is not recorded",
                 self.link.shown_url,

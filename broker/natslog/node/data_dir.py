@@ -9,6 +9,7 @@ DIR/streams/<id>/    one log each
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -68,9 +69,11 @@ class DataDir:
             self.life, self.after = self._begin_life()
         except OSError as error:
             self.release()
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "Free space there" if full else "Give this user the right to"
             raise DataDirError(
-                f"the data folder {path} cannot be written: {error.strerror or error}. Give this user the right to, or "
-                "name another with --data-dir",
+                f"the data folder {path} cannot be written: {error.strerror or error}. {remedy}, or name another with "
+                "--data-dir",
                 data_dir=str(path),
             ) from error
         except CorruptLog as error:

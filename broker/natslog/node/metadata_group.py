@@ -360,7 +360,9 @@ class MetadataGroup:
     def transfer(self, to: BrokerId) -> None:
         """Hands the metadata leadership over. Raises NotMetadataLeader, InvalidRequest."""
         if to not in self.raft.membership.voters:
-            raise InvalidRequest(f"broker {to} is no voter of this cluster: name one of {self.raft.membership.voters}")
+            raise InvalidRequest(
+                f"broker {to} is no voter of this cluster: name one of {list(self.raft.membership.voters)}"
+            )
         self.raft.transfer(to)
         self._news.set()
 

@@ -42,7 +42,7 @@ class Shaper:
         """Columns to ask the broker for; None for all: leaving some out saves less than whole batches as they lie in
         the file, unless it is the payload.
         """
-        return None if self._typed else [name for name in self._metadata if name != "stream"]
+        return None if self._typed else [name for name in self._metadata if name != "stream"] or ["offset"]
 
     def shape(self, batch: Any, stream: str) -> Iterator[Any]:
         """A stored batch's rows.
