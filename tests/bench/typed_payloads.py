@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import statistics
 from random import Random
 from typing import Any
 
-import nats
+import pyarrow as pa
 from pyspark.sql import functions as F
 
+from natslog.publisher import Publisher, Rows
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import STREAM, SUBJECT, natslog_side, scratch
 from tests.bench.spark_scan import rows_per_second, write_mapped
@@ -18,7 +18,8 @@ from tests.bench.spark_session import spark_session
 from tests.harness import eventually
 
 FIELDS = "id LONG, user STRING, price DOUBLE, quantity INT, paid BOOLEAN, city STRING, tags ARRAY<STRING>"
-_ROWS = 300_000
+_DIFFERENT_ROWS = 200_000
+_ROWS = 1_200_000  # so many that the start of a job is a small part
 _LEAST_RATIO = 5.0
 
 
@@ -38,21 +39,19 @@ def order(random: Random, number: int) -> bytes:
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-async def _publish(url: str) -> None:
-    connection = await nats.connect(url)
+def _publish(url: str) -> None:
     random = Random(7)
-    for number in range(_ROWS):
-        await connection.publish(SUBJECT, order(random, number))
-        if number % 5000 == 4999:
-            await connection.flush()
-    await connection.flush()
-    await connection.close()
+    values = pa.array([order(random, number) for number in range(_DIFFERENT_ROWS)])
+    rows = Rows(pa.array([SUBJECT] * _DIFFERENT_ROWS), values)
+    with Publisher(url) as publisher:
+        for _ in range(_ROWS // _DIFFERENT_ROWS):
+            publisher.publish(rows, "stored")
 
 
 def typed(pairs: int) -> list[Comparison]:
     settings: dict[str, Any] = {"segment_bytes": "64MiB", "segment_age": "1s", "retention_interval": "500ms"}
     with natslog_side(**settings) as (server, broker), scratch() as folder, spark_session() as spark:
-        asyncio.run(_publish(server.url))
+        _publish(server.url)
         eventually(lambda: broker.client().stream(STREAM)["high_watermark"] == _ROWS, 60, "every row is stored")
         write_mapped(broker, folder / "mapped.arrow", _ROWS)
         source = spark.read.format("natslog").options(servers=broker.url, stream=STREAM)
