@@ -32,6 +32,7 @@ def _read_range(
     client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange
 ) -> Iterator[pa.RecordBatch]:
     shaper = Shaper(options.payload, columns)
+    asked_columns = None if shaper.is_payload_needed else shaper.needed_columns
     start = part.start
     while start < part.end:
         try:
@@ -40,12 +41,15 @@ def _read_range(
                 start,
                 part.end,
                 subject=options.subject_filter,
-                columns=shaper.stored_columns,
+                columns=asked_columns,
                 prefer=part.urls,
                 expected_id=part.stream_id,
             ):
                 for batch in fetched.batches:
                     yield from shaper.shape(batch, part.stream)
                 start = fetched.next_offset
+                if asked_columns is None and any(map(shaper.needs_little_of, fetched.batches)):
+                    asked_columns = shaper.needed_columns
+                    break
         except (OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog) as error:
             start = behind_loss(client, options, part.stream, part.stream_id, start, part.end, error)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
+from natslog import client as client_module
 from natslog.client import NatslogClient
 from natslog.errors import DataLoss
+from natslog.publisher import Publisher, Rows
+from natslog.schema import HEADERS_TYPE
 from pyspark_natslog.reader import BatchReader
 from pyspark_natslog.schema import spark_schema
 from pyspark_natslog.source_options import SourceOptions
@@ -272,6 +276,46 @@ def test_one_huge_stream_among_small_ones_uses_all_cores(
     sizes = [sum(one.bytes for one in task.ranges) for task in tasks]
     assert len(tasks) == 4
     assert max(sizes) < 1.5 * min(sizes)
+
+
+@pytest.mark.parametrize("payload", [{}, {"payloadFormat": "json", "payloadSchema": "n INT"}])
+def test_long_columns_that_nobody_wants_are_not_sent(
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    payload: dict[str, str],
+) -> None:
+    client.create_stream(name, name)
+    count, each = 24_000, 1000
+    header = pa.array([[{"key": "trace", "value": "." * 1200}]] * each, HEADERS_TYPE)
+    with Publisher(nats_url) as publisher:
+        for start in range(0, count, each):
+            values = pa.array([b'{"n":%d}' % at for at in range(start, start + each)])
+            publisher.publish(Rows(pa.array([name] * each), values, headers=header), "stored")
+    received: list[int] = []
+    fetched = client_module._fetched
+
+    def counted(response: Any, *arguments: Any) -> Any:
+        received.append(len(response.data))
+        return fetched(response, *arguments)
+
+    monkeypatch.setattr(client_module, "_fetched", counted)
+    wanted = "offset,n" if payload else "offset,value"
+    parsed = SourceOptions.parse(
+        {"servers": broker.url, "stream": name, "columns": wanted, "minPartitions": "1"} | payload, streaming=False
+    )
+    reader = BatchReader(parsed, spark_schema(parsed.selected_columns(), parsed.payload.types))
+    tasks = reader.partitions()
+    rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(count))
+    assert [row.get("n", row.get("value")) for row in rows] == [
+        at if payload else b'{"n":%d}' % at for at in range(count)
+    ]
+    stored = client.position(name)["bytes"]
+    assert stored > 3 * 8 * 1024 * 1024
+    assert sum(received) < 0.7 * stored, "two answers, of which one was under way, and then what is wanted"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ logger = logging.getLogger("pyspark_natslog")
 
 _CHUNK_BYTES = 2 * 1024 * 1024  # payload decoded at once: small enough for caches, large enough for Arrow
 _CHUNK_ROWS = 64 * 1024
+_WORTH_LEAVING_OUT = 0.25  # of the bytes: below, batches as they lie in the file cost less than batches made anew
 
 
 class Shaper:
@@ -38,11 +39,19 @@ class Shaper:
         self._decoder = None if payload.format == "binary" or not self._typed else _decoder(payload, self._typed)
 
     @property
-    def stored_columns(self) -> list[str] | None:
-        """Columns to ask the broker for; None for all: leaving some out saves less than whole batches as they lie in
-        the file, unless it is the payload.
-        """
-        return None if self._typed else [name for name in self._metadata if name != "stream"] or ["offset"]
+    def needed_columns(self) -> list[str]:
+        """The stored columns that the wanted ones are made of; `offset` to name rows by."""
+        stored = (name for name in self._metadata if name != "stream")
+        return list(dict.fromkeys(["offset", *stored, *(["value"] if self._typed else [])]))
+
+    @property
+    def is_payload_needed(self) -> bool:
+        return bool(self._typed)
+
+    def needs_little_of(self, batch: Any) -> bool:
+        """Whether much of these stored bytes is in columns that nobody wants: long headers, say."""
+        needed = sum(batch.column(name).nbytes for name in self.needed_columns)
+        return bool(batch.nbytes - needed > batch.nbytes * _WORTH_LEAVING_OUT)
 
     def shape(self, batch: Any, stream: str) -> Iterator[Any]:
         """A stored batch's rows.
