@@ -81,7 +81,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
         if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r}: natslog stream ls shows all there are", stream=name)
+            raise StreamNotFound(f"there is no stream {name!r}", stream=name)
         return self.streams[name]
 
     def by_id(self) -> dict[StreamId, StreamRecord]:
