@@ -356,13 +356,20 @@ class NatsLink:
     async def close(self) -> None:
         """Lets the connection go; what was sent is flushed first where a server is there."""
         if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._client is not None and not self._client.is_closed:
-            if self._client.is_connected:
-                with contextlib.suppress(NatsUnavailable):  # leaving: nobody is left to be told
-                    await self.flush()
-            await self._client.close()
+            while not self._supervisor.done():  # before Python 3.12, `asyncio.wait_for` may lose a cancellation
+                self._supervisor.cancel()
+                await asyncio.wait([self._supervisor], timeout=_RETRY_S)
+        client = self._client
+        if client is None or client.is_closed:
+            return
+        if client.is_connected:
+            try:
+                await self.flush()
+            except NatsUnavailable:  # leaving: nobody is left to be told
+                if isinstance(client._transport, InPlaceTransport):
+                    client._transport.abort()  # else nats-py waits until everything is sent
+        with contextlib.suppress(ConnectionError):  # aborted
+            await client.close()
 
 
 def without_secrets(url: str) -> str:

@@ -28,6 +28,8 @@ logger = logging.getLogger("natslog.nats")
 
 Receiver = Callable[[Frames], None]
 
+_CLOSE_S = 1.0
+
 
 class FrameDemux:
     """Stands where nats-py keeps its parser. Frames go to their subscription's receiver, all else to nats-py.
@@ -185,6 +187,19 @@ class InPlaceTransport(TcpTransport):
         if reader._eof:
             landing.end()
         return landing
+
+    async def wait_closed(self) -> None:
+        """A server that takes nothing any more is not waited for as long as the kernel tries: some 15 minutes."""
+        gives_up = asyncio.get_running_loop().call_later(_CLOSE_S, self.abort)
+        try:
+            await super().wait_closed()  # type: ignore[no-untyped-call]
+        finally:
+            gives_up.cancel()
+
+    def abort(self) -> None:
+        """Ends the connection, and drops what could not be sent."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
 
     def at_eof(self) -> bool:
         return self._landing.at_eof if self._landing is not None else bool(super().at_eof())  # type: ignore[no-untyped-call]
