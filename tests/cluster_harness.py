@@ -113,6 +113,11 @@ class ClusterBroker(BrokerProcess):
         answer = self.ask("GET", path, timeout_s=timeout_s)
         return json.loads(answer.data) if answer is not None and answer.status == 200 else None
 
+    def high_watermark(self, stream: str) -> int | None:
+        """As far as this replica knows that the stream is committed; None where it does not serve it."""
+        answer = self.ask("GET", f"/v1/streams/{stream}/messages?start=earliest&max_bytes=1&columns=offset")
+        return int(answer.headers["Natslog-High-Watermark"]) if answer is not None and answer.status == 200 else None
+
 
 class Cluster:
     """Brokers 1 to n. `start` it, and `close` it in the end; `running_cluster` does both."""
@@ -288,6 +293,19 @@ class Cluster:
             assert time.monotonic() < started + within_s, f"not in sync within {within_s:.0f} s: {self.troubles()}"
             time.sleep(0.05)
         return time.monotonic() - started
+
+    def wait_settled(self, stream: str, within_s: float = 40.0) -> None:
+        """Nobody publishes any more: returns when all are in sync and every replica knows the same high watermark."""
+
+        deadline = time.monotonic() + within_s
+        while True:
+            known = {broker.number: broker.high_watermark(stream) for broker in self.brokers}
+            if self.in_sync() and None not in known.values() and len(set(known.values())) == 1:
+                return
+            assert time.monotonic() < deadline, (
+                f"not settled within {within_s:.0f} s: {self.troubles()}; high watermarks by broker: {known}"
+            )
+            time.sleep(0.05)
 
     def troubles(self) -> str:
         """What is not as it should be, in a line."""

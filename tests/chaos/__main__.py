@@ -195,7 +195,10 @@ class Run:
             recorder.finish()
             if recorder.is_alive():
                 self.history.violate("harness", f"{recorder.name} does not end")
-        time.sleep(2.0)  # followers hear the last high watermark
+        try:
+            self.cluster.wait_settled(STREAM, self.arguments.sync_within)
+        except AssertionError as error:
+            self.history.violate("6 back in sync", f"after the last message: {error}")
         copies, found = final_copies(self.cluster, STREAM)
         arguments = self.arguments
         return copies, found + judge(self.history, copies, arguments.resume_within, arguments.sync_within)

@@ -22,7 +22,6 @@ import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
-from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message
@@ -30,10 +29,11 @@ from natslog.errors import ClusterMismatch, CorruptLog, NatslogError, NotMetadat
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
 from natslog.node.admission import SAY_EVERY_MS, Admission
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import DataDir
 from natslog.node.links import DialledLink, Links
-from natslog.node.metadata_group import SESSION_TICKS, TICK_S, MetadataGroup, founding_snapshot
+from natslog.node.metadata_group import MetadataGroup, founding_snapshot
+from natslog.node.metadata_leading import MetadataLeading
 from natslog.node.peer_messages import (
     Answered,
     Ask,
@@ -53,7 +53,6 @@ logger = logging.getLogger("natslog.cluster")
 
 _REPORT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.2
-_MOST_VOTERS = 7
 _FIRST_SAY_MS = 5_000.0
 
 Reply = Callable[[Frame, list[bytes] | None], None]
@@ -87,19 +86,18 @@ class ClusterNode(Admission):
             BrokerId(config.broker_id),
             send=self._send_raft,
             forward=self._forward,
-            on_applied=self._applied,
+            on_applied=on_applied,
             on_bug=on_bug,
         )
         super().__init__(config, data_dir, group)
         self.secret = secret
         self.links = Links(self)
+        self.leading = MetadataLeading(group, self._ask_to_hand_over)
         self.served: set[web.WebSocketResponse] = set()
         self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
         self.has_joined = asyncio.Event()
-        self._on_applied, self._on_bug = on_applied, on_bug
-        self._lives: dict[BrokerId, str] = {}
+        self._on_bug = on_bug
         self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS
-        self._controller: tuple[int, Controller] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -111,7 +109,7 @@ class ClusterNode(Admission):
 
     async def start(self) -> None:
         """Returns when this broker belongs to a cluster and the cluster knows its new life."""
-        self._lives[self.me] = self._data_dir.incarnation
+        self.leading.lives[self.me] = self._data_dir.incarnation
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
             raise CorruptLog(f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files")
@@ -122,7 +120,11 @@ class ClusterNode(Admission):
             self._found([])
         else:
             logger.warning("this folder is blank: waiting for the other brokers of the cluster: %s", ", ".join(others))
-        for work, name in ((self._keep_links(), "links"), (self._control(), "controller"), (self._report(), "reports")):
+        for work, name in (
+            (self._keep_links(), "links"),
+            (self.leading.run(), "controller"),
+            (self._report(), "reports"),
+        ):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._watch)
             self._tasks.append(task)
@@ -257,18 +259,18 @@ class ClusterNode(Admission):
             return
         match frame:
             case RaftMessages(messages=messages):
-                self._lives[peer.broker] = peer.incarnation
+                self.leading.lives[peer.broker] = peer.incarnation
                 self.group.received(tuple(one for one in messages if one.sender == peer.broker))
             case FetchRequest():
                 self.serve_fetch(peer, frame, reply)
             case Forwarded(proposal=proposal):
                 self.group.forwarded(proposal)
             case Missed(replicas=replicas):
-                self._heard_missed(peer.broker, replicas)
+                self.leading.missed(peer.broker, replicas)
             case Positioned(positions=positions):
-                self._heard_positions(peer.broker, positions)
+                self.leading.positioned(peer.broker, positions)
             case Hearing(hears_nats=hears_nats):
-                self._heard_hearing(peer.broker, hears_nats)
+                self.leading.hearing(peer.broker, hears_nats)
             case HandOver():
                 if peer.broker == self.group.leader:
                     self.hand_over(frame)
@@ -293,20 +295,6 @@ class ClusterNode(Admission):
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
 
-    def _heard_missed(self, by: BrokerId, replicas: Any) -> None:
-        if self._controller is not None and self.group.is_leader:
-            for stream_id, epoch in replicas:
-                self._controller[1].missed(stream_id, epoch, by, monotonic_ms())
-
-    def _heard_positions(self, by: BrokerId, positions: Any) -> None:
-        if self._controller is not None and self.group.is_leader:
-            for stream_id, version, last_epoch, end in positions:
-                self._controller[1].positioned(stream_id, version, by, last_epoch, end, monotonic_ms())
-
-    def _heard_hearing(self, by: BrokerId, hears_nats: bool) -> None:
-        if self._controller is not None and self.group.is_leader:
-            self._controller[1].hearing(by, hears_nats, monotonic_ms())
-
     # ---- what is said ----
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
@@ -324,9 +312,6 @@ class ClusterNode(Admission):
         if (link := self.links.of(leader)) is not None:
             link.send(Forwarded(proposal))
 
-    def _applied(self) -> None:
-        self._on_applied()
-
     async def barrier(self) -> None:
         """Returns when all that anyone was told of the metadata before now is applied here.
 
@@ -343,53 +328,13 @@ class ClusterNode(Admission):
             index = await link.ask("read_index", 2.0)
         await group.applied(index)
 
-    # ---- the metadata leader's duties ----
-
-    def alive(self) -> set[BrokerId]:
-        """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
-        active = self.group.raft.active_within(SESSION_TICKS)
-        known = self.state.brokers
-        return {one for one in active if one in known and known[one].incarnation == self._lives.get(one)}
-
-    async def _control(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            if not self.group.is_leader:
-                continue
-            term = self.group.raft.term
-            if self._controller is None or self._controller[0] != term:
-                self._controller = (term, Controller(monotonic_ms()))
-                continue
-            controller, alive = self._controller[1], self.alive()
-            if len(alive) < len(self.state.brokers) and not controller.is_settled(monotonic_ms()):
-                continue  # a new leader hears the others first
-            decisions = controller.decide(self.state, alive, monotonic_ms(), now_us())
-            for command in decisions.commands:
-                self.group.submit(command)
-            for handover in decisions.handovers:
-                self._ask_to_hand_over(handover.leader, HandOver(((handover.stream_id, handover.to),)))
-            await self._promote_learners()
+    # ---- what the metadata leader asks for, and is told ----
 
     def _ask_to_hand_over(self, leader: BrokerId, frame: HandOver) -> None:
         if leader == self.me:
             self.hand_over(frame)
         elif (link := self.links.of(leader)) is not None:
             link.send(frame)
-
-    async def _promote_learners(self) -> None:
-        raft = self.group.raft
-        for member in raft.membership.members:
-            caught_up = raft.match_of(member.id) >= raft.commit and member.id in self.state.brokers
-            if not member.is_voter and caught_up and len(raft.membership.voters) < _MOST_VOTERS:
-                await self._promote(msgspec.structs.replace(member, is_voter=True))
-                return
-
-    async def _promote(self, member: Member) -> None:
-        try:
-            await self.group.change_members(lambda membership: membership.with_member(member))
-            logger.info("broker %d has caught up and is a voter now", member.id)
-        except NatslogError as error:
-            logger.info("broker %d is not a voter yet: %s", member.id, error.message)
 
     async def _report(self) -> None:
         while True:
@@ -399,9 +344,9 @@ class ClusterNode(Admission):
                 continue
             hears_nats, missed, positions = self.hears_nats(), self.missed(), self.positions()
             if leader == self.me:
-                self._heard_hearing(self.me, hears_nats)
-                self._heard_missed(self.me, missed)
-                self._heard_positions(self.me, positions)
+                self.leading.hearing(self.me, hears_nats)
+                self.leading.missed(self.me, missed)
+                self.leading.positioned(self.me, positions)
             elif (link := self.links.of(leader)) is not None:
                 link.send(Hearing(hears_nats))
                 if missed:
