@@ -45,6 +45,7 @@ _IN_FLIGHT_BYTES = 32 * 1024 * 1024
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024
 _RESEND_AFTER_S = 2.0
 _TICK_S = 0.25
+_LOST_S = 0.01
 
 
 class _Slice:
@@ -202,6 +203,7 @@ class Publisher:
     async def _send(self, protocol: memoryview) -> None:
         """Waits for a connection where there is none."""
         while not await self._link.send(protocol):
+            await asyncio.sleep(_LOST_S)  # one that has just been lost counts as up until nats-py has had its turn
             await self._link.wait_until_up(self._ack_timeout_s)
 
     # ---- stored ----

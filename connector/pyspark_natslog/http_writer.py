@@ -22,6 +22,7 @@ from natslog.appending import PartUploader, StagedPart
 from natslog.errors import ConfigError, did_you_mean
 from natslog.schema import HEADERS_TYPE
 from pyspark_natslog.http_options import HttpSinkOptions
+from pyspark_natslog.writer import batch_of_query
 
 _COLUMN_TYPES = {
     "value": ("string", "binary"),
@@ -43,12 +44,12 @@ class Staged(WriterCommitMessage):
 class _Appending:
     """What tasks and driver do; pickled to executors."""
 
-    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
         if overwrite:
             raise ConfigError('the sink can only append: mode("append"); a stream\'s rows are never replaced')
         self._options = options
         self._columns = _checked_columns(schema, options)
-        self._run_id = f"write-{secrets.token_hex(16)}"
+        self._run_id = None if of_query else f"write-{secrets.token_hex(16)}"
         options.check_stream("subject" in self._columns)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -70,9 +71,13 @@ class _Appending:
             return Staged(producer, batch, uploader.finish())
 
     def _batch_of(self, task: TaskContext) -> tuple[str, int]:
-        """A streaming query's own id and batch; else this write's, whose only batch it is."""
-        query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
-        return (query, int(batch)) if query and batch is not None else (self._run_id, 0)
+        """A query's own; else this write's, whose only batch it is, also within `foreachBatch`: a batch may be written
+        from more than once, and a second write must not be taken for the first.
+        """
+        if self._run_id is not None:
+            return self._run_id, 0
+        query, batch = batch_of_query(task)
+        return query, int(batch)
 
     def _selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The sink's columns; a constant subject stands before the column, as over NATS."""
@@ -120,7 +125,7 @@ class HttpBatchWriter(DataSourceArrowWriter):
     """`df.write.format("natslog").option("path", "http")`."""
 
     def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._appending = _Appending(options, schema, overwrite)
+        self._appending = _Appending(options, schema, overwrite, of_query=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._appending.stage(iterator)
@@ -136,7 +141,7 @@ class HttpStreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("natslog").option("path", "http")`."""
 
     def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._appending = _Appending(options, schema, overwrite)
+        self._appending = _Appending(options, schema, overwrite, of_query=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._appending.stage(iterator)

@@ -44,9 +44,18 @@ class BatchReader(DataSourceReader):
         options = self._options
         end = resolve_end(client, options.end, state)
         start = resolve_start(client, options, options.start, state, end)
+        if start > end and self._may_cross(state.name):
+            start = end
         if start > end:
             raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is beyond the end, offset {end}")
         return OffsetRange(state.name, state.id, start, end)
+
+    def _may_cross(self, stream: str) -> bool:
+        """The end is asked for before the start is; where the start is a time, messages may have come between."""
+        first_us, last_us = self._options.start.time_us_of(stream), self._options.end.time_us_of(stream)
+        if first_us is None:
+            return False
+        return self._options.end.of(stream) == "latest" if last_us is None else first_us <= last_us
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, self._columns, partition)

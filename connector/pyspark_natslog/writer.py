@@ -69,14 +69,14 @@ class Published(WriterCommitMessage):
 class _TaskWriter:
     """What a task does; runs on executors."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
         if overwrite:
             raise ConfigError(
                 'the sink can only append: mode("append"); messages that were published cannot be taken back'
             )
         check_columns(options, schema)
         self.options = options
-        self._run_id = secrets.token_hex(16)
+        self._run_id = None if of_query else secrets.token_hex(16)
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         from natslog.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor compiled code
@@ -102,10 +102,10 @@ class _TaskWriter:
         return Published(sent, dead)
 
     def _id_prefix(self) -> str:
+        """A query's own; else this write's, also within `foreachBatch`: a batch may be written from more than once."""
         task = TaskContext.get()
         assert task is not None, "Spark calls write inside a task"
-        query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
-        run = f"{query}:{batch}" if query and batch is not None else self._run_id
+        run = self._run_id or ":".join(batch_of_query(task))
         return f"{run}:{task.partitionId()}:"
 
     def _rows(self, batch: pa.RecordBatch, prefix: str, first: int, max_payload_bytes: int) -> tuple[Rows, Rows | None]:
@@ -137,6 +137,14 @@ class _TaskWriter:
         )
 
 
+def batch_of_query(task: TaskContext) -> tuple[str, str]:
+    """The ids of the streaming query and of its batch that the task works for."""
+    query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
+    assert query, "Spark tells the tasks of a query its id"
+    assert batch is not None, "and that of the batch"
+    return query, batch
+
+
 def _as(column: Any, kind: pa.DataType) -> Any:
     return column if column.type == kind else column.cast(kind)
 
@@ -151,7 +159,7 @@ class BatchWriter(DataSourceArrowWriter):
     """`df.write.format("natslog")`."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._task = _TaskWriter(options, schema, overwrite)
+        self._task = _TaskWriter(options, schema, overwrite, of_query=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.publish(iterator)
@@ -168,7 +176,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("natslog")`."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._task = _TaskWriter(options, schema, overwrite)
+        self._task = _TaskWriter(options, schema, overwrite, of_query=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.publish(iterator)

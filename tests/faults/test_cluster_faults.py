@@ -193,6 +193,24 @@ def test_all_killed_at_once_loses_nothing(cluster: Cluster) -> None:
         assert load.broken_promises() == []
 
 
+def test_all_killed_at_once_and_the_leader_gone_for_longer_the_others_go_on(cluster: Cluster) -> None:
+    """None of the two is known to hold everything before both have said where their logs end."""
+    with under_load(cluster) as load:
+        leader = load.leader()
+        others = [broker for broker in cluster.brokers if broker is not leader]
+        with load.fault("all killed, two come back", keeps_majority=False) as event:
+            for broker in cluster.brokers:
+                broker.kill()
+            for broker in others:
+                broker.spawn()
+            for broker in others:
+                eventually(lambda broker=broker: broker.ask("GET", "/healthz") is not None, 60, "it answers")
+            event.healed_s = time.monotonic()
+            load.wait_until_resumed()
+            leader.spawn()
+        assert load.broken_promises() == []
+
+
 def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         for broker in cluster.brokers:

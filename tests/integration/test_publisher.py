@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +15,9 @@ import pytest
 
 from natslog.client import NatslogClient
 from natslog.errors import NatsUnavailable, PublishFailed
-from natslog.nats_server import NatsServer
+from natslog.nats_server import NatsServer, free_port
 from natslog.publisher import Publisher, Rows
-from tests.harness import all_values, with_nats
+from tests.harness import all_values, eventually, with_nats
 
 
 def rows(subject: str, count: int, **columns: Any) -> Rows:
@@ -110,6 +113,40 @@ def test_rows_without_an_id_are_never_sent_twice(client: NatslogClient, nats_url
         with pytest.raises(PublishFailed, match="paused"):
             publisher.publish(rows(name, 2, ids=ids("a", None)), "stored")
         assert publisher.resent == 1
+
+
+def test_connection_reset_while_the_server_takes_nothing_is_said_and_the_next_rows_go_out(tmp_path: Path) -> None:
+    port = free_port()
+    server = NatsServer(port, tmp_path / "nats.log").start()
+    large = Rows(pa.array(["large"] * 80), pa.array([b"x" * 500_000] * 80))
+    outcome: list[str] = []
+
+    def publish(publisher: Publisher) -> None:
+        try:
+            publisher.publish(large, "flush")
+        except NatsUnavailable as error:
+            outcome.append(error.message)
+
+    with Publisher(server.url) as publisher:
+        os.kill(server.pid, signal.SIGSTOP)
+        thread = threading.Thread(target=publish, args=[publisher], daemon=True)
+        thread.start()
+        transport: Any = publisher._link._client._transport  # type: ignore[union-attr]
+        looks: list[int] = []
+
+        def takes_nothing() -> bool:
+            looks.append(transport.unsent_bytes)
+            return looks[-1] > 0 and looks[-10:] == looks[-1:] * 10
+
+        eventually(takes_nothing, 10, "the server takes nothing more")
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+        server = NatsServer(port, tmp_path / "nats.log").start()
+        thread.join(20)
+        assert not thread.is_alive(), "it goes on, or gives up"
+        assert outcome == ["the connection to NATS was lost while publishing: some rows may not have arrived"]
+        publisher.publish(rows("small", 5), "flush")
+    server.stop()
 
 
 @pytest.mark.parametrize("then", ["settle", "send"])

@@ -62,11 +62,3 @@ class EpochHistory:
         changed = len(kept) != len(self.entries)
         self.entries = kept
         return changed
-
-    def drop_before(self, log_start_offset: int) -> bool:
-        """Forgets epochs whose records retention took. Returns whether any was."""
-        first = 0
-        while first + 1 < len(self.entries) and self.entries[first + 1][1] <= log_start_offset:
-            first += 1
-        del self.entries[:first]
-        return first > 0

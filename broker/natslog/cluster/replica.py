@@ -27,7 +27,7 @@ from typing import TypeAlias
 import msgspec
 
 from natslog.cluster.commands import IsrChange
-from natslog.cluster.epochs import EpochHistory
+from natslog.cluster.epochs import NO_EPOCH, EpochHistory
 from natslog.errors import NotEnoughReplicas
 from natslog.model import BrokerId, Epoch, StreamRecord
 
@@ -58,9 +58,12 @@ class Diverging(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeforeStart(msgspec.Struct, frozen=True, tag=True):
-    """The records asked for are past retention: begin again at the leader's log start."""
+    """The records asked for are past retention: begin again at the leader's log start, which a record of `epoch` lay
+    below (`NO_EPOCH` where the leader does not know it either).
+    """
 
     log_start_offset: int
+    epoch: Epoch = NO_EPOCH
 
 
 class Matching(msgspec.Struct, frozen=True, tag=True):
@@ -77,7 +80,7 @@ def judge(
     if position.epoch != epoch:
         return Fenced(epoch)
     if position.offset < log_start_offset:
-        return BeforeStart(log_start_offset)
+        return BeforeStart(log_start_offset, epochs.last_epoch_before(log_start_offset))
     if position.offset == log_start_offset and position.last_epoch < epochs.last_epoch_before(log_start_offset + 1):
         return Matching()  # it holds nothing that the leader could compare with
     found, end_offset = epochs.end_of(position.last_epoch, log_end_offset)
@@ -89,10 +92,12 @@ def judge(
 @dataclass(slots=True)
 class Progress:
     """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
-    the ISR, until it asks knowing that: what it had before may be what it was put out for (damage).
+    the ISR, until it asks knowing that: what it had before may be what it was put out for (damage). It may know before
+    the leader does; of an idle stream it asks once, and never again.
     """
 
     caught_up_ms: float
+    known_version: int = 0
     out_since_version: int = 0
     end_offset: int | None = None
     incarnation: str = ""
@@ -158,7 +163,10 @@ class LeaderReplica:
         for broker in joined & set(self.followers):
             self.followers[broker].caught_up_ms = now_ms
         for broker in left & set(self.followers):
-            self.followers[broker].end_offset, self.followers[broker].out_since_version = None, record.version
+            progress = self.followers[broker]
+            progress.out_since_version = record.version
+            if progress.known_version < record.version:
+                progress.end_offset = None
         if record.version != self._version:
             self._version, self._proposed, self._proposed_ms = record.version, set(), None
         return self._advance()
@@ -186,6 +194,7 @@ class LeaderReplica:
             is_same_life and (offset >= progress.leader_end_at_fetch > 0 or self._moves_on_in_run(progress, offset))
         ):
             progress.caught_up_ms = now_ms
+        progress.known_version = version
         progress.leader_end_at_fetch = self.log_end_offset
         progress.end_offset = offset
         progress.incarnation = incarnation
@@ -311,9 +320,10 @@ class CutTo:
 
 @dataclass(frozen=True, slots=True)
 class BeginAt:
-    """Drop everything and begin at `log_start_offset`."""
+    """Drop everything and begin at `log_start_offset`, as if behind a record of `epoch`."""
 
     log_start_offset: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,10 +382,10 @@ class FollowerReplica:
         match verdict:
             case Matching():
                 return Append()
-            case BeforeStart(log_start_offset=start):
+            case BeforeStart(log_start_offset=start, epoch=start_epoch):
                 if start < self.high_watermark:
                     return Halt(f"the leader begins at {start} and wants offsets cut that are committed here")
-                return BeginAt(start)
+                return BeginAt(start, start_epoch)
             case Diverging(epoch=diverging_epoch, end_offset=leader_end):
                 _, own_end = epochs.end_of(diverging_epoch, log_end_offset)
                 end_offset = min(own_end, leader_end, log_end_offset)

@@ -95,10 +95,13 @@ class ReadPlan:
         for piece in self.ranges:
             position, end = piece.position, piece.position + piece.length
             while position < end:
-                window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
+                entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
+                try:
+                    window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
+                except OSError as error:
+                    raise damage(piece.path, entry, f"cannot be read: {error}") from error
                 header = ipc.proven_header(window)
                 if header is None:
-                    entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
                     raise damage(piece.path, entry, "has a damaged header")
                 yield piece, position, window, header
                 position += header.total_bytes

@@ -21,16 +21,26 @@ class Opening:
 
     Args:
         checkpointed: the high watermark that is known to be durable: nothing below may be cut.
+        several_bytes: as `scan_segment`.
+
+    Attributes:
+        newest_timestamp_us: of the messages there; 0 where nothing can be known of it.
+        written_s: when the newest one was written, by this machine's wall clock; 0.0 likewise.
     """
 
-    def __init__(self, folder: Path, stream_id: str, chain: SegmentChain, checkpointed: int) -> None:
+    def __init__(
+        self, folder: Path, stream_id: str, chain: SegmentChain, checkpointed: int, *, several_bytes: int = 0
+    ) -> None:
         self.folder = folder
         self.stream_id = stream_id
         self.chain = chain
+        self.newest_timestamp_us = 0
+        self.written_s = 0.0
         self._checkpointed = checkpointed
+        self._several_bytes = several_bytes
 
-    def open_segments(self) -> int:
-        """Returns the newest timestamp in microseconds.
+    def open_segments(self) -> None:
+        """Once.
 
         Raises:
             CorruptLog: a sealed file beside its unsealed twin is not whole. DataDirError: a newer format.
@@ -43,6 +53,7 @@ class Opening:
         for base_offset in sorted(set(sealed) & set(active)):
             read_footer_index(sealed[base_offset])  # whole, or this raises and both are kept
             active.pop(base_offset).unlink()  # only the removal was missed
+        modified_s = {base: path.stat().st_mtime for base, path in active.items()}  # recovery may cut them
         bases = sorted(sealed | active)
         for base_offset, next_base in zip(bases, [*bases[1:], None], strict=False):
             if base_offset in sealed:
@@ -50,17 +61,13 @@ class Opening:
                 self.chain.segments.append(SealedSegment(path, base_offset, path.stat().st_size))
             elif (segment := self._recover_active(active[base_offset], base_offset, next_base)) is not None:
                 self.chain.segments.append(segment)
-        return self._newest_timestamp_us()
-
-    def _newest_timestamp_us(self) -> int:
-        """Of the last segment that has rows."""
-        for segment in reversed(self.chain.segments[-2:]):
+        for one in self.chain.segments[-2:]:  # the last one may have no rows
             try:
-                if segment.max_timestamp_us:
-                    return segment.max_timestamp_us
+                if one.max_timestamp_us:
+                    self.newest_timestamp_us = one.max_timestamp_us
+                    self.written_s = modified_s.get(one.base_offset) or one.path.stat().st_mtime
             except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
                 logger.error("%s", error.message)
-        return 0
 
     def _recover_active(self, path: Path, base_offset: int, next_base: int | None) -> ActiveSegment | None:
         """The segment, its torn tail cut off and the rest fsynced; None where nothing was ever in it."""
@@ -81,6 +88,7 @@ class Opening:
             base_offset=base_offset,
             next_base_offset=next_base,
             durable_offset=durable_offset,
+            several_bytes=self._several_bytes,
         )
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:

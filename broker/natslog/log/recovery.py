@@ -8,9 +8,12 @@ length:
 - a header names its lengths twice (Arrow's prefix and the batch line) and has a CRC of its own, so no single flipped
   bit can make a whole batch look like a short one;
 - a header that holds and promises more bytes than the file has is torn;
-- a commit is one batch, so a whole batch after a bad one proves that the bad one was durable: damage;
+- a leader's commit is one batch, so a whole batch after a bad one proves that the bad one was durable: damage;
 - a crashed file system may show blocks that were never written as zeros. A last batch with such a block (4 KiB aligned)
-  is torn, unless the high-watermark checkpoint says it was committed.
+  is torn, unless the high-watermark checkpoint says it was committed;
+- a follower writes several batches of its leader's at once (`several_bytes`), and blocks reach the disk in any order:
+  what is so near to the end may be torn before a whole batch. Were it damage after all, it is cut where another replica
+  has it: one that ended without a word counts for nothing before its end was compared with the others'.
 
 Invariant: only bytes after the last durable commit are ever cut; damage is reported with file, position and offsets.
 """
@@ -59,7 +62,13 @@ class Scan:
 
 
 def scan_segment(
-    path: Path, *, position: int, base_offset: int, next_base_offset: int | None = None, durable_offset: int = 0
+    path: Path,
+    *,
+    position: int,
+    base_offset: int,
+    next_base_offset: int | None = None,
+    durable_offset: int = 0,
+    several_bytes: int = 0,
 ) -> Scan:
     """Walks the batches of an unsealed segment, proving each.
 
@@ -68,23 +77,27 @@ def scan_segment(
         base_offset: the first offset expected there.
         next_base_offset: where the next segment begins: a batch at or above it was never acknowledged from this one.
         durable_offset: offsets below this are known to have been committed (the high-watermark checkpoint).
+        several_bytes: the most that may have been written as several batches at once; 0 where a commit is one batch.
 
     Raises:
         OSError: the file cannot be read.
     """
     fd = os.open(path, os.O_RDONLY)
     try:
-        return _Scanner(fd, path, durable_offset, next_base_offset).run(position, base_offset)
+        return _Scanner(fd, path, durable_offset, next_base_offset, several_bytes).run(position, base_offset)
     finally:
         os.close(fd)
 
 
 class _Scanner:
-    def __init__(self, fd: int, path: Path, durable_offset: int, next_base_offset: int | None) -> None:
+    def __init__(
+        self, fd: int, path: Path, durable_offset: int, next_base_offset: int | None, several_bytes: int
+    ) -> None:
         self.fd = fd
         self.path = path
         self.durable_offset = durable_offset
         self.next_base_offset = next_base_offset
+        self.several_bytes = several_bytes
         self.size_bytes = os.fstat(fd).st_size
         self.scan = Scan()
 
@@ -98,6 +111,8 @@ class _Scanner:
             elif (following := self._next_whole_batch(position, offset)) is None:
                 self._end_at_bad_batch(position, offset)
                 return self.scan
+            elif self._is_torn_before(following[0], position, offset):
+                break
             else:
                 position, header = self._skip_damage(position, offset, following)
                 self._keep(position, header)
@@ -143,6 +158,12 @@ class _Scanner:
             return header.base_offset == offset and (missing or self._has_unwritten_block(position))
         return self._header_is_cut(window, left) or self._has_unwritten_block(position)
 
+    def _is_torn_before(self, following: int, position: int, offset: int) -> bool:
+        """Whether the bad batch and the whole one after it may be of one write that did not end."""
+        if offset < self.durable_offset or self.size_bytes - position > self.several_bytes:
+            return False
+        return self.next_base_offset is None and self._has_unwritten_block(position, following)
+
     @staticmethod
     def _header_is_cut(window: bytes, left: int) -> bool:
         """Both places that name the header's length, as far as they are there, say that more bytes were to come."""
@@ -155,12 +176,13 @@ class _Scanner:
             lengths.append(line.header_bytes)
         return bool(lengths) and left < min(lengths) <= ipc.MAX_HEADER_BYTES
 
-    def _has_unwritten_block(self, position: int) -> bool:
+    def _has_unwritten_block(self, position: int, end: int | None = None) -> bool:
         """A whole aligned block of zeros (or the zeros the file ends in, after a cut in mid-block)."""
         block = position - position % BLOCK_BYTES
-        while block < self.size_bytes:
+        end = self.size_bytes if end is None else end
+        while block < end:
             start = max(block, position)
-            piece = read_at(self.fd, start, block + BLOCK_BYTES - start)
+            piece = read_at(self.fd, start, min(block + BLOCK_BYTES, end) - start)
             is_whole = start in (block, position)
             if is_whole and len(piece) >= 8 and not any(piece):
                 return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from natslog.cluster.epochs import EpochHistory
+from natslog.cluster.epochs import NO_EPOCH, EpochHistory
 from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.chain import Segment
@@ -47,7 +47,7 @@ class ReplicaLog(RunLog):
             self.active_for_append(sum(batch.header.total_bytes for batch in batches), now_us).append(*batches)
         except OSError as error:
             raise self.failed(error) from error
-        self._last_timestamp_us = max(self._last_timestamp_us, last.max_timestamp_us)
+        self._wrote(max(self._last_timestamp_us, last.max_timestamp_us))
         for header in (batch.header for batch in batches):
             self._note(header.run, header.end_offset)
 
@@ -115,7 +115,7 @@ class ReplicaLog(RunLog):
         """
         try:
             if end_offset <= self.log_start_offset:
-                self._begin_at(end_offset, now_us)
+                self._begin_at(end_offset, self.epochs.last_epoch_before(end_offset), now_us)
             else:
                 self._lower_checkpoint(end_offset)
                 self.chain.committed = min(self.high_watermark, end_offset)
@@ -124,19 +124,22 @@ class ReplicaLog(RunLog):
             raise self.failed(error) from error
         self.chain.damages, self.failure = [], None
 
-    def begin_at(self, log_start_offset: int, now_us: int) -> None:
-        """Drops everything: the log begins anew at this offset.
+    def begin_at(self, log_start_offset: int, epoch: Epoch, now_us: int) -> None:
+        """Drops everything: the log begins anew at this offset, behind a record of `epoch` (or `NO_EPOCH`) that it does
+        not hold: whoever leads next can compare by it.
 
         Raises:
             StorageFull, StorageUnavailable, StorageFailed: files could not be removed or made.
         """
         try:
-            self._begin_at(log_start_offset, now_us)
+            self._begin_at(log_start_offset, epoch, now_us)
         except OSError as error:
             raise self.failed(error) from error
 
-    def _begin_at(self, log_start_offset: int, now_us: int) -> None:
+    def _begin_at(self, log_start_offset: int, epoch: Epoch, now_us: int) -> None:
         self._lower_checkpoint(0)
+        self.epochs = EpochHistory([] if epoch == NO_EPOCH else [(epoch, log_start_offset - 1)])
+        self.store_epochs()  # first: a log that holds less than its epochs say is cut, and one that holds more is not
         with self._seal_lock, self.chain.lock:
             fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
             replaced, self.chain.segments = self.chain.segments, [fresh]
@@ -147,8 +150,6 @@ class ReplicaLog(RunLog):
                     segment.close()
             sync_folder(self.folder)
         self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
-        self.epochs = EpochHistory()
-        self.store_epochs()
         self.tail_run = None
         self.producers.cut(log_start_offset)
 
@@ -160,15 +161,15 @@ class ReplicaLog(RunLog):
 
     def first_damaged_offset(self) -> int | None:
         """Where the log must be cut so that nothing damaged is left; reads all of it. None where all is well."""
+        starts = [known.start_offset for known in self.chain.damages]
         for segment in list(self.chain.segments):
             try:
                 bad = _first_bad_offset(segment)
             except CorruptLog:
-                return segment.base_offset
+                bad = segment.base_offset
             if bad is not None:
-                return bad
-        starts = [known.start_offset for known in self.chain.damages]
-        return min(starts) if starts else None
+                return min([bad, *starts])
+        return min(starts, default=None)
 
 
 def _remove(segment: Segment) -> None:

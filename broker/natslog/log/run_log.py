@@ -115,7 +115,7 @@ class RunLog(StreamLog):
             active.append_run(self._encoded(run, chunks, timestamp_us))
         except OSError as error:
             raise self.failed(error) from error
-        self._last_timestamp_us = timestamp_us
+        self._wrote(timestamp_us)
         self._note(run, run.end)
         return run
 

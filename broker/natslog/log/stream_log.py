@@ -42,6 +42,7 @@ FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _ROOM_HOLDS_S = 0.1
+_COPIED_AT_ONCE_BYTES = 16 * 1024 * 1024  # an answer has 4 MiB, or one larger batch
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,6 +53,10 @@ class LogOptions:
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
+
+
+class _Closed(Exception):
+    """The log was closed while a segment of it was being sealed."""
 
 
 class StreamLog:
@@ -71,6 +76,7 @@ class StreamLog:
         self.failure: StorageFailed | CorruptLog | None = None
         self.chain = SegmentChain()
         self.reader = LogReader(self.chain)
+        self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
         self._room_bytes = self._unasked_bytes = 0
@@ -79,7 +85,10 @@ class StreamLog:
         checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
         self._checkpointed: int = checkpoint["high_watermark"] if checkpoint else 0
         self.epochs = self._open_epochs()
-        self._last_timestamp_us = Opening(folder, stream_id, self.chain, self._checkpointed).open_segments()
+        opening = Opening(folder, stream_id, self.chain, self._checkpointed, several_bytes=self._several_bytes())
+        opening.open_segments()
+        self._last_timestamp_us = opening.newest_timestamp_us
+        self._written_s = time.monotonic() - max(0.0, time.time() - opening.written_s)
         self._refuse_writes_if_damaged()
 
     # ---- recovery ----
@@ -125,6 +134,18 @@ class StreamLog:
         """The high watermark on stable storage."""
         return self._checkpointed
 
+    @property
+    def newest_timestamp_us(self) -> int:
+        """As stored, by the clock of whoever led then; 0 where nothing is known of it."""
+        return self._last_timestamp_us
+
+    @property
+    def idle_s(self) -> float:
+        """How long ago the newest message was written here: by a clock that never jumps since the log was opened, and
+        by this machine's own for the time before.
+        """
+        return time.monotonic() - self._written_s
+
     # ---- writing ----
 
     def append(self, rows: RowBuffers, now_us: int) -> tuple[int, int]:
@@ -150,7 +171,7 @@ class StreamLog:
             active.append(encode_rows(rows, base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch))
         except OSError as error:
             raise self.failed(error) from error
-        self._last_timestamp_us = timestamp_us
+        self._wrote(timestamp_us)
         return base_offset, timestamp_us
 
     def failed(self, error: OSError) -> StorageFull | StorageFailed:
@@ -171,6 +192,13 @@ class StreamLog:
             "lower the retention of streams; writing resumes by itself",
             file=str(self.folder),
         )
+
+    def _wrote(self, timestamp_us: int) -> None:
+        self._last_timestamp_us, self._written_s = timestamp_us, time.monotonic()
+
+    def _several_bytes(self) -> int:
+        """How much may be written as several batches at once, before any of it is acked."""
+        return _COPIED_AT_ONCE_BYTES if self.settings.replicas > 1 else 0
 
     def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
         self._check_room(incoming_bytes)
@@ -291,20 +319,28 @@ class StreamLog:
         """Seals the oldest full segment, if there is one; True if it did.
 
         Args:
-            pause: called after every few MiB of work; may sleep.
+            pause: called after every few MiB of work; may sleep. Where the log is closed then, the work ends there.
 
         Raises:
             StorageFull: no room for the sealed file; to be tried again later.
             CorruptLog, OSError: it cannot be sealed; it is read as it is, and later segments go on.
         """
+
+        def go_on() -> None:
+            pause()
+            if self._is_closed:
+                raise _Closed
+
         with self._seal_lock:
             segment = self.chain.oldest_unsealed()
-            if segment is None or self.chain.damages:
+            if segment is None or self.chain.damages or self._is_closed:
                 return False
             if free_bytes(self.folder) < self.options.min_free_bytes + segment.size_bytes:
                 raise self._full()
             try:
-                self._seal(segment, pause)
+                self._seal(segment, go_on)
+            except _Closed:
+                return False  # what was begun is removed when the log is opened
             except (CorruptLog, OSError) as error:
                 if isinstance(error, OSError) and error.errno in _NO_ROOM:
                     raise self._full() from error
@@ -313,7 +349,9 @@ class StreamLog:
             return True
 
     def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
+        modified = segment.path.stat()
         written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
+        os.utime(written, ns=(modified.st_atime_ns, modified.st_mtime_ns))  # when its last message came
         target = segment.path.with_suffix(SEALED_SUFFIX)
         with self.chain.lock:  # readers open files by path under this lock
             os.replace(written, target)
@@ -326,6 +364,8 @@ class StreamLog:
     def enforce_retention(self, now_us: int) -> int:
         """Removes segments that are past their limits, oldest first; returns how many."""
         with self._seal_lock, self.chain.lock:
+            if self._is_closed:
+                return 0
             sealed = self.chain.droppable_prefix()
             count = expired_count(
                 sealed,
@@ -347,19 +387,21 @@ class StreamLog:
         """Makes the high watermark durable, so that a file that is cut short later is seen as damage."""
         with self._checkpoint_lock:
             high_watermark = self.high_watermark
-            if high_watermark > self._checkpointed and self.failure is None:
+            if high_watermark > self._checkpointed and self.failure is None and not self._is_closed:
                 write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
                 self._checkpointed = high_watermark
 
     def close(self) -> None:
-        """Checkpoints, as far as the disk allows, and lets go of all files."""
+        """Checkpoints, as far as the disk allows, and lets go of all files; nothing changes them from then on."""
         try:
             self.checkpoint()
         except OSError as error:
             logger.error("%s: the last checkpoint could not be written (%s); recovery does without", self.folder, error)
-        for segment in self.chain.segments:
-            if isinstance(segment, ActiveSegment):
-                segment.close()
+        self._is_closed = True
+        with self._seal_lock, self._checkpoint_lock:  # whoever works on files beside us has ended
+            for segment in self.chain.segments:
+                if isinstance(segment, ActiveSegment):
+                    segment.close()
 
 
 def free_bytes(folder: Path) -> int:

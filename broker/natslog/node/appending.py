@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from natslog.cluster.replica import LeaderReplica
-from natslog.errors import NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown
+from natslog.errors import NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown, StorageFailed
 from natslog.ingest.dedupe import Ids, Offsets, ids_of_headers
 from natslog.model import StreamRecord
 from natslog.node.clock import monotonic_us, now_us
@@ -108,6 +108,8 @@ class _RunWork:
             outcome = self._append()
         except NatslogError as error:
             loop.call_soon_threadsafe(self._refuse, error)
+        except OSError as error:
+            loop.call_soon_threadsafe(self._refuse, StorageFailed(f"stream {self.stream.record.name!r}: {error}"))
         else:
             loop.call_soon_threadsafe(self._tell, outcome)
 

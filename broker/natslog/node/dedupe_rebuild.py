@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from natslog import ipc
-from natslog.errors import CorruptLog
+from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
 from natslog.log import StreamLog
-from natslog.node.clock import monotonic_us, now_us
+from natslog.node.clock import monotonic_us
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
 
@@ -14,7 +14,8 @@ _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only
 def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, CorruptLog | None]:
     """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`).
 
-    What is stored and not known to be committed counts too: it will be, where this replica leads.
+    What is stored and not known to be committed counts too: it will be, where this replica leads. How old a message is
+    does not depend on how far this broker's clock is from that of the one that stored it.
 
     Returns:
         The window, and the first damage that hid ids from it: what lies behind it is in the window all the same.
@@ -24,17 +25,24 @@ def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, Corru
         return window, None
     end = log.log_end_offset
     start = max(end - MAX_IDS, log.log_start_offset)
+    oldest_us = log.newest_timestamp_us + int(log.idle_s * 1_000_000) - window.window_us
     try:
-        start = max(start, log.reader.offset_at(now_us() - window.window_us)[0])
-    except CorruptLog as error:
-        damage = error
+        start = max(start, log.reader.offset_at(oldest_us)[0])
+    except (CorruptLog, OSError) as error:
+        damage = _as_damage(error)
     while start < end:
         try:
             start = _remember_from(start, window, log)
-        except CorruptLog as error:
-            damage = damage or error
-            start = _behind(start, error, log)
+        except OffsetOutOfRange:  # retention was faster
+            start = max(start, log.log_start_offset)
+        except (CorruptLog, OSError) as error:
+            damage = damage or _as_damage(error)
+            start = _behind(start, _as_damage(error), log)
     return window, damage
+
+
+def _as_damage(error: CorruptLog | OSError) -> CorruptLog:
+    return error if isinstance(error, CorruptLog) else CorruptLog(f"the log cannot be read: {error}")
 
 
 def _remember_from(start: int, window: DedupeWindow, log: StreamLog) -> int:

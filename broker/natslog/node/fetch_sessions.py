@@ -164,6 +164,8 @@ class FetchSession:
             else:
                 loop = asyncio.get_running_loop()
                 data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)
+                if stream.leading is not leading:  # what was read may be another leader's by now
+                    return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
         return (
             FetchAnswer(
                 stream_id,

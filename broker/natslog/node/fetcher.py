@@ -17,7 +17,7 @@ from natslog import ipc
 from natslog.cluster.replica import Append, BeginAt, CutTo, Halt, Ignore
 from natslog.errors import CorruptLog, NatslogError, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log.batch_encoder import EncodedBatch
-from natslog.model import BrokerId, StreamId
+from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.links import DialledLink
 from natslog.node.peer_messages import FetchAnswer, FetchRequest, FetchResponse
@@ -160,11 +160,10 @@ class Fetcher:
         step = following.answered(
             answer.epoch, answer.verdict, monotonic_ms(), epochs=log.epochs, log_end_offset=log.log_end_offset
         )
-        loop = asyncio.get_running_loop()
         match step:
             case Append():
                 if answer.length:
-                    await self._append(stream, data)
+                    await self._append(stream, following.epoch, data)
                     self._changed[stream.record.id] = None
                 elif answer.high_watermark > log.log_end_offset:
                     self._again(stream)
@@ -177,11 +176,11 @@ class Fetcher:
                     end_offset,
                     answer.epoch,
                 )
-                await loop.run_in_executor(self._executor, log.cut_to, end_offset)
+                await self._in_thread(log.cut_to, end_offset)
                 self._changed[stream.record.id] = None
-            case BeginAt(log_start_offset=start):
+            case BeginAt(log_start_offset=start, epoch=epoch):
                 logger.warning("stream %s: begins anew at %d, where the leader's log begins", stream.record.name, start)
-                await loop.run_in_executor(self._executor, log.begin_at, start, now_us())
+                await self._in_thread(log.begin_at, start, epoch, now_us())
                 following.high_watermark = max(following.high_watermark, start)
                 self._changed[stream.record.id] = None
             case Halt(why=why):
@@ -205,23 +204,40 @@ class Fetcher:
 
         asyncio.get_running_loop().call_later(_AGAIN_S, mark)
 
-    async def _append(self, stream: HostedStream, data: memoryview) -> None:
+    async def _append(self, stream: HostedStream, epoch: Epoch, data: memoryview) -> None:
         started = time.perf_counter()
         if len(data) <= _SMALL_BYTES and self._usual_s < _QUICK_S:
-            _append_copies(stream, data)
+            _append_copies(stream, epoch, data)
         else:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _append_copies, stream, data)
+            await self._in_thread(_append_copies, stream, epoch, data)
         if len(data) <= _SMALL_BYTES:
             self._usual_s += (time.perf_counter() - started - self._usual_s) / 8
         self.fetched_bytes += len(data)
 
+    async def _in_thread(self, work: Callable[..., None], *arguments: object) -> None:
+        """As `run_in_executor`; a thread cannot be cancelled, so who cancels waits for it."""
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
     async def close(self) -> None:
+        """Nothing is written any more when this returns."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
 
-def _append_copies(stream: HostedStream, data: memoryview) -> None:
-    """Proves each batch, then appends them as one commit."""
+def _append_copies(stream: HostedStream, epoch: Epoch, data: memoryview) -> None:
+    """Proves each batch, then appends them as one commit.
+
+    Raises:
+        CorruptLog: one is not what was written, or of a later epoch than the answering leader's: what that one wrote is
+            for its own followers, who have compared their logs with it.
+    """
     source = f"stream {stream.record.name!r}, from its leader"
     batches = [EncodedBatch(header, [message]) for header, message in ipc.split_messages(data, source=source)]
+    if batches[-1].header.epoch > epoch:
+        raise CorruptLog(f"{source} of epoch {epoch}: records of epoch {batches[-1].header.epoch}")
     stream.usable_log().append_copies(batches, now_us())

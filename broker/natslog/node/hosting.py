@@ -395,11 +395,11 @@ class Hosting:
         ]
 
     def positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
-        """Where the logs end that this broker restarted with after an unclean end, for streams that nobody leads."""
+        """Where the logs end that this broker restarted with after an unclean end: whoever leads may be gone."""
         found = []
         for stream in self.streams.values():
             record, log = stream.wanted, stream.log
-            is_asked = record.leader is None and self.me in record.unproven and stream.leading is None
+            is_asked = record.leader != self.me and self.me in record.unproven and stream.leading is None
             if is_asked and log is not None and stream.damage is None and not stream.writing.locked():
                 end = log.log_end_offset
                 found.append((record.id, record.version, log.epochs.last_epoch_before(end), end))
@@ -412,14 +412,14 @@ class Hosting:
         self._is_closing = True
         hosted = list(self._by_id.values())
         problems: list[Any] = []
+        for fetcher in self.fetchers.values():
+            await fetcher.close()  # nobody writes to followers' logs from here on
         steps: tuple[Callable[[HostedStream], Awaitable[Any]], ...] = (
             lambda stream: stream.unsubscribe(self._nats),
             lambda stream: stream.stop(self._writers),
         )
         for step in steps:
             problems += await asyncio.gather(*(step(stream) for stream in hosted), return_exceptions=True)
-        for fetcher in self.fetchers.values():
-            await fetcher.close()
         for task in list(self._tasks):
             task.cancel()
         return [problem for problem in problems if isinstance(problem, BaseException)]

@@ -208,6 +208,8 @@ class MetadataGroup:
             future.set_result(outcome)
 
     async def _compact(self) -> None:
+        if self.raft.log.pending_snapshot is not None:
+            return  # a newer one was received meanwhile, and is to be stored first
         snapshot = self.raft.compact(self.raft.applied, encode_state(self.state))
         self._compacted = snapshot.index
         await asyncio.get_running_loop().run_in_executor(self._saver, self.store.compact, snapshot)

@@ -188,21 +188,21 @@ class HostedStream:
 
     def maintain(self, pacer: Pacer) -> None:
         """In a thread, beside commits: checkpoints, drops what is past retention, seals. One failing stops no other."""
-        if self.log is None:
+        log = self.log  # it may be let go of, or opened anew, at any time
+        if log is None:
             return
-        for work in (self.log.checkpoint, self._drop_expired, lambda: self._seal_all(pacer)):
+        for work in (log.checkpoint, lambda: self._drop_expired(log), lambda: _seal_all(log, pacer)):
             try:
                 work()
             except (NatslogError, OSError) as error:
                 logger.error("stream %s: upkeep failed, to be tried again: %s", self.record.name, error)
 
-    def _drop_expired(self) -> None:
-        assert self.log is not None, "maintain has looked"
-        if dropped := self.log.enforce_retention(now_us()):
+    def _drop_expired(self, log: ReplicaLog) -> None:
+        if dropped := log.enforce_retention(now_us()):
             logger.info("stream %s: retention dropped %d segments", self.record.name, dropped)
 
-    def _seal_all(self, pacer: Pacer) -> None:
-        assert self.log is not None, "maintain has looked"
-        pacer.share = _USUAL_SHARE if len(self.log.chain.unsealed) <= _UNSEALED_IN_PEACE else 1.0
-        while not pacer.is_stopping() and self.log.seal_next(pacer.pause):
-            pass
+
+def _seal_all(log: ReplicaLog, pacer: Pacer) -> None:
+    pacer.share = _USUAL_SHARE if len(log.chain.unsealed) <= _UNSEALED_IN_PEACE else 1.0
+    while not pacer.is_stopping() and log.seal_next(pacer.pause):
+        pass

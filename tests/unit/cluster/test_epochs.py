@@ -13,24 +13,22 @@ from natslog.model import Epoch
 
 @dataclass
 class Model:
-    """A log as the list of its records' epochs, from `start` on; of those before, the last epoch is known."""
+    """A log as the list of its records' epochs."""
 
-    start: int = 0
-    dropped: int = NO_EPOCH
     records: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
-        return self.start + len(self.records)
+        return len(self.records)
 
     def last_epoch_before(self, end_offset: int) -> int:
-        kept = self.records[: max(0, end_offset - self.start)]
-        return kept[-1] if kept else self.dropped
+        kept = self.records[:end_offset]
+        return kept[-1] if kept else NO_EPOCH
 
     def end_of(self, epoch: int) -> tuple[int, int]:
         """Of the greatest epoch not above `epoch` that has records."""
         found = max((one for one in self.records if one <= epoch), default=NO_EPOCH)
-        end = self.start + sum(one <= epoch for one in self.records)
+        end = sum(one <= epoch for one in self.records)
         return found, end
 
 
@@ -39,7 +37,6 @@ STEPS = st.lists(
         st.tuples(st.just("lead"), st.integers(0, 3)),
         st.tuples(st.just("copy"), st.integers(0, 3)),
         st.tuples(st.just("cut"), st.integers(0, 12)),
-        st.tuples(st.just("drop"), st.integers(0, 12)),
     ),
     max_size=25,
 )
@@ -55,15 +52,9 @@ def step(model: Model, history: EpochHistory, deed: str, number: int, epoch: int
             history.begin(Epoch(copied), model.end)
             model.records.append(copied)
         case "cut":
-            end = max(model.start, model.end - number)
+            end = max(0, model.end - number)
             history.cut_to(end)
-            del model.records[end - model.start :]
-        case "drop":
-            start = min(model.end, model.start + number)
-            history.drop_before(start)
-            model.dropped = model.last_epoch_before(start)
-            del model.records[: start - model.start]
-            model.start = start
+            del model.records[end:]
 
 
 @given(STEPS)
@@ -72,7 +63,7 @@ def test_history_says_what_a_list_of_all_records_says(steps: list[tuple[str, int
     for at, (deed, number) in enumerate(steps):
         step(model, history, deed, number, epoch=5 + at)
         assert_rises(history)
-        for end in range(model.start + 1, model.end + 1):
+        for end in range(1, model.end + 1):
             assert history.last_epoch_before(end) == model.last_epoch_before(end)
         for epoch in {*model.records}:
             assert history.end_of(Epoch(epoch), model.end) == model.end_of(epoch)
@@ -80,7 +71,7 @@ def test_history_says_what_a_list_of_all_records_says(steps: list[tuple[str, int
             assert history.end_of(Epoch(1000), model.end)[1] == model.end
             below, end = history.end_of(Epoch(min(model.records) - 1), model.end)
             assert below < min(model.records)
-            assert end <= model.start
+            assert end == 0
 
 
 def assert_rises(history: EpochHistory) -> None:
@@ -111,10 +102,8 @@ def test_epoch_without_records_gives_way_to_an_older_one_that_is_copied() -> Non
     assert history.entries == [(2, 0)]
 
 
-def test_cut_and_drop_say_whether_anything_was_forgotten() -> None:
+def test_cut_says_whether_anything_was_forgotten() -> None:
     history = EpochHistory([(1, 0), (2, 5), (3, 9)])
     assert not history.cut_to(10)
     assert history.cut_to(9)
-    assert not history.drop_before(4)
-    assert history.drop_before(5)
-    assert history.entries == [(2, 5)]
+    assert history.entries == [(1, 0), (2, 5)]

@@ -85,7 +85,7 @@ def test_judge_of_a_whole_log(position: FetchPosition, verdict: Verdict) -> None
 @pytest.mark.parametrize(
     ("position", "verdict"),
     [
-        (FetchPosition(5, 3, 2), BeforeStart(7)),
+        (FetchPosition(5, 3, 2), BeforeStart(7, 4)),
         (FetchPosition(5, 7, 2), Matching()),
         (FetchPosition(5, 7, 0), Matching()),
         (FetchPosition(5, 8, 2), Diverging(0, 7)),
@@ -94,6 +94,20 @@ def test_judge_of_a_whole_log(position: FetchPosition, verdict: Verdict) -> None
 def test_judge_after_retention(position: FetchPosition, verdict: Verdict) -> None:
     epochs = EpochHistory([(4, 6), (5, 8)])
     assert judge(position, epoch=5, epochs=epochs, log_start_offset=7, log_end_offset=10) == verdict
+
+
+def test_replica_that_began_at_its_leaders_start_matches_the_next_leader_whose_log_starts_lower() -> None:
+    """Retention has dropped all that the first leader had, [20, 20); followers still have what they have."""
+    first, other = EpochHistory([(1, 0)]), EpochHistory([(1, 0), (2, 20)])
+    verdict = judge(FetchPosition(1, 5, 1), epoch=1, epochs=first, log_start_offset=20, log_end_offset=20)
+    assert verdict == BeforeStart(20, 1)
+    begun = EpochHistory([(verdict.epoch, verdict.log_start_offset - 1)])
+    newcomer = follower_of().position(begun, 20)
+    asked = msgspec.structs.replace(newcomer, epoch=2)
+    assert judge(asked, epoch=2, epochs=other, log_start_offset=0, log_end_offset=25) == Matching()
+    begun.begin(2, 20)  # and where it leads itself: what the other one wrote behind 20 goes, not all it has
+    asked = FetchPosition(2, 21, 1)
+    assert judge(asked, epoch=2, epochs=begun, log_start_offset=20, log_end_offset=22) == Diverging(1, 20)
 
 
 # ---- the leader: HW ----
@@ -182,6 +196,23 @@ def test_lagging_follower_leaves_and_is_counted_until_that_is_done() -> None:
     assert leader.update(record_of(isr=(1, 2), version=1), LATER_MS) == 10
 
 
+def test_follower_that_knew_before_its_leader_that_it_is_out_comes_back_though_it_asks_no_more() -> None:
+    leader = leader_of(end=0)
+    held_by_all(leader, 0)
+    leader.fetched(3, 0, "b", LATER_MS, version=1)  # the leader's disk is slow: it hears of version 1 after 3 did
+    leader.update(record_of(isr=(1, 2), version=1), LATER_MS)
+    change = leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS})
+    assert change is not None
+    assert (change.isr, change.version) == ((1, 2, 3), 1)
+
+
+def test_follower_that_asked_before_it_was_put_out_must_ask_again() -> None:
+    leader = leader_of(end=0)
+    held_by_all(leader, 0)
+    leader.update(record_of(isr=(1, 2), version=1), LATER_MS)
+    assert leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS}) is None
+
+
 def test_silent_follower_of_an_idle_stream_stays_while_its_broker_is_heard_of() -> None:
     leader = leader_of()
     for follower in (2, 3):
@@ -253,7 +284,7 @@ def follower_of(high_watermark: int = 0) -> FollowerReplica:
         (5, Diverging(4, 7), 0, CutTo(7)),
         (5, Diverging(3, 7), 0, CutTo(6)),
         (5, Diverging(4, 20), 0, CutTo(8)),
-        (5, BeforeStart(20), 8, BeginAt(20)),
+        (5, BeforeStart(20, 4), 8, BeginAt(20, 4)),
     ],
 )
 def test_follower_does_what_the_leader_of_its_epoch_says(

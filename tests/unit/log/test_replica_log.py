@@ -99,7 +99,7 @@ def test_log_begins_anew_where_the_leader_begins(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", 30)
     copy = copy_of(leader, tmp_path / "copy")
     copy.checkpoint()
-    copy.begin_at(40, 1)
+    copy.begin_at(40, leader.epochs.last_epoch_before(40), 1)
     assert (copy.log_start_offset, copy.log_end_offset, copy.high_watermark) == (40, 40, 40)
     copy.append_copies(batches_of(leader, 40), 1)
     copy.close()
@@ -220,3 +220,53 @@ def test_slice_of_a_larger_batch_proves_itself(tmp_path: Path) -> None:
     assert whole.rows > 2, "sealing has merged commits"
     first = batches_of(leader, 1)[0].header
     assert (first.base_offset, first.end_offset, first.epoch) == (1, whole.end_offset, 3)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_several_batches_written_at_once_of_which_the_first_did_not_reach_the_disk_are_torn(
+    tmp_path: Path, replicas: int
+) -> None:
+    """The blocks of one write may reach the disk in any order; where a commit is one batch, it is damage."""
+    leader = open_log(tmp_path / "leader")
+    for at in range(6):
+        leader.append(rows([os.urandom(20_000)]), 1_000_000 + at)
+    sent = batches_of(leader)
+    copy = open_log(tmp_path / "copy", replicas=replicas)
+    copy.append_copies(sent[:3], 1)
+    whole_bytes = copy.chain.segments[-1].size_bytes
+    copy.append_copies(sent[3:], 1)  # and now the power goes, before anybody was told
+    path = copy.chain.segments[-1].path
+    with open(path, "r+b") as file:
+        file.seek(-(-whole_bytes // 4096) * 4096)
+        file.write(bytes(4096))
+    again = open_log(tmp_path / "copy", replicas=replicas)
+    assert (again.failure is None) == (replicas > 1)
+    if replicas > 1:
+        assert again.log_end_offset == 3
+        again.append_copies(sent[3:], 1)
+        assert stored_values(again) == stored_values(leader)
+    else:
+        assert isinstance(again.failure, CorruptLog)
+
+
+def test_what_is_known_to_be_committed_is_damage_and_never_torn(tmp_path: Path) -> None:
+    leader = open_log(tmp_path / "leader")
+    for at in range(3):
+        leader.append(rows([os.urandom(20_000)]), 1_000_000 + at)
+    copy = open_log(tmp_path / "copy", replicas=3)
+    copy.append_copies(batches_of(leader), 1)
+    copy.chain.committed = 3
+    copy.checkpoint()
+    with open(copy.chain.segments[-1].path, "r+b") as file:
+        file.seek(4096)
+        file.write(bytes(4096))
+    again = open_log(tmp_path / "copy", replicas=3)
+    assert isinstance(again.failure, CorruptLog)
+
+
+def test_log_that_begins_anew_says_which_epoch_lay_below(tmp_path: Path) -> None:
+    copy = copy_of(filled(tmp_path / "leader", 5), tmp_path / "copy")
+    copy.begin_at(40, Epoch(3), 1)
+    copy.close()
+    again = open_log(tmp_path / "copy", SMALL)
+    assert again.epochs.last_epoch_before(40) == 3

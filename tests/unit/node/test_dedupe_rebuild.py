@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from natslog.ingest.dedupe import NEW, DedupeWindow, ids_of_headers
-from natslog.log import LogOptions
+from natslog.log import LogOptions, ReplicaLog
 from natslog.log.sealed import _INDEX_TEXT
 from natslog.node.clock import monotonic_us, now_us
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
@@ -24,14 +27,19 @@ def headers_of(batch: int) -> pa.Array:
     return pa.array([[{"key": "Nats-Msg-Id", "value": f"{batch}.{row}"}] for row in range(ROWS)], HEADERS_TYPE)
 
 
-@pytest.fixture
-def log(log_folder: Path):
-    log = open_log(log_folder, SMALL)
+def filled(folder: Path, stamped_us: int) -> ReplicaLog:
+    log = open_log(folder, SMALL)
     for at in range(BATCHES):
         columns = [pa.array(["a"] * ROWS), pa.nulls(ROWS, pa.binary()), headers_of(at), pa.array([b"v" * 50] * ROWS)]
-        log.append(RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)), now_us())
+        log.append(RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)), stamped_us)
     while log.seal_next():
         pass
+    return log
+
+
+@pytest.fixture
+def log(log_folder: Path):
+    log = filled(log_folder, now_us())
     yield log
     log.close()
 
@@ -82,8 +90,53 @@ def test_what_lies_behind_damage_is_remembered_and_the_damage_is_told(log, where
     assert missing[-1] <= (end - 1) // ROWS, "of the damaged segment only"
 
 
-def test_ids_out_of_the_window_are_left_out(log, monkeypatch: pytest.MonkeyPatch) -> None:
-    later = now_us() + 3_600_000_000
-    monkeypatch.setattr("natslog.node.dedupe_rebuild.now_us", lambda: later)
+def test_ids_out_of_the_window_are_left_out(log) -> None:
+    log._written_s -= 3600
     window, _ = rebuilt_dedupe(60.0, log)
     assert known(window) == []
+
+
+@pytest.mark.parametrize("clock_apart_s", [-3600, 3600])
+def test_ids_count_from_when_they_were_stored_however_far_the_storing_brokers_clock_was_off(
+    tmp_path: Path, clock_apart_s: int
+) -> None:
+    log = filled(tmp_path / "log", now_us() + clock_apart_s * 1_000_000)
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == list(range(BATCHES))
+    log.close()
+    again = open_log(tmp_path / "log", SMALL)
+    window, _ = rebuilt_dedupe(60.0, again)
+    assert known(window) == list(range(BATCHES)), "also after a restart"
+    again.close()
+    for path in (tmp_path / "log").glob("0*"):
+        os.utime(path, (time.time() - 3600, time.time() - 3600))
+    much_later = open_log(tmp_path / "log", SMALL)
+    window, _ = rebuilt_dedupe(60.0, much_later)
+    assert known(window) == [], "and not after a long one"
+    much_later.close()
+
+
+def test_a_disk_that_does_not_read_is_told_and_stops_nothing(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(fd: int, position: int, length: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("natslog.log.log_reader.read_at", failing)
+    window, damage = rebuilt_dedupe(60.0, log)
+    assert damage is not None
+    assert "Input/output error" in damage.message
+    assert known(window) == []
+
+
+def test_retention_that_is_faster_costs_only_what_it_took(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_left = log.chain.segments[2].base_offset
+    plan_read = log.reader.plan_read
+
+    def overtaken(start: int, **options: object) -> object:
+        if log.log_start_offset == 0:
+            del log.chain.segments[:2]
+        return plan_read(start, **options)
+
+    monkeypatch.setattr(log.reader, "plan_read", overtaken)
+    window, damage = rebuilt_dedupe(60.0, log)
+    assert damage is None
+    assert known(window) == list(range(-(-first_left // ROWS), BATCHES))

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from natslog.cluster.replica import FetchPosition, LeaderReplica
+from natslog.cluster.replica import Fenced, FetchPosition, LeaderReplica
+from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog
+from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.fetch_sessions import FetchSession
+from natslog.node.fetcher import _append_copies
 from natslog.node.peer_messages import FetchRequest, FetchResponse
 from natslog.node.stream import HostedStream
 from tests.conftest import rows
@@ -97,3 +100,37 @@ def test_what_has_no_room_in_an_answer_is_in_the_next(streams: dict[StreamId, Ho
         small, _ = asyncio.run(session.serve(FetchRequest(1, "life", changed, max_bytes=500_000)))
         rest, _ = asyncio.run(session.serve(FetchRequest(2, "life", max_bytes=500_000)))
     assert [answer.stream_id for answer in (*small.answers, *rest.answers)] == list(streams)
+
+
+def test_who_leads_no_more_when_the_records_are_read_answers_with_none(
+    streams: dict[StreamId, HostedStream],
+) -> None:
+    first = next(iter(streams.values()))
+
+    def depose() -> None:
+        first.leading = None
+
+    with Disturbed(depose) as executor:
+        session = FetchSession(FOLLOWER, streams.get, executor)
+        response = asked(session, 1, {first.record.id: first}, 0)
+    (answer,) = response.answers
+    assert isinstance(answer.verdict, Fenced)
+    assert answer.length == 0
+
+
+def test_records_of_a_later_epoch_than_the_answering_leaders_are_not_copied(
+    streams: dict[StreamId, HostedStream], tmp_path: Path
+) -> None:
+    first = next(iter(streams.values()))
+    log = ReplicaLog(tmp_path / "copy", first.record.id, first.record.settings, LogOptions(min_free_bytes=0))
+    copy = HostedStream(first.record, FOLLOWER, log)
+    first.usable_log().begin_epoch(Epoch(2))
+    append(first, b"of epoch 2")
+    with first.usable_log().reader.plan_read(0, max_bytes=1 << 24, uncommitted=True) as plan:
+        data = b"".join(read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges)
+    with pytest.raises(CorruptLog, match="records of epoch 2"):
+        _append_copies(copy, Epoch(1), memoryview(data))
+    assert log.log_end_offset == 0
+    _append_copies(copy, Epoch(2), memoryview(data))
+    assert log.log_end_offset == first.usable_log().log_end_offset
+    log.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from natslog.node.broker import Broker
 from natslog.node.stream import HostedStream, Pacer
 from natslog.node.upkeep import Upkeep, rolled_and_due
 from tests.conftest import open_log, rows
+from tests.harness import eventually
 
 
 def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +87,43 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     assert not streams[1].usable_log().needs_upkeep()
     for stream in streams:
         stream.usable_log().close()
+
+
+class _Overtaken(Pacer):
+    """A pacer in whose first pause, amid the sealing of a segment, the stream is let go of by another thread."""
+
+    def __init__(self, stream: HostedStream) -> None:
+        super().__init__(lambda: False)
+        self.stream = stream
+        self.closing: threading.Thread | None = None
+
+    def pause(self) -> None:
+        if self.closing is None:
+            log = self.stream.usable_log()
+            self.stream.log = None
+            self.closing = threading.Thread(target=log.close)
+            self.closing.start()
+            eventually(lambda: log._is_closed, 5, "it is being closed")
+
+
+def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else(tmp_path: Path) -> None:
+    stream = hosted(tmp_path / "orders", 20)
+    log = stream.usable_log()
+    for _ in range(2):
+        log.roll(1_000_002)
+        log.append(rows([b"x" * 1000]), 1_000_000)
+    pacer = _Overtaken(stream)
+    stream.maintain(pacer)
+    assert pacer.closing is not None, "it was sealing"
+    pacer.closing.join(5)
+    assert not pacer.closing.is_alive()
+    stream.maintain(pacer)
+    assert not log.seal_next(), "nothing is sealed behind the back of whoever opens the folder now"
+    assert list((tmp_path / "orders").glob("*.arrow")) == []
+    again = open_log(tmp_path / "orders")
+    assert again.failure is None
+    assert again.log_end_offset == 22
+    again.close()
 
 
 def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_path: Path) -> None:
