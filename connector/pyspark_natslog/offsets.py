@@ -1,10 +1,14 @@
 """Positions in Spark's checkpoint: half-open, one per stream, with the stream's id.
 
     {"orders": {"id": "3ef2…", "offset": 42}, "returns": {"id": "9a01…", "offset": 7, "start": 0}}
+    {"orders": {"id": "3ef2…", "offset": 90000, "tasks": [[1, 40000], [0, 90000]]}}
 
 `start` is there in the first position of a stream that joined a running query (`streamPattern`, `group`, or named
-since): Spark knows no earlier one, and a batch that is repeated must begin where it began. Spark compares the JSON as
-text: names are sorted, and `id` comes before `offset`, always. Format version 1 has no version field; a later one will.
+since): Spark knows no earlier one, and a batch that is repeated must begin where it began. `tasks` is there where the
+batch that ends here has more than one task: which one reads up to which offset, in turn. A repeated batch is cut as it
+was, whatever became of the stored batches, their leaders and the driver's cores meanwhile: the sink's message ids count
+on it. Spark compares the JSON as text: names are sorted, and `id` comes before `offset`, always. Format version 1 has
+no version field; a later one will.
 """
 
 from __future__ import annotations
@@ -18,15 +22,23 @@ from natslog.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The next offset to read of the stream with this id; `start` where it began, if it joined with this position."""
+    """The next offset to read of the stream with this id; `start` where it began, if it joined with this position.
+
+    `tasks`: (number of the task, exclusive end of what it reads), ends rising up to `offset`; empty where one has all.
+    """
 
     id: str
     offset: int
     start: int | None = None
+    tasks: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"id": self.id, "offset": self.offset}
-        return body if self.start is None else body | {"start": self.start}
+        if self.start is not None:
+            body["start"] = self.start
+        if self.tasks:
+            body["tasks"] = [list(one) for one in self.tasks]
+        return body
 
 
 Offsets = dict[str, StreamOffset]
@@ -53,4 +65,5 @@ def from_json(body: Mapping[str, Any]) -> Offsets:
 
 def _one(at: Mapping[str, Any]) -> StreamOffset:
     start = at.get("start")
-    return StreamOffset(str(at["id"]), int(at["offset"]), None if start is None else int(start))
+    tasks = tuple((int(number), int(end)) for number, end in at.get("tasks", ()))
+    return StreamOffset(str(at["id"]), int(at["offset"]), None if start is None else int(start), tasks)

@@ -7,7 +7,7 @@ because a task costs some 50 ms before its first row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,6 +65,60 @@ def plan_tasks(
         wanted = _wanted(options, pieces, cores)
         pieces = list(pool.map(partial(_cut_finer, client, options, _shares(pieces, wanted)), ranges, pieces))
     return pack([piece for cut in pieces for piece in cut], options, wanted)
+
+
+Numbered = tuple[tuple[int, int], ...]
+"""Of one range: (number of the task, exclusive end of what it reads), ends rising."""
+
+
+def numbers_of(tasks: Sequence[InputPartition]) -> dict[str, Numbered]:
+    """How the tasks share each stream's range; nothing where one task has all."""
+    shares: dict[str, list[tuple[int, int]]] = {}
+    for number, task in enumerate(tasks if len(tasks) > 1 else []):
+        assert isinstance(task, Task), "planned here"
+        for one in task.ranges:
+            shares.setdefault(one.stream, []).append((one.end, number))
+    numbered = {}
+    for stream, ends in shares.items():
+        ends.sort()
+        last_of_its_run = [at + 1 == len(ends) or ends[at + 1][1] != ends[at][1] for at in range(len(ends))]
+        numbered[stream] = tuple(
+            (number, end) for (end, number), last in zip(ends, last_of_its_run, strict=True) if last
+        )
+    return numbered
+
+
+def plan_again(
+    client: NatslogClient,
+    options: SourceOptions,
+    ranges: Sequence[OffsetRange],
+    numbered: Mapping[str, Numbered],
+) -> list[InputPartition]:
+    """The tasks as they were when the batch was planned first: each has the same rows in the same order, but for what
+    was lost since.
+
+    Raises:
+        DataLoss: as `plan_tasks`.
+    """
+    count = 1 + max((number for share in numbered.values() for number, _ in share), default=0)
+    held: list[list[OffsetRange]] = [[] for _ in range(count)]
+    for whole in ranges:
+        share = numbered.get(whole.stream) or ((0, whole.end),)
+        for piece in _cut(client, options, whole, min_splits=len(share)):
+            for number, part in _shared(piece, share):
+                held[number].append(part)
+    return [Task(sorted(parts, key=lambda part: (part.stream, part.start))) for parts in held]
+
+
+def _shared(piece: OffsetRange, share: Numbered) -> list[tuple[int, OffsetRange]]:
+    """The piece in parts of one task each."""
+    parts, start = [], piece.start
+    for number, end in share:
+        if start < min(end, piece.end):
+            part = OffsetRange(piece.stream, piece.stream_id, start, min(end, piece.end), piece.urls)
+            parts.append((number, part))
+            start = part.end
+    return parts
 
 
 def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_splits: int = 1) -> list[OffsetRange]:

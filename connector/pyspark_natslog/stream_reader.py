@@ -4,9 +4,10 @@ Theory of operation. Spark keeps the positions; this reader answers "how far is 
 this range cut?". Its methods run one at a time in one process on the driver, `read` on copies in executors; so whatever
 a task needs is in its `Task`. A call that raises ends the query: brokers that are away are waited for.
 
-Invariants. `partitions(start, end)` covers exactly `[start, end)` of each stream, however often it is asked, and
-whatever is missing of it goes through `report_loss`. A stream that joins, or is read anew because it was created again,
-carries the offset where it began in its first position. A position that does not move stays the same text.
+Invariants. `partitions(start, end)` covers exactly `[start, end)` of each stream, however often it is asked, by the
+same tasks each time (they are planned with the end, which carries them), and whatever is missing of it goes through
+`report_loss`. A stream that joins, or is read anew because it was created again, carries the offset where it began in
+its first position. A position that does not move stays the same text.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +25,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from natslog.errors import BrokerUnavailable, StreamNotFound
+from natslog.errors import NatslogError, StreamNotFound
 from pyspark_natslog.admission import Admitter
 from pyspark_natslog.loss import Loss, recreated, report_loss, shorter
 from pyspark_natslog.offsets import Offsets, StreamOffset, from_json, to_json
@@ -32,7 +34,7 @@ from pyspark_natslog.range_reader import read_task
 from pyspark_natslog.schema import checked_columns
 from pyspark_natslog.selection import StreamState
 from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.splits import OffsetRange, plan_tasks
+from pyspark_natslog.splits import OffsetRange, numbers_of, plan_again, plan_tasks
 
 logger = logging.getLogger("pyspark_natslog")
 
@@ -40,7 +42,7 @@ Answer = TypeVar("Answer")
 States = dict[str, StreamState]
 
 _OUTAGE_TIMEOUTS = 6
-"""A query waits this many times `fetchTimeout` for brokers to come back before it fails."""
+"""A query waits this many times `fetchTimeout` for brokers or leaders to come back before it fails."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -52,6 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._admitter = Admitter(options.admission)
         self._target: Offsets | None = None
         self._latest: States | None = None
+        self._planned: tuple[list[OffsetRange], list[InputPartition]] | None = None
         self._away_since: float | None = None
         self._client = options.client()
 
@@ -84,8 +87,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             try:
                 states = self._states()
-            except BrokerUnavailable:
-                if self._is_away_too_long():
+            except NatslogError as error:
+                if self._is_to_be_told(error):
                     raise
                 return start
         self._away_since = None
@@ -93,7 +96,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._begin(position, states)
         waiting = {name: max(0, self._limit(states[name]) - at.offset) for name, at in begin.items()}
         admitted = waiting if isinstance(limit, ReadAllAvailable) else self._admit(begin, waiting)
-        return to_json({name: _moved(at, position.get(name), admitted[name]) for name, at in begin.items()})
+        end = {name: _moved(at, position.get(name), admitted[name]) for name, at in begin.items()}
+        ranges = [OffsetRange(name, at.id, at.offset, end[name].offset) for name, at in sorted(begin.items())]
+        ranges = [one for one in ranges if one.rows]
+        tasks = self._patiently(partial(plan_tasks, self._client, self._options, ranges, os.cpu_count() or 1))
+        for name, share in numbers_of(tasks).items():
+            end[name] = replace(end[name], tasks=share)
+        self._planned = ranges, tasks
+        return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._latest is None:
@@ -154,23 +164,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return at
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """The answer, also of brokers that are away for a while."""
+        """The answer, also of brokers that are away for a while, or streams without a leader."""
         while True:
             try:
                 answer = ask()
-            except BrokerUnavailable:
-                if self._is_away_too_long():
+            except NatslogError as error:
+                if self._is_to_be_told(error):
                     raise
             else:
                 self._away_since = None
                 return answer
 
-    def _is_away_too_long(self) -> bool:
+    def _is_to_be_told(self, error: NatslogError) -> bool:
+        """Whether this ends the query: it does not pass by itself, or has not for too long."""
+        if not error.retriable:
+            return True
         now = time.monotonic()
         self._away_since = self._away_since or now
-        patience_s = _OUTAGE_TIMEOUTS * self._options.client_options.timeout_s
-        logger.warning("no broker answers; the query waits (%.0f s so far)", now - self._away_since)
-        return now - self._away_since > patience_s
+        logger.warning("the query waits (%.0f s so far): %s", now - self._away_since, error.message)
+        return now - self._away_since > _OUTAGE_TIMEOUTS * self._options.client_options.timeout_s
 
     # ---- which ranges ----
 
@@ -181,8 +193,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         states = self._patiently(self._states)
         ranges = [self._range(name, begin.get(name), last, states.get(name)) for name, last in moved.items()]
-        known = [one for one in ranges if one is not None]
-        return self._patiently(partial(plan_tasks, self._client, self._options, known, os.cpu_count() or 1))
+        known = [one for one in ranges if one is not None and one.rows]
+        if self._planned is not None and self._planned[0] == known:
+            return self._planned[1]
+        numbered = {name: last.tasks for name, last in moved.items()}
+        return self._patiently(partial(plan_again, self._client, self._options, known, numbered))
 
     def _range(
         self, name: str, first: StreamOffset | None, last: StreamOffset, state: StreamState | None

@@ -36,6 +36,10 @@ def rows_of(reader: Any, tasks: Any) -> list[tuple[str, int]]:
     return sorted((row["stream"], row["offset"]) for row in rows)
 
 
+def rows_in_order(reader: Any, task: Any) -> list[tuple[str, int]]:
+    return [(row["stream"], row["offset"]) for batch in reader.read(task) for row in batch.to_pylist()]
+
+
 def moved(start: dict[str, Any], end: dict[str, Any]) -> dict[str, int]:
     return {name: at["offset"] - start.get(name, {"offset": at.get("start", 0)})["offset"] for name, at in end.items()}
 
@@ -238,6 +242,24 @@ def tasks_of(broker: BrokerProcess, cores: int, monkeypatch: pytest.MonkeyPatch,
     rows = rows_of(reader, tasks)
     assert len(rows) == len(set(rows)), "no row twice"
     return tasks  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("first", [{"minPartitions": "5"}, {"maxRecordsPerPartition": "7"}, {}])
+def test_a_batch_that_is_repeated_has_the_same_tasks_whatever_has_changed(
+    broker: BrokerProcess, family: str, monkeypatch: pytest.MonkeyPatch, first: dict[str, str]
+) -> None:
+    """The sink's message ids name a task and a row of it."""
+    reader = reader_of(broker, streamPattern=f"{family}-*", **first)
+    start = reader.initialOffset()
+    end = json.loads(json.dumps(take(reader, start)))
+    planned = reader.partitions(start, end)
+    assert (len(planned) > 1) == bool(first)
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    for later in ({"minPartitions": "3"}, {"minPartitions": "40"}, {"maxBytesPerPartition": "1000"}):
+        again = reader_of(broker, streamPattern=f"{family}-*", **later)
+        repeated = again.partitions(start, end)
+        assert [rows_in_order(again, task) for task in repeated] == [rows_in_order(reader, task) for task in planned]
+        assert take(again, end) == end, "what does not move stays the same text"
 
 
 def test_small_streams_share_a_task(broker: BrokerProcess, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, all_values, eventually
@@ -99,26 +99,66 @@ def test_two_queries_with_the_same_batch_ids_do_not_collide(
     assert len(all_values(client, f"{name}-out")) == 40
 
 
+@pytest.mark.parametrize(("tasks", "later"), [(1, 1), (4, 2), (2, 5)])
 def test_batch_repeated_after_a_crash_is_stored_once(
-    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    folder: Path,
+    tasks: int,
+    later: int,
 ) -> None:
-    """The driver dies after the sink published and before Spark noted the batch as done: it runs again."""
+    """The driver dies after the sink published and before Spark noted the batch as done: it runs again, with options
+    that would make other tasks of it.
+    """
     client.create_stream(name, name)
     client.create_stream(f"{name}-out", f"out.{name}")
     spark.range(50).selectExpr("cast(id as string) as value").write.format("natslog").options(
         natsServers=nats_url, subject=name, ack="stored"
     ).mode("append").save()
 
-    def run() -> None:
-        source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+    def run(tasks: int) -> None:
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=name, minPartitions=tasks).load()
         options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
         writer = source.select("value").writeStream.format("natslog").options(**options)
         writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
 
-    run()
+    run(tasks)
     for commit in (folder / "ck" / "commits").iterdir():  # what the crash would have kept from being written
         commit.unlink()
-    run()
+    run(later)
+    assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(50))
+
+
+@pytest.mark.parametrize("path", ["nats", "http"])
+def test_two_writes_of_one_foreach_batch_are_both_stored(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    folder: Path,
+    path: str,
+) -> None:
+    """Both see the query's id and the batch's; a second one taken for the first would be dropped as stored before."""
+    client.create_stream(name, name)
+    client.create_stream(f"{name}-out", f"out.{name}")
+    spark.range(50).selectExpr("cast(id as string) as value").write.format("natslog").options(
+        natsServers=nats_url, subject=name, ack="stored"
+    ).mode("append").save()
+    options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
+    if path == "http":
+        options = {"path": "http", "servers": broker.url, "stream": f"{name}-out"}
+
+    def write(batch: DataFrame, number: int) -> None:
+        for part in ("value < 25", "value >= 25"):
+            batch.where(part).select("value").write.format("natslog").options(**options).mode("append").save()
+
+    source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+    writer = source.selectExpr("cast(value as string) as value").writeStream.foreachBatch(write)
+    writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
     assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(50))
 
 

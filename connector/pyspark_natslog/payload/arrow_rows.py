@@ -43,6 +43,10 @@ _FAMILIES = (
 )
 
 
+_FEW_ROWS = 64 * 1024
+_ROWS_A_BYTE = 64
+
+
 class _Misfit(Exception):
     """A column is not of the type asked for."""
 
@@ -72,10 +76,17 @@ class ArrowDecoder:
 
     def _read(self, payload: Any) -> tuple[int, dict[str, Any]]:
         """(rows, columns by name) of one payload."""
+        most = max(
+            _FEW_ROWS, _ROWS_A_BYTE * payload.size
+        )  # columns of nulls and runs take no bytes, until they are read
+        batches, rows = [], 0
         with pa.ipc.open_stream(payload) as reader:
-            batches = list(reader)
-        for batch in batches:  # bytes from anywhere: unsound offsets would be read beyond the payload
-            batch.validate(full=True)
+            for batch in reader:
+                batch.validate(full=True)  # bytes from anywhere: unsound offsets would be read beyond the payload
+                rows += max([batch.num_rows, *(_longest(column) for column in batch.columns)])
+                if rows > most:
+                    raise _Misfit(f"{payload.size} bytes that claim more than {most} rows or items are not read")
+                batches.append(batch)
         rows = sum(batch.num_rows for batch in batches)
         columns = {}
         for name, kind in self._wanted:
@@ -88,6 +99,20 @@ class ArrowDecoder:
         if len(found) > 1:
             raise _Misfit(f"it has {len(found)} columns named {name}")
         return fit(batch.column(found[0]), kind, name) if found else pa.nulls(batch.num_rows, kind)
+
+
+def _longest(array: Any) -> int:
+    """Of the array and all that is nested in it."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        children = [array.field(at) for at in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        children = [array.keys, array.items]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        children = [array.values]
+    else:
+        children = []
+    return max([len(array), *(_longest(child) for child in children)])
 
 
 def fit(array: Any, kind: Any, path: str) -> Any:

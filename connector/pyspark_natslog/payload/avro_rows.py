@@ -10,7 +10,7 @@ from pyspark.sql.types import DecimalType, StructField, StructType
 
 from pyspark_natslog.payload import assembling, kernels_avro
 from pyspark_natslog.payload.avro_schema import AvroNode
-from pyspark_natslog.payload.kernels_avro import CUT_SHORT, GOOD, NO_DATUM, TRAILING, decode_avro
+from pyspark_natslog.payload.kernels_avro import CUT_SHORT, GOOD, NO_DATUM, OTHER_HEADER, TRAILING, decode_avro
 from pyspark_natslog.payload.rows import Decoded, Payloads
 from pyspark_natslog.payload.tree import Tree, as_nullable
 
@@ -88,7 +88,7 @@ class AvroDecoder:
         )
 
     def _reason(self, payload: bytes, result: int, node: int, at: int) -> str:
-        if payload.startswith(MAGIC) and payload[:10] != self._header.tobytes():
+        if result == OTHER_HEADER:
             theirs, ours = (int.from_bytes(header[2:10], "little") for header in (payload, self._header.tobytes()))
             return f"it was written with another schema: its fingerprint is {theirs:016x}, payloadSchema's {ours:016x}"
         hint = ""

@@ -63,7 +63,7 @@ class JsonDecoder:
             where,
             np.empty((tree.depth + 1, 3), np.int64),
             np.empty(MOST_NESTED, np.uint8),
-            np.empty(6 * longest, np.uint8),  # \uXXXX for each byte
+            np.empty(max(6 * longest, int(np.diff(offsets).max(initial=0))), np.uint8),  # \uXXXX for each byte
             hard,
         )
         _fill_hard_reals(tree, columns, text, hard[1 : hard[0, 0] + 1])

@@ -33,10 +33,10 @@ OP, OUT, END, SIZE, FACTOR = range(5)
 """Columns of the program: what the type is, the column node it fills or -1, where its subtree ends; bytes of a fixed,
 words of an enum, branches of a union; what a number is multiplied with.
 """
-GOOD, CUT_SHORT, TRAILING, NO_DATUM = range(4)
+GOOD, CUT_SHORT, TRAILING, NO_DATUM, OTHER_HEADER = range(5)
 _NODE, _POSITION, _NEXT = 0, 1, 2
 _MAX_INT = 2**31 - 1
-HEADER_BYTES = 10
+HEADER_BYTES, MAGIC_BYTES = 10, 2
 
 
 @uncounted
@@ -246,13 +246,14 @@ def decode_avro(
     """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
-        has_header = end - at >= HEADER_BYTES
-        for place in range(HEADER_BYTES):
-            if not has_header or text[at + place] != header[place]:
-                has_header = False
-                break
-        start = at + HEADER_BYTES if has_header else at
-        result = _decode_row(c, program, row, text, start, end, stack, where[row], words)
+        alike = 0  # bytes as in the header
+        while alike < HEADER_BYTES and at + alike < end and text[at + alike] == header[alike]:
+            alike += 1
+        if MAGIC_BYTES <= alike < HEADER_BYTES <= end - at:
+            result = OTHER_HEADER
+        else:
+            start = at + HEADER_BYTES if alike == HEADER_BYTES else at
+            result = _decode_row(c, program, row, text, start, end, stack, where[row], words)
         if result != GOOD:
             take_back(c, 0, row)
             put_null(c, 0, row)

@@ -188,7 +188,7 @@ def _put_time(c: Any, node: Word, position: Word, kind: Word, text: Any, start: 
 
 
 @uncounted
-def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, hard: Any) -> bool:
+def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, scratch: Any, hard: Any) -> bool:
     """The value `text[start:end]` as an entry of the node; False, and nothing written, where it is of another type."""
     kind = c.table[node, KIND]
     first = int(text[start])
@@ -213,6 +213,18 @@ def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end:
             put(c, node, position, first == 116)
             return True
         return False
+    if quoted and has_escape(text, start + 1, end - 1):
+        scratch[0] = QUOTE
+        after = unescape(text, start + 1, end - 1, scratch, 1)
+        scratch[after] = QUOTE
+        return _put_written(c, node, position, kind, scratch, 0, after + 1)
+    return _put_written(c, node, position, kind, text, start, end)
+
+
+@uncounted
+def _put_written(c: Any, node: Word, position: Word, kind: Word, text: Any, start: Word, end: Word) -> bool:
+    """The same for what JSON has no type of its own for: decimals, times, bytes. In quotes, no escapes are left."""
+    quoted = int(text[start]) in (QUOTE, SINGLE_QUOTE)
     if kind == DECIMAL:
         good, low, high = parse_decimal(
             text, start + quoted, end - quoted, c.table[node, PRECISION], c.table[node, SCALE]
@@ -312,7 +324,7 @@ def _decode_row(
         if byte == 110:  # null; NaN begins otherwise
             put_null(c, child, entry)
             continue
-        if _put_scalar(c, child, entry, text, begin, at, hard):
+        if _put_scalar(c, child, entry, text, begin, at, scratch, hard):
             continue
         if result == GOOD:
             found[0], found[1], result = child, begin, WRONG_VALUE
@@ -352,7 +364,7 @@ def decode_json(
         c: the `Columns` to fill. `text`, `offsets`: payload `r` is `text[offsets[r]:offsets[r + 1]]`.
         usable: 0 for a payload that is not to be looked at (NO_TEXT).
         results: gets what became of each. `where`: (rows, 2) gets node and byte of what was wrong.
-        stack: (depth, 3), `levels`: (MOST_NESTED,), `scratch`: as long as the longest name: work space.
+        stack: (depth, 3), `levels`: (MOST_NESTED,), `scratch`: as long as the longest name and payload: work space.
         hard: gets (node, position, start, end) of reals that are left to the caller, from row 1; `[0, 0]` counts them.
     """
     for row in range(len(offsets) - 1):

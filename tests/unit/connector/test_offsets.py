@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from natslog.errors import ConfigError
 from pyspark_natslog.admission import share_limit
 from pyspark_natslog.offsets import StreamOffset, from_json, to_json
+from pyspark_natslog.splits import OffsetRange, Task, numbers_of
 
 
 def test_json_is_the_same_text_for_the_same_positions() -> None:
@@ -19,6 +20,21 @@ def test_json_is_the_same_text_for_the_same_positions() -> None:
     assert json.dumps(to_json(one)) == json.dumps(to_json(two))
     assert json.dumps(to_json(one)) == '{"a": {"id": "x", "offset": 1}, "b": {"id": "y", "offset": 2}}'
     assert from_json(json.loads(json.dumps(to_json(one)))) == one
+
+
+def test_tasks_are_part_of_a_position_where_there_are_several() -> None:
+    body = {"a": {"id": "x", "offset": 9, "start": 1, "tasks": [[1, 4], [0, 9]]}, "b": {"id": "y", "offset": 2}}
+    assert json.dumps(to_json(from_json(body))) == json.dumps(body)
+
+
+def test_tasks_are_numbered_by_where_their_shares_end() -> None:
+    def piece(stream: str, start: int, end: int) -> OffsetRange:
+        return OffsetRange(stream, stream, start, end)
+
+    first = Task([piece("a", 0, 10), piece("a", 10, 20), piece("b", 0, 5)])
+    second = Task([piece("a", 20, 30), piece("b", 5, 9)])
+    assert numbers_of([first, second]) == {"a": ((0, 20), (1, 30)), "b": ((0, 5), (1, 9))}
+    assert numbers_of([first]) == {}
 
 
 @pytest.mark.parametrize("body", [{"a": 5}, {"a": {"offset": 1}}, {"a": {"id": "x", "offset": "z"}}])

@@ -64,6 +64,21 @@ def test_types_are_fitted_where_nothing_is_lost() -> None:
     assert found[1] == {"d": "y"} | dict.fromkeys(["s", "t", "n", "m", "b", "z"])
 
 
+def test_payload_that_claims_more_rows_than_its_bytes_can_hold_is_malformed_and_takes_no_memory() -> None:
+    many = pa.nulls(2**30)
+    nested = pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), many)
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2**30], pa.int32()), pa.array([7]))
+    batches = [pa.record_batch([column], names=["a"]) for column in (many, nested, runs)]
+    batches.append(pa.record_batch([pa.StructArray.from_arrays([many], names=["x"])], names=["a"]))
+    for ddl in ("a bigint", "a array<bigint>", "b bigint", "a struct<x: bigint>"):
+        found, parents, reasons = decode(ddl, [stream(batch) for batch in batches])
+        assert parents == [0, 1, 2, 3]
+        assert all("claim more than" in str(reason) for reason in reasons), reasons
+        assert [list(row.values()) for row in found] == [[None]] * 4
+    fits = pa.record_batch([pa.nulls(50_000)], names=["a"])
+    assert len(decode("a bigint", [stream(fits)])[0]) == 50_000
+
+
 def test_misfits_are_malformed_and_named() -> None:
     columns = {"a": pa.array([2**40]), "n": pa.array([{"x": "text"}]), "t": pa.array([datetime(2024, 1, 1)])}
     payload = stream(pa.record_batch(columns))

@@ -213,6 +213,18 @@ def test_other_headers_are_named() -> None:
     assert reasons[2] == "it ends within s"
 
 
+def test_other_header_is_malformed_where_it_could_be_read_as_a_datum() -> None:
+    """A producer that still writes the first version; a header's first two bytes are the number -98."""
+    old = record(("note", "string"))
+    header = fingerprint(json.dumps(old)).to_bytes(8, "little")
+    payload = MAGIC + header + encode(old, {"note": "hello"})
+    new = record(("seq", "long"), ("value", "double"), ("note", "string"))
+    found, reasons = decode(new, [payload, encode(new, {"seq": 1, "value": 0.5, "note": "x"})])
+    assert "written with another schema: its fingerprint is" in str(reasons[0])
+    assert found == [{"seq": None, "value": None, "note": None}, {"seq": 1, "value": 0.5, "note": "x"}]
+    assert reasons[1] is None
+
+
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_fingerprint_equals_fastavros(case: Any) -> None:

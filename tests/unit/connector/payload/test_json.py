@@ -372,6 +372,25 @@ def test_binary_is_base64(values: list[bytes]) -> None:
     assert all(decode(schema, cut)[1])
 
 
+def test_escapes_are_read_in_values_of_every_type_that_is_written_in_quotes() -> None:
+    r"""PHP writes `/` as `\/`, Gson `=` as `\u003d`."""
+    payload = (
+        rb'{"b": "YQ\u003d\u003d", "c": "\/\/8=", "d": "1\u002e50", "e": "2024\u002d01-02", '
+        rb'"f": "2024-01-02T03\u003a04:05Z", "g": ["\/w=="]}'
+    )
+    schema = parse_ddl("b binary, c binary, d decimal(9,2), e date, f timestamp, g array<binary>")
+    (row,), reasons = decode(schema, [payload])
+    assert reasons == [None]
+    assert row == {
+        "b": b"a",
+        "c": b"\xff\xff",
+        "d": Decimal("1.50"),
+        "e": date(2024, 1, 2),
+        "f": datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "g": [b"\xff"],
+    }
+
+
 def test_reasons_name_the_place() -> None:
     payloads = [
         b'{"u":{"tags":[1]}}',
