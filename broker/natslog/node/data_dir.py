@@ -4,7 +4,7 @@ DIR/lock             held (flock) while a broker runs
 DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
 DIR/life             how often it was started, and whether the last life ended in order
 DIR/raft/            the metadata group's log and snapshot
-DIR/streams/<id>/    one log each
+DIR/streams/<id>/    one log each; <id>.removed: being removed
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -138,6 +139,20 @@ class DataDir:
 
     def stream_folder(self, stream_id: str) -> Path:
         return self.streams / stream_id
+
+    def remove_stream(self, stream_id: str) -> None:
+        """Removes a stream's folder. Whatever ends this in between, no part of it is ever opened as a whole log.
+
+        Raises:
+            OSError: it is not removed, or not all of it; the same call goes on.
+        """
+        folder, doomed = self.stream_folder(stream_id), self.streams / f"{stream_id}.removed"
+        if doomed.exists():
+            shutil.rmtree(doomed)
+        if folder.exists():
+            folder.replace(doomed)
+            sync_folder(self.streams)
+            shutil.rmtree(doomed)
 
     def release(self) -> None:
         if self._lock_fd >= 0:

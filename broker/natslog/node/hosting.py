@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
@@ -427,11 +426,10 @@ class Hosting:
     async def bury(self, stream_id: StreamId) -> None:
         """Removes the files of a stream that is not hosted. Raises OSError."""
         assert stream_id not in self._by_id, "a stream that is being served is not buried"
-        folder = self._data_dir.stream_folder(stream_id)
         self._burying.add(stream_id)  # moved back here meanwhile, it is opened when the old files are gone
         try:
-            if folder.exists():
-                await asyncio.get_running_loop().run_in_executor(self._readers, shutil.rmtree, folder)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._readers, self._data_dir.remove_stream, stream_id)
         finally:
             self._burying.discard(stream_id)
             self._seen_version = -1

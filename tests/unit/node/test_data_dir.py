@@ -100,3 +100,28 @@ def test_damaged_identity_or_life_says_what_to_do_and_touches_nothing(tmp_path: 
         DataDir(tmp_path, 1)
     assert (tmp_path / name).read_bytes() == damaged
     DataDir(tmp_path / "other", 1).release()
+
+
+def test_stream_whose_removal_was_cut_short_is_never_opened_as_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = DataDir(tmp_path, 1)
+    stream = folder.stream_folder("aa")
+    stream.mkdir()
+    for name in ("0.arrow", "1.arrow"):
+        (stream / name).write_bytes(b"x")
+
+    def cut_short(path: Path) -> None:
+        (path / "0.arrow").unlink()
+        raise OSError("the power is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("natslog.node.data_dir.shutil.rmtree", cut_short)
+        with pytest.raises(OSError, match="power"):
+            folder.remove_stream("aa")
+    assert not stream.exists(), "no part of it is left under its name"
+    stream.mkdir()  # moved back here meanwhile, and deleted again
+    folder.remove_stream("aa")
+    folder.remove_stream("aa")
+    assert list(folder.streams.iterdir()) == []
+    folder.release()
