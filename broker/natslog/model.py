@@ -52,6 +52,11 @@ SETTING_NAMES = tuple(StreamSettings(subject="x").to_json())
 """Names of settings in JSON, in the order they are shown."""
 
 
+def setting_fields(body: dict[str, Any]) -> tuple[str, ...]:
+    """The fields of `StreamSettings` that a request body names."""
+    return tuple(sorted(_FIELDS.get(name, name) for name in body))
+
+
 def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
     """Settings from a request body, checked.
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 
@@ -19,3 +24,9 @@ MESSAGE_SCHEMA = pa.schema(
 """Columns of a stream: `offset` int64, `timestamp` µs UTC, `subject`, `key`, `headers`, `value`."""
 
 COLUMNS = tuple(MESSAGE_SCHEMA.names)
+
+
+def rows_of_items(lists: pa.Array[Any]) -> npt.NDArray[np.int64]:
+    """The row of each item of `lists.flatten()`. (`pc.list_parent_indices` counts what lies under null lists too.)"""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return np.repeat(np.arange(len(lists)), lengths)

@@ -143,6 +143,31 @@ def test_published_repeat_of_an_appended_message_id_is_a_duplicate(
     assert (ack["duplicate"], ack["offset"]) == (True, 1)
 
 
+def test_ids_under_null_lists_stop_no_broker(broker: BrokerProcess, client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    pairs = pa.array([{"key": "Nats-Msg-Id", "value": "hidden"}, {"key": "Nats-Msg-Id", "value": "b"}])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pairs, mask=pa.array([True, False]))
+    client.commit_append(name, "q", 0, staged(client, name, "q", 0, table([b"a", b"b"], headers=headers)))
+    assert broker.ready()
+    assert next(row["headers"] for batch in client.read(name) for row in batch.to_pylist()) is None
+
+
+def test_compressed_upload_is_taken_as_far_as_it_fits_uncompressed(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    url = f"{broker.url}/v1/streams/{name}/appends/q/0/parts"
+    answers = []
+    for at, size in enumerate((1000, 512 * 1024 * 1024)):
+        sink, rows = pa.BufferOutputStream(), table([bytes(size)])
+        with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_batch(rows)
+        answers.append(urllib3.PoolManager().request("PUT", f"{url}/{at}", body=bytes(sink.getvalue())))
+    client.abort_append(name, "q", 0)
+    assert [answer.status for answer in answers] == [200, 400]
+    assert "uncompressed" in answers[1].json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 import urllib3
 from aiohttp.web import RouteDef
 
-from natslog.client import NatslogClient
-from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
+from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
 from natslog.http import appends, cluster, cursors, messages, status, streams
 from natslog.nats_server import NatsServer
 from natslog.node.links import LINK_PATH
@@ -431,6 +432,42 @@ def test_compressed_stream_is_decoded_in_bounded_parts(own: Path) -> None:
             len(value) for batch in client.read("orders", columns=["value"]) for value in batch.column(0).to_pylist()
         ]
         assert sizes == [900_000] * 60
+
+
+def test_file_that_becomes_shorter_after_it_was_proven_is_named_at_once(own: Path) -> None:
+    with running(own, segment_bytes="1MiB", retention_interval="200ms") as (server, broker):
+        client = NatslogClient(broker.url, ClientOptions(timeout_s=30, retries=2, retry_interval_s=0.05))
+        client.create_stream("orders", "orders")
+        for _ in range(6):
+            publish_acked(server.url, "orders", [b"x" * 300_000])
+        sealed = eventually(lambda: sorted(broker.folder.glob("streams/*/*.arrow")), what="a sealed segment")[0]
+        assert sum(batch.num_rows for batch in client.read("orders")) == 6, "all is proven once"
+        os.truncate(sealed, sealed.stat().st_size // 2)
+        started = time.monotonic()
+        with pytest.raises(CorruptLog, match=sealed.name):
+            list(client.read("orders"))
+        assert time.monotonic() - started < 15, "not after the client's patience"
+        assert b"natslog_stream_damaged" in ask(broker, "GET", "/metrics").data
+
+
+def test_refused_and_silent_uploads_leave_nothing_behind(broker: BrokerProcess, filled: str) -> None:
+    for batch in range(20):
+        path = f"/v1/streams/{filled}/appends/q/{batch}/parts/0"
+        assert ask(broker, "PUT", path, {"no": "arrow"}).status == 400
+    assert b"natslog_staged_bytes 0.0" in ask(broker, "GET", "/metrics").data
+
+
+def test_edits_at_once_all_hold(broker: BrokerProcess, filled: str) -> None:
+    edits = [{"max_age": "30d"}, {"max_messages": 1_000_000}, {"compression": "zstd"}, {"max_bytes": "1GiB"}]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            statuses = pool.map(lambda edit: ask(broker, "PATCH", f"/v1/streams/{filled}", edit).status, edits)
+            assert set(statuses) == {200}
+            shown = ask(broker, "GET", f"/v1/streams/{filled}").json()
+            found = (shown["max_age"], shown["max_messages"], shown["compression"], shown["max_bytes"])
+            assert found == ("30d", 1_000_000, "zstd", 2**30)
+            ask(broker, "PATCH", f"/v1/streams/{filled}", dict.fromkeys(("max_age", "max_messages", "max_bytes")))
+            ask(broker, "PATCH", f"/v1/streams/{filled}", {"compression": "none"})
 
 
 def test_expectation_that_is_not_checked_is_not_acked(client: NatslogClient, nats_url: str, name: str) -> None:

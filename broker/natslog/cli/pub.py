@@ -72,7 +72,7 @@ def pub(
         value = _standard_input() if payload is None else payload.encode("utf-8", "surrogateescape")
         chunks, total_bytes = iter([_single(value, subject, key)]), 0
     else:
-        total_bytes = file.stat().st_size if file.is_file() else 0
+        total_bytes = _size_of(file)
         chunks = _chunks(file, form, subject, key)
     started = time.monotonic()
     publisher = Publisher(nats_url, credentials=NatsCredentials(creds_file=creds), ack_timeout_s=ack_timeout)
@@ -80,6 +80,14 @@ def pub(
         sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
     seconds = max(time.monotonic() - started, 1e-9)
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
+
+
+def _size_of(file: Path) -> int:
+    """0 where it is no plain file. Raises InvalidRequest."""
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
 
 
 def _standard_input() -> bytes:

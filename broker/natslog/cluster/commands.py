@@ -77,8 +77,11 @@ class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`changed`: the fields of `settings` that count, so that two edits at once both hold; None: all."""
+
     name: str
     settings: StreamSettings
+    changed: tuple[str, ...] | None = None
 
 
 class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):

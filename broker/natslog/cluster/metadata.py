@@ -136,8 +136,8 @@ class Metadata(msgspec.Struct, kw_only=True):
                 return self._apply_to_broker(command)
             case CreateStream():
                 return self._create(command)
-            case EditStream(name=name, settings=settings):
-                return self._replace(_edited(self.stream(name), settings))
+            case EditStream(name=name, settings=settings, changed=changed):
+                return self._replace(_edited(self.stream(name), settings, changed))
             case PauseStream(name=name, paused=paused):
                 return self._replace(msgspec.structs.replace(self.stream(name), paused=paused))
             case DeleteStream(name=name, deleted_us=deleted_us):
@@ -407,7 +407,9 @@ def cannot_be_edited(setting: str) -> InvalidRequest:
     return InvalidRequest(f"the {setting} of a stream cannot be edited: create another stream{beside}", setting=setting)
 
 
-def _edited(record: StreamRecord, settings: StreamSettings) -> StreamRecord:
+def _edited(record: StreamRecord, settings: StreamSettings, changed: tuple[str, ...] | None) -> StreamRecord:
+    if changed is not None:
+        settings = msgspec.structs.replace(record.settings, **{name: getattr(settings, name) for name in changed})
     for name in FIXED_SETTINGS:
         if getattr(settings, name) != getattr(record.settings, name):
             raise cannot_be_edited(name)

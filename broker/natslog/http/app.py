@@ -38,8 +38,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
             raise
         known = NotFound if error.status == 404 else InvalidRequest
         return error_response(known(f"{request.method} {request.path}: {error.reason}"), error.status)
-    except ConnectionResetError:
-        raise  # the client left: nobody is there to be answered
+    except ConnectionError:
+        raise  # the client left, or was left: nobody is there to be answered
     except Exception as error:
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(NatslogError(f"internal error ({type(error).__name__}); the broker's log has the trace"))

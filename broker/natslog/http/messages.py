@@ -119,7 +119,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
             "Natslog-Stream-Id": stream.record.id,
         }
         if body is None:
-            return await _send_whole(request, plan, headers)
+            return await _send_whole(request, stream, plan, headers)
     kind = NDJSON if asked.ndjson else ARROW_STREAM
     return web.Response(body=body, content_type=kind, headers=headers | {"Natslog-Batches": "exact"})
 
@@ -190,7 +190,10 @@ def _is_crumbly(plan: ReadPlan) -> bool:
     return plan.batches > _MANY_BATCHES and small
 
 
-async def _send_whole(request: web.Request, plan: ReadPlan, headers: dict[str, str]) -> web.StreamResponse:
+async def _send_whole(
+    request: web.Request, stream: HostedStream, plan: ReadPlan, headers: dict[str, str]
+) -> web.StreamResponse:
+    """The files' own bytes. Where they cannot be read to the end the connection ends: nothing else can be said then."""
     opening = ipc.schema_message()
     response = web.StreamResponse(headers=headers | {"Natslog-Batches": "whole"})
     response.content_type = ARROW_STREAM
@@ -202,8 +205,19 @@ async def _send_whole(request: web.Request, plan: ReadPlan, headers: dict[str, s
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left")
-        with os.fdopen(piece.fd, "rb", closefd=False) as file:
-            await loop.sendfile(transport, file, piece.position, piece.length)
+        try:
+            with os.fdopen(piece.fd, "rb", closefd=False) as file:
+                sent = await loop.sendfile(transport, file, piece.position, piece.length)
+            problem = f"ends after {sent} of {piece.length} bytes" if sent < piece.length else ""
+        except ConnectionError:
+            raise
+        except OSError as error:
+            problem = f"cannot be read: {error}"
+        if problem:
+            stream.usable_log().reader.distrust(piece.path)  # so that whoever asks again is told
+            stream.note_damage(CorruptLog(f"{piece.path}: {problem}", file=str(piece.path), position=piece.position))
+            transport.abort()
+            raise ConnectionResetError("the answer cannot be ended")
     await response.write(ipc.END_OF_STREAM)
     await response.write_eof()
     return response

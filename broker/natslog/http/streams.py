@@ -13,7 +13,7 @@ from aiohttp import web
 from natslog.cluster.metadata import FIXED_SETTINGS, cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
 from natslog.http.context import broker_of, leading, no_leader, position, query, request_id, whole
-from natslog.model import StreamRecord, parse_settings
+from natslog.model import StreamRecord, parse_settings, setting_fields
 from natslog.node.broker import Broker
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
@@ -115,7 +115,8 @@ async def edit_stream(request: web.Request) -> web.Response:
         if setting in body and body[setting] != getattr(record.settings, setting):
             raise cannot_be_edited(setting)
     if body:
-        await broker.edit_stream(name, parse_settings(body, record.settings), request_id(request))
+        settings = parse_settings(body, record.settings)
+        await broker.edit_stream(name, settings, setting_fields(body), request_id(request))
     if paused is not None:
         await broker.pause_stream(name, paused)
     return web.json_response(await _shown(broker, name))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.schema import rows_of_items
 from natslog.wire import kernels_ids
 
 Ids = npt.NDArray[np.uint64]
@@ -104,9 +105,10 @@ def ids_of_headers(headers: pa.Array[Any]) -> Ids | None:
     """Hashes of the `Nats-Msg-Id` of stored rows, shape (rows, 2); None where no row has one."""
     pairs = headers.flatten()
     is_id = pc.and_(pc.equal(pairs.field("key"), "Nats-Msg-Id"), pc.greater(pc.binary_length(pairs.field("value")), 0))
+    is_id = pc.fill_null(is_id, False)
     if not pc.any(is_id).as_py():
         return None
-    rows = pc.list_parent_indices(headers).filter(is_id).to_numpy()
+    rows = rows_of_items(headers)[is_id.to_numpy(zero_copy_only=False)]
     texts = pairs.field("value").filter(is_id)
     first_rows, first = np.unique(rows, return_index=True)
     texts = texts.take(pa.array(first))

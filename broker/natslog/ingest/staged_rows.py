@@ -32,7 +32,9 @@ GROUPED_ROWS = 64 * 1024
 MAX_UPLOADED_BATCH_BYTES = 64 * 1024 * 1024
 _MAX_METADATA_BYTES = 1024 * 1024
 _CONTINUATION = b"\xff\xff\xff\xff"
-_BODY_LENGTH = 10  # place of `bodyLength` in the vtable of `Message`
+_HEADER_TYPE, _HEADER, _BODY_LENGTH = 6, 8, 10  # places in the vtable of `Message`
+_BUFFERS, _COMPRESSION = 8, 10  # in that of `RecordBatch`
+_RECORD_BATCH = 3
 _COLUMNS = ("value", "subject", "key", "headers")
 _TEXT = (pa.string(), pa.large_string())
 _BYTES = (pa.binary(), pa.large_binary())
@@ -120,7 +122,15 @@ class UploadedRows:
             raise InvalidRequest(
                 f"{self._what}: a batch of {body_bytes} bytes; at most {MAX_UPLOADED_BATCH_BYTES}: write smaller ones"
             )
-        return pa.py_buffer(self._take(8 + metadata_bytes + body_bytes))
+        message = self._take(8 + metadata_bytes + body_bytes)
+        with self._parsing():
+            unpacked = _unpacked_bytes(metadata, memoryview(message)[8 + metadata_bytes :])
+        if unpacked > MAX_UPLOADED_BATCH_BYTES:
+            raise InvalidRequest(
+                f"{self._what}: a batch of {unpacked} bytes, uncompressed; at most {MAX_UPLOADED_BATCH_BYTES}: write "
+                "smaller ones"
+            )
+        return pa.py_buffer(message)
 
     def _take(self, length: int) -> bytes:
         data = os.pread(self._fd, length, self._position)
@@ -133,11 +143,42 @@ class UploadedRows:
 
 def _body_bytes(metadata: bytes) -> int:
     """What the flatbuffer says; pyarrow proves the whole of it afterwards. Raises struct.error."""
-    (root,) = struct.unpack_from("<I", metadata)
-    vtable = root - struct.unpack_from("<i", metadata, root)[0]
+    place = _field(metadata, struct.unpack_from("<I", metadata)[0], _BODY_LENGTH)
+    return int(struct.unpack_from("<q", metadata, place)[0]) if place else 0
+
+
+def _unpacked_bytes(metadata: bytes, body: memoryview) -> int:
+    """What the buffers of a compressed record batch take when they are read; 0 where nothing is compressed. A buffer
+    begins with the length it had, or -1 where it is as it was. Raises struct.error.
+    """
+    root = struct.unpack_from("<I", metadata)[0]
+    kind = _field(metadata, root, _HEADER_TYPE)
+    if not kind or metadata[kind] != _RECORD_BATCH:
+        return 0
+    batch = _pointed(metadata, _field(metadata, root, _HEADER))
+    buffers = _field(metadata, batch, _BUFFERS)
+    if not buffers or not _field(metadata, batch, _COMPRESSION):
+        return 0
+    vector = _pointed(metadata, buffers)
+    total = 0
+    for at in range(struct.unpack_from("<I", metadata, vector)[0]):
+        offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * at)
+        if length >= 8:
+            (claimed,) = struct.unpack_from("<q", body, offset)
+            total += length if claimed < 0 else claimed
+    return total
+
+
+def _field(metadata: bytes, table: int, slot: int) -> int:
+    """Where a table's field is; 0 where it has none."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
     (vtable_bytes,) = struct.unpack_from("<H", metadata, vtable)
-    place = struct.unpack_from("<H", metadata, vtable + _BODY_LENGTH)[0] if vtable_bytes > _BODY_LENGTH else 0
-    return int(struct.unpack_from("<q", metadata, root + place)[0]) if place else 0
+    place = struct.unpack_from("<H", metadata, vtable + slot)[0] if vtable_bytes > slot else 0
+    return table + place if place else 0
+
+
+def _pointed(metadata: bytes, place: int) -> int:
+    return place + int(struct.unpack_from("<I", metadata, place)[0])
 
 
 def _check_schema(schema: pa.Schema, rules: RowRules, what: str) -> None:

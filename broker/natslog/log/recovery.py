@@ -177,12 +177,14 @@ class _Scanner:
         return bool(lengths) and left < min(lengths) <= ipc.MAX_HEADER_BYTES
 
     def _has_unwritten_block(self, position: int, end: int | None = None) -> bool:
-        """A whole aligned block of zeros (or the zeros the file ends in, after a cut in mid-block)."""
+        """A whole aligned block of zeros (or the zeros the file ends in, after a cut in mid-block) up to `end`: a block
+        that holds a part of something whole was written.
+        """
         block = position - position % BLOCK_BYTES
         end = self.size_bytes if end is None else end
-        while block < end:
+        while block < end if end == self.size_bytes else block + BLOCK_BYTES <= end:
             start = max(block, position)
-            piece = read_at(self.fd, start, min(block + BLOCK_BYTES, end) - start)
+            piece = read_at(self.fd, start, block + BLOCK_BYTES - start)
             is_whole = start in (block, position)
             if is_whole and len(piece) >= 8 and not any(piece):
                 return True

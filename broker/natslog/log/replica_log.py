@@ -115,7 +115,9 @@ class ReplicaLog(RunLog):
         """
         try:
             if end_offset <= self.log_start_offset:
-                self._begin_at(end_offset, self.epochs.last_epoch_before(end_offset), now_us)
+                self._begin_at(end_offset, now_us)
+                if self.epochs.cut_to(end_offset):
+                    self.store_epochs()
             else:
                 self._lower_checkpoint(end_offset)
                 self.chain.committed = min(self.high_watermark, end_offset)
@@ -132,14 +134,15 @@ class ReplicaLog(RunLog):
             StorageFull, StorageUnavailable, StorageFailed: files could not be removed or made.
         """
         try:
-            self._begin_at(log_start_offset, epoch, now_us)
+            self._lower_checkpoint(0)
+            self.epochs = EpochHistory([] if epoch == NO_EPOCH else [(epoch, log_start_offset - 1)])
+            self.store_epochs()  # first: what may be left of the old log lies before the leader's start, and goes again
+            self._begin_at(log_start_offset, now_us)
         except OSError as error:
             raise self.failed(error) from error
 
-    def _begin_at(self, log_start_offset: int, epoch: Epoch, now_us: int) -> None:
+    def _begin_at(self, log_start_offset: int, now_us: int) -> None:
         self._lower_checkpoint(0)
-        self.epochs = EpochHistory([] if epoch == NO_EPOCH else [(epoch, log_start_offset - 1)])
-        self.store_epochs()  # first: a log that holds less than its epochs say is cut, and one that holds more is not
         with self._seal_lock, self.chain.lock:
             fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
             replaced, self.chain.segments = self.chain.segments, [fresh]

@@ -76,6 +76,10 @@ class SealedSegment:
         """Gives the index's memory back; what was proven stays proven."""
         self._index = None
 
+    def distrust(self) -> None:
+        """What was proven may not be so any more: it is read again before it is served."""
+        self._proven = bytearray(len(self._proven))
+
     def prove(self, fd: int, first: int, last: int) -> None:
         """Reads the batches `[first, last)` once in this process's life.
 

@@ -30,7 +30,13 @@ def cut_into_splits(
     target_rows = max_rows or total_rows
     if len(runs) < min_splits:
         target_rows = min(target_rows, -(-total_rows // min_splits))
-    return _gather([part for run in runs for part in _pieces(run, max(1, target_rows))], target_bytes, target_rows)
+    parts = _gather([part for run in runs for part in _pieces(run, max(1, target_rows))], target_bytes, target_rows)
+    while len(parts) < min_splits and (halved := _halve_largest(parts)):
+        parts = halved
+    return [
+        Split(start=part[0][0], end=part[-1][1], rows=part[-1][1] - part[0][0], bytes=sum(size for _, _, size in part))
+        for part in parts
+    ]
 
 
 def _pieces(run: Run, target_rows: int) -> list[Run]:
@@ -41,13 +47,31 @@ def _pieces(run: Run, target_rows: int) -> list[Run]:
     return [(low, high, size * (high - low) // (end - start)) for low, high in pairwise(edges)]
 
 
-def _gather(pieces: Sequence[Run], target_bytes: int, target_rows: int) -> list[Split]:
-    splits: list[Split] = []
-    start, end, size = pieces[0][0], pieces[0][0], 0
-    for low, high, length in pieces:
-        if end > start and (size + length // 2 > target_bytes or high - start > target_rows):
-            splits.append(Split(start=start, end=end, rows=end - start, bytes=size))
-            start, size = low, 0
-        end, size = high, size + length
-    splits.append(Split(start=start, end=end, rows=end - start, bytes=size))
-    return splits
+def _gather(pieces: Sequence[Run], target_bytes: int, target_rows: int) -> list[list[Run]]:
+    """Neighbouring pieces as parts of about the target."""
+    parts: list[list[Run]] = []
+    size = 0
+    for piece in pieces:
+        _, high, length = piece
+        if not parts or size + length // 2 > target_bytes or high - parts[-1][0][0] > target_rows:
+            parts.append([])
+            size = 0
+        parts[-1].append(piece)
+        size += length
+    return parts
+
+
+def _halve_largest(parts: Sequence[list[Run]]) -> list[list[Run]]:
+    """One part more, on a boundary of runs where there is one; empty where each has one row. (Runs of one size need
+    not add up to a target.)
+    """
+    able = [at for at, part in enumerate(parts) if len(part) > 1]
+    able = able or [at for at, ((start, end, _), *_) in enumerate(parts) if end - start > 1]
+    if not able:
+        return []
+    at = max(able, key=lambda one: sum(size for _, _, size in parts[one]))
+    part = parts[at]
+    if len(part) == 1:
+        part = _pieces(part[0], -(-(part[0][1] - part[0][0]) // 2))
+    middle = len(part) // 2
+    return [*parts[:at], part[:middle], part[middle:], *parts[at + 1 :]]

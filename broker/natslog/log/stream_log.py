@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
 from natslog.log.batch_encoder import encode_rows
-from natslog.log.chain import SegmentChain, damage_error
+from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
 from natslog.log.opening import Opening
@@ -42,17 +42,20 @@ FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _ROOM_HOLDS_S = 0.1
-_COPIED_AT_ONCE_BYTES = 16 * 1024 * 1024  # an answer has 4 MiB, or one larger batch
+_COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What the broker decides for all its logs. Sizes in bytes, ages in seconds."""
+    """What the broker decides for all its logs. Sizes in bytes, ages in seconds. `ended_in_order`: its last life did,
+    so that nothing can be torn.
+    """
 
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
+    ended_in_order: bool = False
 
 
 class _Closed(Exception):
@@ -198,7 +201,7 @@ class StreamLog:
 
     def _several_bytes(self) -> int:
         """How much may be written as several batches at once, before any of it is acked."""
-        return _COPIED_AT_ONCE_BYTES if self.settings.replicas > 1 else 0
+        return _COPIED_AT_ONCE_BYTES if self.settings.replicas > 1 and not self.options.ended_in_order else 0
 
     def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
         self._check_room(incoming_bytes)
@@ -349,9 +352,7 @@ class StreamLog:
             return True
 
     def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
-        modified = segment.path.stat()
         written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
-        os.utime(written, ns=(modified.st_atime_ns, modified.st_mtime_ns))  # when its last message came
         target = segment.path.with_suffix(SEALED_SUFFIX)
         with self.chain.lock:  # readers open files by path under this lock
             os.replace(written, target)
@@ -363,9 +364,18 @@ class StreamLog:
 
     def enforce_retention(self, now_us: int) -> int:
         """Removes segments that are past their limits, oldest first; returns how many."""
-        with self._seal_lock, self.chain.lock:
+        with self._seal_lock:  # until the files are gone: who closes the log waits for that
             if self._is_closed:
                 return 0
+            dropped = self._drop_expired(now_us)
+            for segment in dropped:
+                segment.path.unlink(missing_ok=True)
+            if dropped:
+                sync_folder(self.folder)
+        return len(dropped)
+
+    def _drop_expired(self, now_us: int) -> Sequence[Segment]:
+        with self.chain.lock:
             sealed = self.chain.droppable_prefix()
             count = expired_count(
                 sealed,
@@ -377,11 +387,7 @@ class StreamLog:
                 max_messages=self.settings.max_messages,
             )
             del self.chain.segments[:count]
-        for segment in sealed[:count]:
-            segment.path.unlink()
-        if count:
-            sync_folder(self.folder)
-        return count
+        return sealed[:count]
 
     def checkpoint(self) -> None:
         """Makes the high watermark durable, so that a file that is cut short later is seen as damage."""

@@ -94,6 +94,8 @@ def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
 
 
 def _header_bytes(path: Path) -> int:
+    if not path.stem.isdecimal():
+        raise CorruptLog(f"{path}: is no segment: segments are named by their first offset", file=str(path), position=0)
     with open(path, "rb") as file:
         return check_file_header(file.read(ipc.MAX_HEADER_BYTES), path, None, int(path.stem))
 

@@ -9,6 +9,7 @@ is done by the writer one after the other, so the second one finds the first one
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from natslog.cluster.replica import LeaderReplica
-from natslog.errors import NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown, StorageFailed
+from natslog.errors import InvalidRequest, NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown, StorageFailed
 from natslog.ingest.dedupe import Ids, Offsets, ids_of_headers
 from natslog.model import StreamRecord
 from natslog.node.clock import monotonic_us, now_us
@@ -26,6 +27,8 @@ from natslog.node.stream import HostedStream
 from natslog.node.stream_ingest import StreamIngest
 from natslog.row_buffers import RowBuffers
 from natslog.run_marks import RunMark
+
+logger = logging.getLogger("natslog.node")
 
 _COMMITTED_WITHIN_S = 30.0
 
@@ -108,6 +111,9 @@ class _RunWork:
             outcome = self._append()
         except NatslogError as error:
             loop.call_soon_threadsafe(self._refuse, error)
+        except pa.ArrowException as error:  # whatever was uploaded, it stops no broker
+            logger.exception("a direct append to stream %s cannot be stored", self.stream.record.name)
+            loop.call_soon_threadsafe(self._refuse, InvalidRequest(f"rows that cannot be stored: {error}"))
         except OSError as error:
             loop.call_soon_threadsafe(self._refuse, StorageFailed(f"stream {self.stream.record.name!r}: {error}"))
         else:

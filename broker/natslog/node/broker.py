@@ -387,9 +387,16 @@ class Broker:
         except (TimeoutError, NatslogError) as error:
             logger.warning("stream %s exists and is not led yet: %s", name, error)
 
-    async def edit_stream(self, name: str, settings: StreamSettings, request_id: str | None = None) -> None:
-        """Raises StreamNotFound, InvalidRequest, MetadataUnavailable."""
-        await self._to_the_end(self._propose(EditStream(name=name, settings=settings), request_id))
+    async def edit_stream(
+        self, name: str, settings: StreamSettings, changed: tuple[str, ...], request_id: str | None = None
+    ) -> None:
+        """`changed`: the fields of `settings` that are to be as they are there.
+
+        Raises:
+            StreamNotFound, InvalidRequest, MetadataUnavailable.
+        """
+        edit = EditStream(name=name, settings=settings, changed=changed)
+        await self._to_the_end(self._propose(edit, request_id))
         await self._settled(name)
 
     async def pause_stream(self, name: str, paused: bool, request_id: str | None = None) -> None:

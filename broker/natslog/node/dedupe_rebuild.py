@@ -6,7 +6,7 @@ from natslog import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
 from natslog.log import StreamLog
-from natslog.node.clock import monotonic_us
+from natslog.node.clock import monotonic_us, now_us
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
 
@@ -15,7 +15,8 @@ def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, Corru
     """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`).
 
     What is stored and not known to be committed counts too: it will be, where this replica leads. How old a message is
-    does not depend on how far this broker's clock is from that of the one that stored it.
+    does not depend on how far this broker's clock is from that of the one that stored it: where they differ, more is
+    remembered than need be.
 
     Returns:
         The window, and the first damage that hid ids from it: what lies behind it is in the window all the same.
@@ -25,7 +26,8 @@ def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, Corru
         return window, None
     end = log.log_end_offset
     start = max(end - MAX_IDS, log.log_start_offset)
-    oldest_us = log.newest_timestamp_us + int(log.idle_s * 1_000_000) - window.window_us
+    by_log_us = log.newest_timestamp_us + int(log.idle_s * 1_000_000)  # now, by the clock that stamped the newest
+    oldest_us = min(by_log_us, now_us()) - window.window_us
     try:
         start = max(start, log.reader.offset_at(oldest_us)[0])
     except (CorruptLog, OSError) as error:

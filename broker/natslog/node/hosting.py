@@ -294,7 +294,8 @@ class Hosting:
 
     async def _open(self, stream: HostedStream) -> None:
         config, folder = self._config, self._data_dir.stream_folder(stream.wanted.id)
-        options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes)
+        in_order = bool(self._data_dir.after)
+        options = LogOptions(config.segment_bytes, config.segment_age_s, config.min_free_bytes, in_order)
         await open_log(stream, folder, options, self._writers)
 
     async def _let_go(self, stream: HostedStream) -> None:
@@ -412,7 +413,7 @@ class Hosting:
         hosted = list(self._by_id.values())
         problems: list[Any] = []
         for fetcher in self.fetchers.values():
-            await fetcher.close()  # nobody writes to followers' logs from here on
+            await fetcher.close()  # nothing more is copied from here on
         steps: tuple[Callable[[HostedStream], Awaitable[Any]], ...] = (
             lambda stream: stream.unsubscribe(self._nats),
             lambda stream: stream.stop(self._writers),
@@ -438,5 +439,5 @@ class Hosting:
     def warn_of_strays(self, state: Metadata) -> None:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}
         for folder in sorted(self._data_dir.streams.iterdir()):
-            if folder.name not in known:
+            if folder.name.removesuffix(".removed") not in known:
                 logger.warning("%s belongs to no known stream; it is left alone", folder)

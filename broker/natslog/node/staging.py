@@ -44,6 +44,7 @@ _THREADS = 4
 _MOST_UPLOADS = 64
 _WRITE_BYTES = 1024 * 1024
 _FORGET_AFTER_S = 3600.0
+_SILENT_S = 30.0
 _ATTEMPTS = 2  # of everything in a batch: what may be staged for it, in times of what one run may have
 
 BatchKey: TypeAlias = tuple[StreamId, str, int]
@@ -140,6 +141,8 @@ class Staging:
         except BaseException:
             with suppress(FileNotFoundError):
                 path.unlink()
+            if not batch.parts and batch.uploading_bytes == upload.size_bytes and self._batches.get(key) is batch:
+                del self._batches[key]
             raise
         finally:
             self._uploads -= 1
@@ -256,7 +259,7 @@ async def _gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
     """Chunks in lists of about a megabyte."""
     pieces: list[bytes] = []
     size_bytes = 0
-    async for chunk in chunks:
+    async for chunk in _prompt(chunks):
         pieces.append(chunk)
         size_bytes += len(chunk)
         if size_bytes >= _WRITE_BYTES:
@@ -264,6 +267,19 @@ async def _gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
             pieces, size_bytes = [], 0
     if pieces:
         yield pieces
+
+
+async def _prompt(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks. Raises InvalidRequest where none comes for long: who has gone without a word holds no place."""
+    while True:
+        try:
+            async with asyncio.timeout(_SILENT_S):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise InvalidRequest(f"nothing came for {_SILENT_S:.0f} s: upload the part again") from None
+        if chunk is None:
+            return
+        yield chunk
 
 
 def _examined(upload: _Upload, rules: RowRules, what: str) -> StagedPart:

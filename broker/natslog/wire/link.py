@@ -362,12 +362,18 @@ class NatsLink:
         client = self._client
         if client is None or client.is_closed:
             return
-        if client.is_connected:
+        while client.is_connected:
+            transport = client._transport
+            unsent_bytes = transport.unsent_bytes if isinstance(transport, InPlaceTransport) else 0
             try:
                 await self.flush()
+                break
             except NatsUnavailable:  # leaving: nobody is left to be told
-                if isinstance(client._transport, InPlaceTransport):
-                    client._transport.abort()  # else nats-py waits until everything is sent
+                if not isinstance(transport, InPlaceTransport):
+                    break
+                if transport.unsent_bytes >= unsent_bytes:  # it takes nothing any more
+                    transport.abort()  # else nats-py waits until everything is sent
+                    break
         with contextlib.suppress(ConnectionError):  # aborted
             await client.close()
 

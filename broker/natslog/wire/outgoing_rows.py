@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.errors import PublishFailed
+from natslog.schema import rows_of_items
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire import kernels_out
 from natslog.wire.outgoing import Sequences, header_lines, publish_frames, sent_bytes, texts_of
@@ -152,7 +153,7 @@ def _bad_headers(headers: Any) -> Any:
     bad_name = pc.invert(pc.match_substring_regex(pairs.field("key"), r"^[!-9;-~]+$"))
     bad_value = pc.match_substring_regex(pairs.field("value"), r"[\r\n]|^[ \t]|[ \t]$")
     bad = pc.or_(pc.fill_null(bad_name, True), pc.fill_null(bad_value, True))
-    rows = np.unique(pc.list_parent_indices(headers).filter(bad).to_numpy())
+    rows = np.unique(rows_of_items(headers)[bad.to_numpy(zero_copy_only=False)])
     marks = np.zeros(len(headers), np.bool_)
     marks[rows] = True
     return pa.array(marks)

@@ -44,7 +44,8 @@ _FAMILIES = (
 
 
 _FEW_ROWS = 64 * 1024
-_ROWS_A_BYTE = 64
+_ROWS_A_BYTE = 8  # no type takes less than a bit
+_MOST_BYTES = 256 * 1024 * 1024
 
 
 class _Misfit(Exception):
@@ -118,9 +119,13 @@ def _longest(array: Any) -> int:
 def fit(array: Any, kind: Any, path: str) -> Any:
     """The array as the type that is wanted, where nothing is lost by it. Raises _Misfit."""
     if pa.types.is_dictionary(array.type):
+        _check_spread(array.dictionary, len(array), path)
         array = array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):
+        _check_spread(array.values, len(array), path)
         array = pa.compute.run_end_decode(array)
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
+        _check_spread(array, len(array), path)
     if array.type == kind:
         return array
     if pa.types.is_null(array.type):
@@ -149,6 +154,18 @@ def fit(array: Any, kind: Any, path: str) -> Any:
             array, kind, pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
         )
     return _cast(array, kind, path)
+
+
+def _check_spread(values: Any, rows: int, path: str) -> None:
+    """Raises _Misfit where a few bytes would be written out many times."""
+    kind = values.type
+    if kind.num_fields or pa.types.is_dictionary(kind):
+        raise _Misfit(f"column {path} has {kind} in a dictionary or in runs, which is not read")
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    longest = (pa.compute.max(pa.compute.binary_length(values)).as_py() or 0) if is_text or is_bytes else 16
+    if rows * longest > _MOST_BYTES:
+        raise _Misfit(f"column {path} would take {rows * longest} bytes when it is written out")
 
 
 def _rebuilt(array: Any, kind: Any, items: Any) -> Any:

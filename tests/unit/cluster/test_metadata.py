@@ -82,6 +82,21 @@ def test_edit_and_pause_change_only_what_they_name() -> None:
         state.apply(EditStream(name="orders", settings=msgspec.structs.replace(settings, group="h")))
 
 
+def test_two_edits_at_once_both_hold() -> None:
+    """Each was made from the settings as they were before the other."""
+    state = Metadata(cluster_id="c")
+    state.apply(create())
+    before = state.stream("orders").settings
+    state.apply(
+        EditStream(name="orders", settings=msgspec.structs.replace(before, max_messages=9), changed=("max_messages",))
+    )
+    state.apply(
+        EditStream(name="orders", settings=msgspec.structs.replace(before, max_age_s=60.0), changed=("max_age_s",))
+    )
+    after = state.stream("orders").settings
+    assert (after.max_messages, after.max_age_s) == (9, 60.0)
+
+
 def test_replicas_are_not_declared_by_an_edit() -> None:
     state = Metadata(cluster_id="c")
     state.apply(create())

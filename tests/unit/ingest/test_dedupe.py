@@ -79,3 +79,15 @@ def test_ids_rebuilt_from_stored_headers_equal_those_at_ingest() -> None:
     assert (ids_of_headers(headers) == hashed([None, None, "one", "zwei"])).all()
     assert ids_of_headers(headers.slice(0, 2)) is None
     assert (ids_of_headers(headers.slice(2)) == hashed(["one", "zwei"])).all()
+
+
+def test_ids_under_null_lists_are_nobodys() -> None:
+    """A null list may have items in Arrow, which readers must not see."""
+    pairs = pa.array([{"key": "Nats-Msg-Id", "value": "hidden"}, {"key": "Nats-Msg-Id", "value": "b"}])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pairs, mask=pa.array([True, False]))
+    ids = ids_of_headers(headers)
+    assert ids is not None
+    assert not ids[0].any()
+    plain = ids_of_headers(pa.array([None, [{"key": "Nats-Msg-Id", "value": "b"}]], HEADERS_TYPE))
+    assert plain is not None
+    assert (ids == plain).all()

@@ -290,8 +290,10 @@ def test_splits_cover_the_range_once_and_obey_their_limits(
     assert all(split.rows == split.end - split.start > 0 for split in splits)
     if max_rows is not None:
         assert max(split.rows for split in splits) <= max_rows
-    if max_rows is None and max_bytes is None and len(runs) < min_splits <= offset:
-        assert len(splits) >= min(min_splits, offset) // 2
+    if max_bytes is not None:
+        sizes = {start: size for start, _, size in runs}
+        assert all(split.bytes <= 1.5 * max_bytes + max(sizes.values()) for split in splits)
+    assert len(splits) >= min(min_splits, offset)
 
 
 # ---- a disk that fails ----

@@ -17,7 +17,7 @@ from natslog.node.clock import monotonic_us, now_us
 from natslog.node.dedupe_rebuild import rebuilt_dedupe
 from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.schema import HEADERS_TYPE
-from tests.conftest import open_log
+from tests.conftest import open_log, rows
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 BATCHES, ROWS = 30, 10
@@ -90,7 +90,13 @@ def test_what_lies_behind_damage_is_remembered_and_the_damage_is_told(log, where
     assert missing[-1] <= (end - 1) // ROWS, "of the damaged segment only"
 
 
-def test_ids_out_of_the_window_are_left_out(log) -> None:
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    later_us = now_us() + 3_600_000_000
+    monkeypatch.setattr("natslog.node.dedupe_rebuild.now_us", lambda: later_us)
+
+
+def test_ids_out_of_the_window_are_left_out(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_hour_later(monkeypatch)
     log._written_s -= 3600
     window, _ = rebuilt_dedupe(60.0, log)
     assert known(window) == []
@@ -108,12 +114,25 @@ def test_ids_count_from_when_they_were_stored_however_far_the_storing_brokers_cl
     window, _ = rebuilt_dedupe(60.0, again)
     assert known(window) == list(range(BATCHES)), "also after a restart"
     again.close()
+
+
+def test_ids_of_long_ago_are_forgotten_by_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "log", now_us()).close()
     for path in (tmp_path / "log").glob("0*"):
         os.utime(path, (time.time() - 3600, time.time() - 3600))
-    much_later = open_log(tmp_path / "log", SMALL)
-    window, _ = rebuilt_dedupe(60.0, much_later)
-    assert known(window) == [], "and not after a long one"
-    much_later.close()
+    an_hour_later(monkeypatch)
+    log = open_log(tmp_path / "log", SMALL)
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == []
+    log.close()
+
+
+def test_one_leader_whose_clock_was_ahead_does_not_hide_the_ids_before_it(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log", now_us())
+    log.append(rows([b"stamped an hour ahead"]), now_us() + 3_600_000_000)
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == list(range(BATCHES))
+    log.close()
 
 
 def test_a_disk_that_does_not_read_is_told_and_stops_nothing(log, monkeypatch: pytest.MonkeyPatch) -> None:
