@@ -49,9 +49,9 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
         port = await server.start()
         config = msgspec.structs.replace(config, http_port=port)
         broker.use_config(config)
-        await broker.start()
-        on_ready(config)
-        await broker.stopping_soon.wait()
+        if await _has_started(broker):
+            on_ready(config)
+            await broker.stopping_soon.wait()
         logger.info("stopping: committing and acking what was received")
     finally:
         try:
@@ -60,6 +60,21 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
             await server.stop()
     if broker.failed is not None:
         raise broker.failed
+
+
+async def _has_started(broker: Broker) -> bool:
+    """False where it is to stop before it could start: while it waits for other brokers, say. Raises as `start`."""
+    starting, stopping = asyncio.create_task(broker.start()), asyncio.create_task(broker.stopping_soon.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return False
+        await starting
+        return True
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.wait({starting, stopping})
 
 
 def _stop_on_signals(broker: Broker) -> None:

@@ -126,8 +126,9 @@ class _Writer:
                 self._say(name, error)
             except (NatslogError, ValueError, TypeError) as error:  # not now, or an answer of another shape
                 self._say(name, error)
-                wait_s = _AGAIN_AFTER_S
-                break
+                if not isinstance(error, NatslogError) or error.retriable:
+                    wait_s = _AGAIN_AFTER_S
+                    break
             self._written[name] = at
         self._not_before_s = time.monotonic() + wait_s
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.client import NatslogClient
+from natslog.nats_server import free_port
 from natslog.publisher import Publisher, Rows
 from tests.chaos import damage
 from tests.chaos.checkers import judge, served_copy
@@ -219,6 +220,40 @@ def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
                 broker.spawn()
         assert [publisher.errors for publisher in load.publishers] == [[], []]
         assert load.broken_promises() == []
+
+
+def test_removal_that_would_leave_no_majority_is_refused_and_changes_nothing(cluster: Cluster) -> None:
+    with under_load(cluster) as load:
+        lost = load.follower()
+        mistaken = next(one for one in cluster.brokers if one not in (lost, load.leader()))
+        with load.fault("one lost, another one named"):
+            lost.kill()
+            eventually(lambda: cluster.metadata_leader() is not None, 20, "a metadata leader")
+            time.sleep(4.0)  # its session lapses
+            leader = cluster.metadata_leader()
+            assert leader is not None
+            answer = leader.ask("DELETE", f"/v1/cluster/brokers/{mistaken.number}?force=true", timeout_s=10)
+            assert answer is not None
+            assert (answer.status, answer.json()["error"]["down"]) == (400, [lost.number])
+            load.wait_until_resumed()
+            cluster.replace(lost)
+        assert load.broken_promises() == []
+
+
+def test_cluster_whose_brokers_have_all_moved_finds_itself_by_its_seeds(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, settings=SETTINGS) as cluster:
+        with cluster.client() as client:
+            client.create_stream("orders", "orders", replicas=3)
+        for broker in cluster.brokers:
+            broker.kill()
+        ports = [free_port() for _ in cluster.brokers]
+        seeds = ",".join(f"http://127.0.0.1:{port}" for port in ports)
+        for broker, port in zip(cluster.brokers, ports, strict=True):
+            broker.http_port, broker.url = port, f"http://127.0.0.1:{port}"
+            broker.settings["seeds"] = seeds
+            broker.spawn()
+        cluster.wait_ready(40)
+        cluster.wait_in_sync()
 
 
 # ---- damage ----

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from natslog.client import ClientOptions, NatslogClient
-from natslog.errors import ClusterMismatch, InvalidRequest, NatslogError, NotEnoughBrokers, StreamConflict
+from natslog.errors import (
+    ClusterMismatch,
+    DataDirError,
+    InvalidRequest,
+    NatslogError,
+    NotEnoughBrokers,
+    StreamConflict,
+)
+from natslog.log.checked_file import read_checked, write_checked
 from natslog.nats_server import free_port
+from natslog.node.data_dir import DataDir
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +187,9 @@ def test_broker_is_added_takes_replicas_and_is_removed(cluster: Cluster, filled:
         eventually(lambda: cluster.client().stream(filled)["replica_ids"] == [4, 1, 2], 30, "it has moved")
         eventually(lambda: cluster.client().stream(filled)["leader"] == 4, 40, "the preferred leader leads")
         assert all_values(client_of(fourth), filled) == [b"%d" % at for at in range(100)]
-        natslog("cluster", "remove", "4", url=url)
+        natslog("cluster", "transfer", "4", url=url)
+        eventually(lambda: cluster.client().cluster()["metadata_leader"] == 4, 20, "it leads the metadata, too")
+        natslog("cluster", "remove", "4", url=fourth.url)
         body = cluster.client().stream(filled)
         assert sorted(body["replica_ids"]) == [1, 2, 3]
         assert [one["id"] for one in cluster.client().cluster()["brokers"]] == [1, 2, 3]
@@ -239,6 +251,26 @@ def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
         eventually(lambda: "belongs to cluster" in former.output(), what="an old broker is refused with its old folder")
 
 
+def test_founding_and_recovery_that_were_cut_short_are_finished(tmp_path: Path) -> None:
+    with running(tmp_path / "own") as (server, broker):
+        broker.client().create_stream("orders", "orders")
+        publish_acked(server.url, "orders", [b"%d" % at for at in range(10)])
+        broker.terminate()
+        identity = read_checked(broker.folder / "broker", "broker", 2)
+        write_checked(broker.folder / "broker", "broker", 2, identity | {"cluster_id": ""})
+        broker.start()
+        assert broker.client().cluster()["cluster_id"] == identity["cluster_id"]
+        broker.terminate()
+        shutil.copytree(broker.folder / "raft", broker.folder / "raft.new")
+        (broker.folder / "raft").rename(broker.folder / "raft.before-7")
+        with pytest.raises(DataDirError, match="cluster recover .* again"):
+            DataDir(broker.folder, 1)
+        done = natslog("cluster", "recover", str(broker.folder), "--yes", "--json")
+        assert json.loads(done.stdout)["kept"] == ["orders"]
+        broker.start()
+        assert all_values(broker.client(), "orders") == [b"%d" % at for at in range(10)]
+
+
 # ---- who is not let in ----
 
 
@@ -277,6 +309,7 @@ def test_seeds_that_nobody_answers_at_are_named(tmp_path: Path, cluster: Cluster
     try:
         eventually(lambda: f"not reached: {nobody}" in lonely.output(), 30, "it names who is missing")
         assert not lonely.ready()
+        assert lonely.terminate(15) < 15, "it stops in order also while it waits"
     finally:
         lonely.kill()
 

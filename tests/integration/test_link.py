@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from natslog.nats_server import NatsServer
-from natslog.wire.link import NatsLink
+from natslog.wire.link import NatsLink, without_secrets
 
 COUNT, SIZE = 1000, 8192
 
@@ -42,6 +42,18 @@ def test_flush_returns_when_the_server_has_processed_everything_sent(nats_url: s
             return count
 
         assert asyncio.run(send_and_flush()) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://user:SECRET@a:4222,nats://b:4222", "nats://…@a:4222,nats://b:4222"),
+        ("nats://user:SEC@RET@a:4222", "nats://…@a:4222"),
+        ("nats://a:4222", "nats://a:4222"),
+    ],
+)
+def test_urls_are_shown_without_what_opens_the_door(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
 
 
 def fill(link: NatsLink) -> None:

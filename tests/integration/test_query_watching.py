@@ -20,6 +20,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import TooManyCursors
 from natslog.nats_server import free_port
 from pyspark_natslog import cursor_mirror
 from pyspark_natslog.cursor_mirror import CursorMirror
@@ -194,6 +195,23 @@ def test_fast_query_writes_its_cursor_about_once_a_second(
     assert client.cursor("report", stream)["offset"] == offset, "the last one is written"
     assert 3 <= entries(broker) - before <= 5
     assert slowest_s < 0.1
+
+
+def test_cursor_that_cannot_be_keeps_no_other_from_being_written(
+    broker: BrokerProcess, client: NatslogClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_cursor = NatslogClient.set_cursor
+
+    def no_room_for_one(self: NatslogClient, consumer: str, name: str, *arguments: Any, **named: Any) -> Any:
+        if name == "a-stream":
+            raise TooManyCursors("there are 1000 cursors already")
+        return set_cursor(self, consumer, name, *arguments, **named)
+
+    monkeypatch.setattr(NatslogClient, "set_cursor", no_room_for_one)
+    mirror = mirror_at(broker.url)
+    mirror.note({"a-stream": StreamOffset("x", 5), stream: StreamOffset(client.stream(stream)["id"], 7)})
+    mirror.close()
+    assert client.cursor("report", stream)["offset"] == 7
 
 
 def test_cursor_of_a_query_that_stands_still_is_written_once(

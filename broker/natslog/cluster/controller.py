@@ -211,10 +211,11 @@ class Controller:
         moves: list[Command] = []
         for record in state.streams.values():
             leaving = next((broker for broker in record.target or record.replicas if broker in draining), None)
-            if leaving is None or under_way + len(moves) >= _MOVES_AT_ONCE:
-                continue
+            if leaving is None or (not record.target and under_way >= _MOVES_AT_ONCE):
+                continue  # one that is under way already gets another target at once: it may never end as it is
             try:
                 moves.append(MoveReplicas(name=record.name, target=loads.replace(record, leaving, usable)))
+                under_way += not record.target
             except NotEnoughBrokers:
                 continue  # it stays until there is another broker; `cluster remove` says so before it drains
         return moves

@@ -4,7 +4,7 @@
 `progress` and `membership`. Nothing here knows files, sockets, clocks or chance from outside.
 """
 
-from natslog.consensus.membership import decode_membership, encode_membership
+from natslog.consensus.membership import decode_membership, encode_membership, require_safe_change
 from natslog.consensus.raft import Raft, Ready
 from natslog.consensus.state import ConfirmedRead, Role
 from natslog.consensus.types import (
@@ -47,4 +47,5 @@ __all__ = [
     "VoteResponse",
     "decode_membership",
     "encode_membership",
+    "require_safe_change",
 ]

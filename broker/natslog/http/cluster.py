@@ -159,11 +159,12 @@ async def remove_broker(request: web.Request) -> web.Response:
             broker=number,
             streams=keeps[:10],
         )
-    await broker.change_cluster(broker.cluster.remove(number))
-    if not keeps:
+    broker.cluster.check_removable(number)  # before anything is changed
+    if not keeps:  # before it is out: this broker may be the one, and decides nothing afterwards
         await broker.cluster.group.propose(ForgetBroker(broker=number))
     else:
         await broker.cluster.group.propose(DrainBroker(broker=number, is_draining=True))
+    await broker.change_cluster(broker.cluster.remove(number))
     return web.Response(status=204)
 
 

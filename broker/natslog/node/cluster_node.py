@@ -24,15 +24,15 @@ from aiohttp import web
 from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
-from natslog.consensus import Member, Message
-from natslog.errors import ClusterMismatch, CorruptLog, NatslogError, NotMetadataLeader
+from natslog.consensus import Member, Message, require_safe_change
+from natslog.errors import ClusterMismatch, CorruptLog, InvalidRequest, NatslogError, NotMetadataLeader
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
 from natslog.node.admission import SAY_EVERY_MS, Admission
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import DataDir
 from natslog.node.links import DialledLink, Links
-from natslog.node.metadata_group import MetadataGroup, founding_snapshot
+from natslog.node.metadata_group import SESSION_TICKS, MetadataGroup, founding_snapshot
 from natslog.node.metadata_leading import MetadataLeading
 from natslog.node.peer_messages import (
     Answered,
@@ -112,7 +112,7 @@ class ClusterNode(Admission):
         self.leading.lives[self.me] = self._data_dir.incarnation
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
-            raise CorruptLog(f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files")
+            self._finish_founding()
         if self.cluster_id:
             self._check_not_lost()
             self._begin()
@@ -130,6 +130,14 @@ class ClusterNode(Admission):
             self._tasks.append(task)
         await self.has_joined.wait()
         await self._register()
+
+    def _finish_founding(self) -> None:
+        """The last life ended between founding a cluster and noting that the folder belongs to it."""
+        member = self.group.raft.membership.find(self.me)
+        if member is None or member.directory != self._data_dir.identity.directory or not self.state.cluster_id:
+            raise CorruptLog(f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files")
+        self._data_dir.join(self.state.cluster_id)
+        logger.warning("founding cluster %s was cut short, and is finished now", self.cluster_id)
 
     def _check_not_lost(self) -> None:
         """A folder that belongs to a cluster has a log, unless it was welcomed and heard nothing since."""
@@ -211,11 +219,14 @@ class ClusterNode(Admission):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _urls(self) -> set[str]:
-        """Of everyone else: as they registered, as they were added, or, before all that, as the seeds say."""
+        """Of everyone else: as they registered, or as they were added. While no metadata leader is heard, as the seeds
+        say, too: they may all have moved, and where to can be told to a leader only.
+        """
         urls = {member.id: member.url for member in self.group.raft.membership.members}
         urls |= {broker.id: broker.url for broker in self.state.brokers.values() if broker.id in urls}
         urls.pop(self.me, None)
-        return set(urls.values()) or self._seeds()
+        known = set(urls.values())
+        return known if known and self.group.has_session() else known | self._seeds()
 
     def _found_if_all_are_blank(self) -> None:
         links = [link for link in self.links.all if not link.is_self]
@@ -373,9 +384,29 @@ class ClusterNode(Admission):
         return hello.broker
 
     async def remove(self, broker: BrokerId) -> None:
-        """Takes a broker out of the group. Raises InvalidRequest (the last voter), MembershipChanging."""
-        self._require_leader()
+        """Takes a broker out of the group. Raises as `check_removable`, and MembershipChanging."""
+        self.check_removable(broker)
         await self.group.change_members(lambda membership: membership.without(broker))
+
+    def check_removable(self, broker: BrokerId) -> None:
+        """A membership is in force as soon as it is proposed: without a majority of it alive nothing would be decided
+        any more, not even to take it back.
+
+        Raises:
+            NotMetadataLeader. InvalidRequest: it is the last voter, or most of the others are down.
+        """
+        self._require_leader()
+        raft = self.group.raft
+        require_safe_change(raft.membership, raft.membership.without(broker))
+        left = set(raft.membership.voters) - {broker}
+        down = sorted(left - raft.active_within(SESSION_TICKS))
+        if broker in raft.membership.voters and 2 * len(down) >= len(left):
+            raise InvalidRequest(
+                f"without broker {broker} the cluster could decide nothing any more: of {sorted(left)}, {down} are "
+                "down. Start those, or remove them first",
+                broker=broker,
+                down=down,
+            )
 
     def _require_leader(self) -> None:
         if not self.group.is_leader:

@@ -66,6 +66,7 @@ class DataDir:
             self.streams.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             self._take_lock()
+            self._check_recovered()
             self.identity = self._known_identity(broker_id)
             self.life, self.after = self._begin_life()
         except OSError as error:
@@ -83,6 +84,14 @@ class DataDir:
         except BaseException:
             self.release()
             raise
+
+    def _check_recovered(self) -> None:
+        """Raises DataDirError: `natslog cluster recover` did not end. A broker would begin with an empty memory."""
+        if not self.raft.exists() and any(self.path.glob("raft.before-*")):
+            raise DataDirError(
+                f"the recovery of {self.path} was cut short: run natslog cluster recover {self.path} again",
+                data_dir=str(self.path),
+            )
 
     @property
     def incarnation(self) -> str:

@@ -43,6 +43,8 @@ def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
         DataDirError: its broker is running.
     """
     found = read_checked(folder / "broker", "broker", 2)
+    if found is not None and not (folder / "raft").exists() and (folder / "raft.new").is_dir():
+        (folder / "raft.new").rename(folder / "raft")  # an earlier recovery was cut short right before this
     if found is None or not (folder / "raft").is_dir():
         raise InvalidRequest(f"{folder} is not the folder of a broker that belongs to a cluster")
     data_dir = DataDir(folder, msgspec.convert(found, Identity).broker_id)

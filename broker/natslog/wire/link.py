@@ -380,4 +380,4 @@ class NatsLink:
 
 def without_secrets(url: str) -> str:
     """The URLs without user and password, to be shown and logged."""
-    return re.sub(r"//[^/@,]*@", "//…@", url)
+    return re.sub(r"//[^/,]*@", "//…@", url)

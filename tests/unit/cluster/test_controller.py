@@ -209,6 +209,20 @@ def test_drained_broker_hands_over_and_is_moved_off() -> None:
     assert decisions.commands == (MoveReplicas(name="orders", target=(4, 2, 3)),)
 
 
+def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_there_are() -> None:
+    state = cluster(brokers=5)
+    for number in range(6):
+        add_stream(state, f"moving-{number}", (1, 2, 3), target=(1, 2, 4))
+    state.brokers[4] = msgspec.structs.replace(state.brokers[4], is_draining=True)
+    controller = Controller(0.0)
+    controller.decide(state, (1, 2, 3, 5), 0.0)
+    moves = [
+        one for one in controller.decide(state, (1, 2, 3, 5), SETTLED_MS).commands if isinstance(one, MoveReplicas)
+    ]
+    assert len(moves) == 6
+    assert all(4 not in one.target for one in moves)
+
+
 def test_drain_without_another_broker_waits() -> None:
     state = cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
