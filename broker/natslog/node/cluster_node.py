@@ -219,14 +219,14 @@ class ClusterNode(Admission):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _urls(self) -> set[str]:
-        """Of everyone else: as they registered, or as they were added. While no metadata leader is heard, as the seeds
-        say, too: they may all have moved, and where to can be told to a leader only.
+        """Of everyone else: as they registered, or as they were added. While one is not reached there, as the seeds
+        say, too: brokers may have moved, and are registered anew only when a majority has met.
         """
         urls = {member.id: member.url for member in self.group.raft.membership.members}
         urls |= {broker.id: broker.url for broker in self.state.brokers.values() if broker.id in urls}
         urls.pop(self.me, None)
-        known = set(urls.values())
-        return known if known and self.group.has_session() else known | self._seeds()
+        known, reached = set(urls.values()), {link.url for link in self.links.all if link.is_up}
+        return known if known and known <= reached else known | self._seeds()
 
     def _found_if_all_are_blank(self) -> None:
         links = [link for link in self.links.all if not link.is_self]
