@@ -254,6 +254,9 @@ def test_cluster_whose_brokers_have_all_moved_finds_itself_by_its_seeds(tmp_path
             broker.spawn()
         cluster.wait_ready(40)
         cluster.wait_in_sync()
+        state = cluster.state()
+        assert state is not None
+        assert sorted(one["url"] for one in state["brokers"]) == sorted(broker.url for broker in cluster.brokers)
 
 
 # ---- damage ----
