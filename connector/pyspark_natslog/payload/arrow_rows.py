@@ -77,9 +77,8 @@ class ArrowDecoder:
 
     def _read(self, payload: Any) -> tuple[int, dict[str, Any]]:
         """(rows, columns by name) of one payload."""
-        most = max(
-            _FEW_ROWS, _ROWS_A_BYTE * payload.size
-        )  # columns of nulls and runs take no bytes, until they are read
+        # Columns of nulls and of runs take no bytes until they are read.
+        most = max(_FEW_ROWS, _ROWS_A_BYTE * payload.size)
         batches, rows = [], 0
         with pa.ipc.open_stream(payload) as reader:
             for batch in reader:
