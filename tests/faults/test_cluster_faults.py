@@ -228,10 +228,8 @@ def test_removal_that_would_leave_no_majority_is_refused_and_changes_nothing(clu
         mistaken = next(one for one in cluster.brokers if one not in (lost, load.leader()))
         with load.fault("one lost, another one named"):
             lost.kill()
-            eventually(lambda: cluster.metadata_leader() is not None, 20, "a metadata leader")
-            time.sleep(4.0)  # its session lapses
-            leader = cluster.metadata_leader()
-            assert leader is not None
+            eventually(lambda: cluster.sees_dead(lost), 20, "its session lapses")
+            leader = eventually(cluster.metadata_leader, 20, "a metadata leader")
             answer = leader.ask("DELETE", f"/v1/cluster/brokers/{mistaken.number}?force=true", timeout_s=10)
             assert answer is not None
             assert (answer.status, answer.json()["error"]["down"]) == (400, [lost.number])

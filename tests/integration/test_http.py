@@ -450,7 +450,7 @@ def test_file_that_becomes_shorter_after_it_was_proven_is_named_at_once(own: Pat
         assert b"natslog_stream_damaged" in ask(broker, "GET", "/metrics").data
 
 
-def test_refused_and_silent_uploads_leave_nothing_behind(broker: BrokerProcess, filled: str) -> None:
+def test_refused_uploads_leave_nothing_behind(broker: BrokerProcess, filled: str) -> None:
     for batch in range(20):
         path = f"/v1/streams/{filled}/appends/q/{batch}/parts/0"
         assert ask(broker, "PUT", path, {"no": "arrow"}).status == 400

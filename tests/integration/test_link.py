@@ -83,6 +83,8 @@ def test_close_ends_a_link_whose_connection_is_refused_in_that_moment(monkeypatc
         answer.set_exception(ConnectionRefusedError())
         async with asyncio.timeout(10):
             await link.close()
+        assert link._supervisor is not None
+        assert link._supervisor.done(), "nobody tries any more"
 
     asyncio.run(refused_then_closed())
 
@@ -96,6 +98,7 @@ def test_close_ends_a_link_whose_server_takes_nothing_any_more(tmp_path: Path) -
         fill(link)
         async with asyncio.timeout(10):
             await link.close()
+        assert not link.is_up
 
     server = NatsServer(0, tmp_path / "nats.log").start()
     try:

@@ -79,6 +79,18 @@ def test_payload_that_claims_more_rows_than_its_bytes_can_hold_is_malformed_and_
     assert len(decode("a bigint", [stream(fits)])[0]) == 50_000
 
 
+def test_value_that_would_be_written_out_many_times_is_malformed() -> None:
+    once, rows = pa.array(["x" * 500_000]), 60_000
+    encoded = [
+        pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), once),
+        pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), once),
+    ]
+    _, _, reasons = decode("a string", [stream(pa.record_batch([column], names=["a"])) for column in encoded])
+    assert all("would take 30000000000 bytes when it is written out" in str(reason) for reason in reasons), reasons
+    few = pa.DictionaryArray.from_arrays(pa.array([0] * 3, pa.int32()), pa.array(["x"]))
+    assert decode("a string", [stream(pa.record_batch([few], names=["a"]))])[0] == [{"a": "x"}] * 3
+
+
 def test_misfits_are_malformed_and_named() -> None:
     columns = {"a": pa.array([2**40]), "n": pa.array([{"x": "text"}]), "t": pa.array([datetime(2024, 1, 1)])}
     payload = stream(pa.record_batch(columns))
