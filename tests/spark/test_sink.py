@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from natslog.client import NatslogClient
-from tests.harness import BrokerProcess, all_values, eventually
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked
 
 pytestmark = pytest.mark.spark
 
@@ -99,13 +99,22 @@ def test_two_queries_with_the_same_batch_ids_do_not_collide(
     assert len(all_values(client, f"{name}-out")) == 40
 
 
+@pytest.fixture
+def numbers(client: NatslogClient, nats_url: str, name: str) -> str:
+    """A stream of the numbers 0 to 49, and `NAME-out` beside it on the subject `out.NAME`."""
+    client.create_stream(name, name)
+    client.create_stream(f"{name}-out", f"out.{name}")
+    publish_acked(nats_url, name, [b"%d" % at for at in range(50)])
+    return name
+
+
 @pytest.mark.parametrize(("tasks", "later"), [(1, 1), (4, 2), (2, 5)])
 def test_batch_repeated_after_a_crash_is_stored_once(
     spark: SparkSession,
     broker: BrokerProcess,
     client: NatslogClient,
     nats_url: str,
-    name: str,
+    numbers: str,
     folder: Path,
     tasks: int,
     later: int,
@@ -113,15 +122,12 @@ def test_batch_repeated_after_a_crash_is_stored_once(
     """The driver dies after the sink published and before Spark noted the batch as done: it runs again, with options
     that would make other tasks of it.
     """
-    client.create_stream(name, name)
-    client.create_stream(f"{name}-out", f"out.{name}")
-    spark.range(50).selectExpr("cast(id as string) as value").write.format("natslog").options(
-        natsServers=nats_url, subject=name, ack="stored"
-    ).mode("append").save()
 
     def run(tasks: int) -> None:
-        source = spark.readStream.format("natslog").options(servers=broker.url, stream=name, minPartitions=tasks).load()
-        options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
+        source = (
+            spark.readStream.format("natslog").options(servers=broker.url, stream=numbers, minPartitions=tasks).load()
+        )
+        options = {"natsServers": nats_url, "subject": f"out.{numbers}", "ack": "stored"}
         writer = source.select("value").writeStream.format("natslog").options(**options)
         writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
 
@@ -129,7 +135,7 @@ def test_batch_repeated_after_a_crash_is_stored_once(
     for commit in (folder / "ck" / "commits").iterdir():  # what the crash would have kept from being written
         commit.unlink()
     run(later)
-    assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(50))
+    assert sorted(int(value) for value in all_values(client, f"{numbers}-out")) == list(range(50))
 
 
 @pytest.mark.parametrize("path", ["nats", "http"])
@@ -138,28 +144,23 @@ def test_two_writes_of_one_foreach_batch_are_both_stored(
     broker: BrokerProcess,
     client: NatslogClient,
     nats_url: str,
-    name: str,
+    numbers: str,
     folder: Path,
     path: str,
 ) -> None:
     """Both see the query's id and the batch's; a second one taken for the first would be dropped as stored before."""
-    client.create_stream(name, name)
-    client.create_stream(f"{name}-out", f"out.{name}")
-    spark.range(50).selectExpr("cast(id as string) as value").write.format("natslog").options(
-        natsServers=nats_url, subject=name, ack="stored"
-    ).mode("append").save()
-    options = {"natsServers": nats_url, "subject": f"out.{name}", "ack": "stored"}
+    options = {"natsServers": nats_url, "subject": f"out.{numbers}", "ack": "stored"}
     if path == "http":
-        options = {"path": "http", "servers": broker.url, "stream": f"{name}-out"}
+        options = {"path": "http", "servers": broker.url, "stream": f"{numbers}-out"}
 
     def write(batch: DataFrame, number: int) -> None:
         for part in ("value < 25", "value >= 25"):
             batch.where(part).select("value").write.format("natslog").options(**options).mode("append").save()
 
-    source = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+    source = spark.readStream.format("natslog").options(servers=broker.url, stream=numbers).load()
     writer = source.selectExpr("cast(value as string) as value").writeStream.foreachBatch(write)
     writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
-    assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(50))
+    assert sorted(int(value) for value in all_values(client, f"{numbers}-out")) == list(range(50))
 
 
 def retried_write(client: NatslogClient, broker: BrokerProcess, nats_url: str, stream: str, mark: Path) -> None:
