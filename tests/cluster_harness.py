@@ -256,11 +256,6 @@ class Cluster:
         state = self.state()
         return None if state is None or state["metadata_leader"] is None else self.broker(state["metadata_leader"])
 
-    def sees_dead(self, broker: ClusterBroker) -> bool:
-        """Whether the metadata leader holds it for dead."""
-        state = self.state()
-        return state is not None and any(one["id"] == broker.number and not one["alive"] for one in state["brokers"])
-
     def stream(self, name: str) -> dict[str, Any] | None:
         """As its leader shows it, or else as anybody does."""
         shown = [found for broker in self.up if (found := broker.json(f"/v1/streams/{name}")) is not None]

@@ -227,8 +227,7 @@ def test_removal_that_would_leave_no_majority_is_refused_and_changes_nothing(clu
         lost = load.follower()
         mistaken = next(one for one in cluster.brokers if one not in (lost, load.leader()))
         with load.fault("one lost, another one named"):
-            lost.kill()
-            eventually(lambda: cluster.sees_dead(lost), 20, "its session lapses")
+            lost.kill()  # a moment ago: its session is alive yet
             leader = eventually(cluster.metadata_leader, 20, "a metadata leader")
             answer = leader.ask("DELETE", f"/v1/cluster/brokers/{mistaken.number}?force=true", timeout_s=10)
             assert answer is not None

@@ -139,16 +139,24 @@ class RaftState:
         """
         return self.is_voter or self.me in self._history.at(self.commit).voters
 
+    @property
+    def now(self) -> int:
+        """In ticks since it was made."""
+        return self._now
+
     def ticks_since_leader(self) -> int:
         """Ticks since word from a current leader (since the start, if there was none); 0 on a leader with a quorum."""
         return self._now - self._leader_tick
 
     def active_within(self, ticks: int) -> frozenset[BrokerId]:
         """On the leader: itself and the members, learners too, that answered it within so many ticks. Else nobody."""
+        return self.active_since(self._now - ticks)
+
+    def active_since(self, tick: int) -> frozenset[BrokerId]:
+        """On the leader: itself and the members that answered it at that tick (of `now`) or later. Else nobody."""
         if self.role != "leader":
             return frozenset()
-        since = self._now - ticks
-        active = [broker for broker, progress in self._progress.items() if progress.was_active(since)]
+        active = [broker for broker, progress in self._progress.items() if progress.was_active(tick)]
         return frozenset([self.me, *active])
 
     def match_of(self, broker: BrokerId) -> Index:

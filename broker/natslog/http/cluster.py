@@ -159,7 +159,7 @@ async def remove_broker(request: web.Request) -> web.Response:
             broker=number,
             streams=keeps[:10],
         )
-    broker.cluster.check_removable(number)  # before anything is changed
+    await broker.cluster.check_removable(number)  # before anything is changed
     if not keeps:  # before it is out: this broker may be the one, and decides nothing afterwards
         await broker.cluster.group.propose(ForgetBroker(broker=number))
     else:

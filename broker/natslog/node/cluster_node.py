@@ -32,7 +32,7 @@ from natslog.node.admission import SAY_EVERY_MS, Admission
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import DataDir
 from natslog.node.links import DialledLink, Links
-from natslog.node.metadata_group import SESSION_TICKS, MetadataGroup, founding_snapshot
+from natslog.node.metadata_group import MetadataGroup, founding_snapshot
 from natslog.node.metadata_leading import MetadataLeading
 from natslog.node.peer_messages import (
     Answered,
@@ -385,10 +385,10 @@ class ClusterNode(Admission):
 
     async def remove(self, broker: BrokerId) -> None:
         """Takes a broker out of the group. Raises as `check_removable`, and MembershipChanging."""
-        self.check_removable(broker)
+        await self.check_removable(broker)
         await self.group.change_members(lambda membership: membership.without(broker))
 
-    def check_removable(self, broker: BrokerId) -> None:
+    async def check_removable(self, broker: BrokerId) -> None:
         """A membership is in force as soon as it is proposed: without a majority of it alive nothing would be decided
         any more, not even to take it back.
 
@@ -396,11 +396,12 @@ class ClusterNode(Admission):
             NotMetadataLeader. InvalidRequest: it is the last voter, or most of the others are down.
         """
         self._require_leader()
-        raft = self.group.raft
-        require_safe_change(raft.membership, raft.membership.without(broker))
-        left = set(raft.membership.voters) - {broker}
-        down = sorted(left - raft.active_within(SESSION_TICKS))
-        if broker in raft.membership.voters and 2 * len(down) >= len(left):
+        membership = self.group.raft.membership
+        require_safe_change(membership, membership.without(broker))
+        left = set(membership.voters) - {broker}
+        down = sorted(await self.group.silent(left))
+        self._require_leader()
+        if broker in membership.voters and 2 * len(down) >= len(left):
             raise InvalidRequest(
                 f"without broker {broker} the cluster could decide nothing any more: of {sorted(left)}, {down} are "
                 "down. Start those, or remove them first",

@@ -359,6 +359,19 @@ class MetadataGroup:
         if self.raft.membership != wanted:
             raise MembershipChanging(f"the change of the members in term {term} was lost: ask again")
 
+    async def silent(self, brokers: set[BrokerId]) -> set[BrokerId]:
+        """Of the leader: those of these that give no sign of life from now on, within an election timeout.
+
+        A session is no such sign: it outlives its broker by three seconds.
+        """
+        asked, silent = self.raft.now, brokers
+        for _ in range(ELECTION_TICKS):
+            await asyncio.sleep(TICK_S)
+            silent = brokers - self.raft.active_since(asked + 1)
+            if not silent:
+                break
+        return silent
+
     def transfer(self, to: BrokerId) -> None:
         """Hands the metadata leadership over. Raises NotMetadataLeader, InvalidRequest."""
         if to not in self.raft.membership.voters:
