@@ -3,10 +3,12 @@
 Theory of operation. The table follows from the marks in the log, on leader and followers alike. A mark is noted when
 the last batch of its run is on stable storage; it stands in `_uncertain` until the high watermark has passed it: until
 then it may be cut, and what stood in the table before counts again. `producers` in the stream's folder holds the table
-as of some offset (a boundary of runs); opening reads the marks from there on.
+as of some offset (a boundary of runs); opening reads the marks from there on. It is written with every new segment,
+though nobody has appended a run yet: so what is read stays about a segment.
 
-Where that file is missing (no run was ever appended, as far as anyone knows) or damaged, the table is *partial*: it
-knows what was noted since this start. It is completed from the headers of the whole log when somebody first asks.
+Where that file is damaged, or missing in a log of several segments (of a version that wrote none without a run), the
+table is *partial*: it knows what was noted since this start. It is completed from the headers of the whole log when
+somebody first asks.
 
 Invariant: a producer's batch ids only rise. The number of producers is bounded: the least recently used go.
 """
@@ -45,15 +47,17 @@ class ProducerTable:
         self._unread_below: int | None = None  # the log below was not looked through; None: the table is whole
         self._stored_as_of = -1
 
-    def open(self, log_start_offset: int, log_end_offset: int) -> None:
-        """From the file and the marks behind it. Raises DataDirError: the file is of a newer format."""
+    def open(self, log_start_offset: int, log_end_offset: int, *, is_short: bool) -> None:
+        """From the file and the marks behind it; of a short log from its marks. Raises DataDirError: a newer format."""
         try:
             content = read_checked(self._path, _FILE, 1)
         except CorruptLog as error:
             logger.error("%s. What producers committed is read from the log when it is needed", error.message)
             content = None
+        if content is None and is_short:
+            content = {"as_of": log_start_offset, "producers": []}
         if content is None:
-            self._unread_below = log_end_offset if log_end_offset > log_start_offset else None
+            self._unread_below = log_end_offset
             return
         as_of = min(int(content["as_of"]), log_end_offset)
         marks = [RunMark(name, *numbers) for name, numbers in content["producers"]]
@@ -119,12 +123,13 @@ class ProducerTable:
             if self._unread_below is not None:
                 self._unread_below = min(self._unread_below, end_offset)
 
-    def store(self, high_watermark: int) -> None:
+    def store(self, high_watermark: int, *, though_empty: bool = False) -> None:
         """Writes the table as of HW, where it is whole and not on disk yet. Raises OSError."""
         with self._lock:
             self.settle(high_watermark)
-            is_of_use = bool(self._settled) or self._stored_as_of >= 0
-            if self._unread_below is not None or not is_of_use or high_watermark == self._stored_as_of:
+            if self._unread_below is not None or high_watermark == self._stored_as_of:
+                return
+            if not self._settled and self._stored_as_of < 0 and not though_empty:
                 return
             entries = [(name, (mark.batch, mark.start, mark.end)) for name, mark in self._settled.items()]
             write_checked(self._path, _FILE, 1, {"as_of": high_watermark, "producers": entries})

@@ -37,7 +37,7 @@ class RunLog(StreamLog):
         super().__init__(folder, stream_id, settings, options)
         self.tail_run = self._mark_of_last_batch()
         self.producers = ProducerTable(folder, self._marks)
-        self.producers.open(self.log_start_offset, self.log_end_offset)
+        self.producers.open(self.log_start_offset, self.log_end_offset, is_short=len(self.chain.segments) <= 1)
 
     # ---- where runs stand ----
 
@@ -140,13 +140,13 @@ class RunLog(StreamLog):
 
     def _roll(self, now_us: int) -> ActiveSegment:
         fresh = super()._roll(now_us)
-        self.store_producers()
+        self.store_producers(though_empty=True)
         return fresh
 
-    def store_producers(self) -> None:
+    def store_producers(self, *, though_empty: bool = False) -> None:
         """Best effort: without it more of the log is read at the next start."""
         try:
-            self.producers.store(self.high_watermark)
+            self.producers.store(self.high_watermark, though_empty=though_empty)
         except OSError as error:
             logger.error("%s: what producers committed could not be stored (%s)", self.folder, error)
 

@@ -260,10 +260,27 @@ def test_table_of_producers_survives_whatever_became_of_its_file(log_folder: Pat
     assert {name: log.committed_batch(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("stop", ["in order", "killed", "killed before the first new segment"])
+def test_log_without_runs_is_not_read_for_its_first_one(log_folder: Path, stop: str) -> None:
+    """A writer would wait for that: seconds, in a large log."""
+    log = open_log(log_folder, SMALL)
+    for at in range(2 if "first" in stop else 60):
+        log.append(rows([b"x" * 300]), at)
+    end = log.log_end_offset
+    if stop == "in order":
+        log.close()
+    log = open_log(log_folder, SMALL)
+    assert len(log.chain.segments) == 1 if "first" in stop else len(log.chain.segments) > 3
+    read: list[tuple[int, int]] = []
+    log.producers._marks = lambda start, end: iter(read.append((start, end)) or ())  # type: ignore[func-returns-value]
+    assert log.committed_batch("first") is None
+    assert (log.log_end_offset, read) == (end, [])
+
+
 def test_least_recently_used_producers_go(log_folder: Path) -> None:
     log_folder.mkdir()
     table = ProducerTable(log_folder, lambda start, end: iter(()), most=3)
-    table.open(0, 0)
+    table.open(0, 0, is_short=True)
     for at, name in enumerate(["a", "b", "c", "a", "d"]):
         table.note(RunMark(name, at, at, at + 1), at + 1)
     table.settle(5)
