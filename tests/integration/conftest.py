@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
-from tests.harness import BrokerProcess, running
+from tests.harness import BrokerProcess, publish_acked, running
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +22,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServe
 def own(tmp_path: Path) -> Path:
     """A folder for a broker of the test's own."""
     return tmp_path / "own"
+
+
+@pytest.fixture
+def filled(client: NatslogClient, nats_url: str, name: str) -> str:
+    """A stream of 100 messages on two subjects, in many commits."""
+    client.create_stream(name, f"{name}.>")
+    for at in range(20):
+        publish_acked(
+            nats_url, f"{name}.{'even' if at % 2 == 0 else 'odd'}.x", [b"%d" % (5 * at + row) for row in range(5)]
+        )
+    return name

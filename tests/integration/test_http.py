@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import urllib3
 from aiohttp.web import RouteDef
 
 from natslog.client import ClientOptions, NatslogClient
@@ -22,29 +20,7 @@ from natslog.http import appends, cluster, cursors, messages, status, streams
 from natslog.nats_server import NatsServer
 from natslog.node.links import LINK_PATH
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
-
-http = urllib3.PoolManager()
-
-
-def ask(broker: BrokerProcess, method: str, path: str, body: Any = None, **headers: str) -> urllib3.BaseHTTPResponse:
-    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return http.request(method, broker.url + path, body=data, headers=names, retries=False, redirect=False)
-
-
-def error(answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
-    return dict(answer.json()["error"])
-
-
-@pytest.fixture
-def filled(client: NatslogClient, nats_url: str, name: str) -> str:
-    """A stream of 100 messages on two subjects, in many commits."""
-    client.create_stream(name, f"{name}.>")
-    for at in range(20):
-        publish_acked(
-            nats_url, f"{name}.{'even' if at % 2 == 0 else 'odd'}.x", [b"%d" % (5 * at + row) for row in range(5)]
-        )
-    return name
+from tests.integration.asking import ask, error
 
 
 def test_create_answers_201_then_200_then_409_naming_the_difference(broker: BrokerProcess, name: str) -> None:
@@ -125,12 +101,6 @@ def test_unknown_paths_and_streams_are_404_as_json(broker: BrokerProcess) -> Non
     for method, path in [("GET", ""), ("DELETE", ""), ("PATCH", ""), ("GET", "/messages"), ("GET", "/splits")]:
         answer = ask(broker, method, f"/v1/streams/nosuch{path}", {} if method == "PATCH" else None)
         assert (answer.status, error(answer)["code"]) == (404, "stream_not_found")
-
-
-def test_half_a_request_does_not_disturb_others(broker: BrokerProcess) -> None:
-    with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
-        raw.sendall(b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        assert ask(broker, "GET", "/healthz").status == 200
 
 
 # ---- messages ----
@@ -364,48 +334,7 @@ def test_broker_logs_in_to_nats_with_a_token(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_slow_client_holds_nobody_up(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
-    client.create_stream(name, name)
-    publish_acked(nats_url, name, [b"x" * 1_000_000] * 24)
-    with socket.create_connection(("127.0.0.1", broker.http_port)) as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.sendall(f"GET /v1/streams/{name}/messages?max_bytes=100000000 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        slow.recv(100)  # and reads no further
-        assert len(all_values(client, name)) == 24
-        assert publish_acked(nats_url, name, [b"y"])[0]["offset"] == 24
-
-
-# ---- clients that leave, and hostile numbers ----
-
-
-def hang_up_after(broker: BrokerProcess, method: str, path: str, body: bytes = b"") -> None:
-    """Sends a whole request and is gone before the answer."""
-    with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        raw.sendall(head.encode() + body)
-
-
-def test_change_is_carried_out_whole_when_the_client_hangs_up(
-    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
-) -> None:
-    for at in range(20):
-        stream = f"{name}-{at}"
-        hang_up_after(broker, "POST", "/v1/streams", json.dumps({"name": stream, "subject": stream}).encode())
-        client.create_stream(stream, stream)  # there already, or made now; in either case it records
-        assert publish_acked(nats_url, stream, [b"x"])[0]["offset"] == 0
-        hang_up_after(broker, "DELETE", f"/v1/streams/{stream}")
-        eventually(lambda stream=stream: ask(broker, "GET", f"/v1/streams/{stream}").status == 404)
-    broker.kill()
-    broker.start()
-    assert not [body for body in client.streams() if body["name"].startswith(f"{name}-")]
-
-
-def test_readers_that_leave_early_leave_no_open_files(broker: BrokerProcess, filled: str) -> None:
-    before = len(os.listdir(f"/proc/{broker.pid}/fd"))
-    for _ in range(30):
-        hang_up_after(broker, "GET", f"/v1/streams/{filled}/messages?start=0")
-        assert ask(broker, "GET", f"/v1/streams/{filled}/messages?start=0").status == 200
-    eventually(lambda: len(os.listdir(f"/proc/{broker.pid}/fd")) <= before + 3)
+# ---- hostile numbers, damage, edits at once ----
 
 
 @pytest.mark.parametrize("number", ["--5", "9" * 5000, "1e3", "٣", "0x10"])
@@ -448,13 +377,6 @@ def test_file_that_becomes_shorter_after_it_was_proven_is_named_at_once(own: Pat
             list(client.read("orders"))
         assert time.monotonic() - started < 15, "not after the client's patience"
         assert b"natslog_stream_damaged" in ask(broker, "GET", "/metrics").data
-
-
-def test_refused_uploads_leave_nothing_behind(broker: BrokerProcess, filled: str) -> None:
-    for batch in range(20):
-        path = f"/v1/streams/{filled}/appends/q/{batch}/parts/0"
-        assert ask(broker, "PUT", path, {"no": "arrow"}).status == 400
-    assert b"natslog_staged_bytes 0.0" in ask(broker, "GET", "/metrics").data
 
 
 def test_edits_at_once_all_hold(broker: BrokerProcess, filled: str) -> None:

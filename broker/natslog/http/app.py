@@ -13,7 +13,8 @@ from aiohttp import web
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError, InvalidRequest, NatslogError, NotFound, PayloadTooLarge
 from natslog.http import appends, cluster, cursors, messages, openapi, status, streams
-from natslog.http.context import BROKER
+from natslog.http.answers import Answers
+from natslog.http.context import ANSWERS, BROKER
 from natslog.node.broker import Broker
 
 logger = logging.getLogger("natslog.http")
@@ -56,6 +57,7 @@ def _dumps(body: object) -> str:
 def make_app(broker: Broker) -> web.Application:
     app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_BODY_BYTES)
     app[BROKER] = broker
+    app[ANSWERS] = Answers(broker.data_path, broker.readers, min_free_bytes=broker.config.min_free_bytes)
     app.add_routes(
         [
             *streams.routes,

@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from natslog.errors import InvalidRequest, NoLeader, NotLeader, NotReady, did_you_mean
+from natslog.http.answers import Answers
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
@@ -17,6 +18,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 BROKER = web.AppKey("broker", Broker)
+ANSWERS = web.AppKey("answers", Answers)
 
 
 def broker_of(request: web.Request) -> Broker:

@@ -1,9 +1,8 @@
 """Reading messages: Arrow IPC straight from the files by sendfile, or rewritten where rows or columns change.
 
 An Arrow answer is either *whole* (`Natslog-Batches: whole`): the stored batches that cover the range, byte for byte,
-each
-with its CRC; the client slices the first and the last. Or *exact*: filtered, projected, or coalesced from tiny commits;
-just the rows asked for. `Natslog-Next-Offset` says where to go on, whatever the rows are.
+each with its CRC; the client slices the first and the last. Or *exact*: filtered, projected, or coalesced from tiny
+commits; just the rows asked for. `Natslog-Next-Offset` says where to go on, whatever the rows are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aiohttp import web
 
 from natslog import ipc
 from natslog.errors import CorruptLog, InvalidRequest
-from natslog.http.context import broker_of, leading, position, query, whole
+from natslog.http.context import ANSWERS, broker_of, leading, position, query, whole
 from natslog.log import ReadPlan, StreamLog
 from natslog.messages_json import json_line
 from natslog.node.stream import HostedStream
@@ -41,6 +40,7 @@ _MAX_DECODED_BYTES = 16 * 1024 * 1024
 _MAX_WAIT_MS = 60_000
 _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
+_ROWS_AS_OBJECTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         if body is None:
             return await _send_whole(request, stream, plan, headers)
     kind = NDJSON if asked.ndjson else ARROW_STREAM
-    return web.Response(body=body, content_type=kind, headers=headers | {"Natslog-Batches": "exact"})
+    return await request.app[ANSWERS].send(request, body, kind, headers | {"Natslog-Batches": "exact"})
 
 
 async def _serving(request: web.Request) -> HostedStream:
@@ -237,7 +237,7 @@ def _decoded(plan: ReadPlan) -> list[pa.RecordBatch]:
     return batches
 
 
-def _rewritten(plan: ReadPlan, asked: _Question) -> bytes:
+def _rewritten(plan: ReadPlan, asked: _Question) -> memoryview:
     """In a thread: exactly the rows and columns asked for."""
     batches = _decoded(plan)
     table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
@@ -250,9 +250,10 @@ def _rewritten(plan: ReadPlan, asked: _Question) -> bytes:
     if asked.columns is not None:
         table = table.select(list(asked.columns))
     if asked.ndjson:
-        return b"".join(json_line(row) for row in table.to_pylist())
+        parts = table.to_batches(max_chunksize=_ROWS_AS_OBJECTS)
+        return memoryview(b"".join(json_line(row) for part in parts for row in part.to_pylist()))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         for batch in table.combine_chunks().to_batches():
             writer.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
+    return memoryview(sink.getvalue())
