@@ -23,7 +23,8 @@ from natslog.node.stream import HostedStream
 
 _WAIT_S = 0.5
 _HIGH_WATERMARK_WAITS_S = 0.01
-_CATCH_UP_BYTES = 1024 * 1024
+_CATCH_UP_RESTS = 2.0  # as long as a part took, so many times over
+_CATCH_UP_RESTS_AT_MOST_S = 1.0
 
 
 class FetchSession:
@@ -90,8 +91,8 @@ class FetchSession:
         return await self._gathered(request)
 
     def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
-        """A replica that catches up gets half of the time, so that those in sync keep their pace: as long as the last
-        part took, unless it falls further behind.
+        """A replica that catches up gets a third of the time, so that those in sync keep their pace; unless it falls
+        further behind.
         """
         stream, last = self._find(stream_id), self._caught_up.pop(stream_id, None)
         if stream is None or stream.log is None or self.follower in stream.wanted.isr:
@@ -100,9 +101,11 @@ class FetchSession:
             return 0.0
         missing = stream.log.log_end_offset - position.offset
         now_s = time.monotonic()
-        took_s = 0.0 if last is None or missing >= last[1] else now_s - last[0]
-        self._caught_up[stream_id] = (now_s + took_s, missing)
-        return took_s
+        pause_s = 0.0
+        if last is not None and missing < last[1]:
+            pause_s = min(_CATCH_UP_RESTS * (now_s - last[0]), _CATCH_UP_RESTS_AT_MOST_S)
+        self._caught_up[stream_id] = (now_s + pause_s, missing)
+        return pause_s
 
     def _make_due(self, stream_id: StreamId) -> None:
         if stream_id in self._positions:
@@ -156,8 +159,6 @@ class FetchSession:
         leading, log = stream.leading, stream.log
         verdict = self._judged(stream, position)
         data: list[bytes] = []
-        if self.follower not in stream.wanted.isr:
-            room_bytes = min(room_bytes, _CATCH_UP_BYTES)  # in small parts, so that nothing else waits long
         if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
             if stream.is_at_tail(position.offset):
                 data = self._records(stream, position.offset, room_bytes)

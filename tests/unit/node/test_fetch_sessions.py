@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from natslog.cluster.replica import Fenced, FetchPosition, LeaderReplica
@@ -100,6 +101,33 @@ def test_what_has_no_room_in_an_answer_is_in_the_next(streams: dict[StreamId, Ho
         small, _ = asyncio.run(session.serve(FetchRequest(1, "life", changed, max_bytes=500_000)))
         rest, _ = asyncio.run(session.serve(FetchRequest(2, "life", max_bytes=500_000)))
     assert [answer.stream_id for answer in (*small.answers, *rest.answers)] == list(streams)
+
+
+def test_replica_that_catches_up_gets_a_third_of_the_time_unless_it_falls_behind(
+    streams: dict[StreamId, HostedStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = next(iter(streams.values()))
+    now_s = 100.0
+    monkeypatch.setattr("natslog.node.fetch_sessions.time.monotonic", lambda: now_s)
+    with ThreadPoolExecutor(1) as executor:
+        session = FetchSession(FOLLOWER, streams.get, executor)
+
+    def pause_after(seconds: float, offset: int) -> float:
+        nonlocal now_s
+        now_s += seconds
+        pause_s = session._pause_s(first.record.id, FetchPosition(Epoch(1), offset, Epoch(1)))
+        now_s += pause_s  # then it gets the next part
+        return round(pause_s, 3)
+
+    assert pause_after(0.1, 0) == 0.0, "in sync"
+    first.wanted = msgspec.structs.replace(first.record, isr=(LEADER,))
+    assert pause_after(0.1, 0) == 0.0, "nothing is known of it yet"
+    assert pause_after(0.1, 2) == 0.2
+    assert pause_after(0.05, 3) == 0.1
+    assert pause_after(9.0, 4) == 1.0, "a hiccup is not paid twice"
+    append(first, b"x" * 100_000)
+    assert pause_after(0.1, 5) == 0.0, "it did not come nearer"
+    assert pause_after(0.1, 19) == 0.0, "hardly anything is missing"
 
 
 def test_who_leads_no_more_when_the_records_are_read_answers_with_none(
