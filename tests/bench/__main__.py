@@ -56,7 +56,7 @@ def main() -> None:
         "failover": lambda: cluster.failover(given.kills),
         "idle": cluster.idle_replicas,
         "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
-        "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind)),
+        "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind), given.pairs),
         "lag": lambda: lag_overhead.overhead(given.pairs),
     }
     chosen = given.only.split(",") if given.only else list(parts)

@@ -4,6 +4,8 @@ the leader changes.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -29,33 +31,52 @@ _EVERY_S = 0.01
 _SETTLE_S = 3.0
 
 
-def catching_up(behind_bytes: int) -> list[Comparison]:
-    """The rate of acked publishing with two replicas, before and while the third one fetches what it missed."""
-    found = Comparison("acked publish while a replica catches up, of the rate before", "share", 0.7)
+def catching_up(behind_bytes: int, pairs: int) -> list[Comparison]:
+    """The rate of acked publishing with two replicas while the third one fetches what it missed, and while it is
+    stopped (SIGSTOP), in turn; then the rest, until it is in sync.
+    """
+    found = Comparison(
+        "acked publish while a replica catches up", "messages/s", 0.7, "the same, while that broker is stopped"
+    )
     with scratch() as folder, three_brokers(folder) as (server, brokers):
-        client = brokers[0].client()
+        client, late = brokers[0].client(), brokers[2]
         client.create_stream(STREAM, SUBJECT, replicas=3)
         if client.position(STREAM)["leader"] == 3:
             client.transfer_stream(STREAM, 1)
-        brokers[2].kill()
+        late.kill()
         eventually(lambda: len(client.position(STREAM)["isr"]) == 2, 30)
         _fill(server.url, client, behind_bytes)
-        rate = partial(_rate, server)
-        before = [rate() for _ in range(3)]
+        rate, speeds, rest = partial(_rate, server), [], []
+        late.spawn()
+        eventually(late.ready, 60)
         started = time.monotonic()
-        brokers[2].spawn()
-        eventually(brokers[2].ready, 60)
+        while len(found.ours) < pairs:
+            had, at = _fetched_bytes(late), time.monotonic()
+            meanwhile = rate()
+            assert len(client.position(STREAM)["isr"]) == 2, f"{behind_bytes} bytes are too few for {pairs} pairs"
+            speeds.append((_fetched_bytes(late) - had) / (time.monotonic() - at))
+            os.kill(late.pid, signal.SIGSTOP)
+            found.ours.append(meanwhile)
+            found.theirs.append(rate())
+            os.kill(late.pid, signal.SIGCONT)
+            had = _fetched_bytes(late)
+            eventually(lambda had=had: _fetched_bytes(late) > had, 30, "it goes on")
+            console.print(f"  {meanwhile:,.0f}/s at {speeds[-1] / 1e6:.0f} MB/s, {found.theirs[-1]:,.0f}/s without")
         while len(client.position(STREAM)["isr"]) < 3:
-            found.ours.append(rate())
-            found.theirs.append(float(np.median(before)))
-            console.print(f"  {time.monotonic() - started:.0f} s: {found.ours[-1]:,.0f}/s of {found.theirs[-1]:,.0f}/s")
-        found.peer = "two replicas, before"
+            rest.append(rate())
+            console.print(f"  {time.monotonic() - started:.0f} s: {rest[-1]:,.0f}/s", end="\r")
         found.notes = {
             "behind_bytes": behind_bytes,
             "seconds": time.monotonic() - started,
+            "fetched_bytes_per_s": float(np.median(speeds)),
+            "the_rest": rest,
             "three_in_sync": [rate() for _ in range(2)],
         }
     return [found]
+
+
+def _fetched_bytes(broker: BrokerProcess) -> float:
+    return sum(value for name, value in broker.metrics().items() if name.startswith("natslog_fetched_bytes_total"))
 
 
 def _rate(server: NatsServer) -> float:
