@@ -83,6 +83,7 @@ class StreamLog:
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
         self._room_bytes = self._unasked_bytes = 0
+        self.appended_bytes = 0  # since it was opened, about
         self._ask_room_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
@@ -205,6 +206,7 @@ class StreamLog:
 
     def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
         self._check_room(incoming_bytes)
+        self.appended_bytes += incoming_bytes
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
             return last

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from natslog import ipc
 from natslog.cluster.replica import BeforeStart, Diverging, Fenced, FetchPosition, Matching, judge
@@ -23,8 +24,29 @@ from natslog.node.stream import HostedStream
 
 _WAIT_S = 0.5
 _HIGH_WATERMARK_WAITS_S = 0.01
-_CATCH_UP_RESTS = 2.0  # as long as a part took, so many times over
-_CATCH_UP_RESTS_AT_MOST_S = 1.0
+_RESTS = 2.0
+_RESTS_AT_MOST_S = 1.0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The last one that a replica out of sync asked for: when, when its turn came, how far the log was, what it got."""
+
+    asked_s: float
+    due_s: float
+    appended_bytes: int
+    got_bytes: int = 0
+
+    def rest_s(self, now_s: float, appended_bytes: int) -> float:
+        """How long it rests after it: twice as long as the part took, so that those in sync keep their pace. But so
+        that it comes nearer as fast as the log grows: then it has caught up in the time it was away.
+        """
+        took_s = now_s - self.due_s
+        grew_bytes_per_s = (appended_bytes - self.appended_bytes) / max(now_s - self.asked_s, 1e-6)
+        rest_s = min(_RESTS * took_s, _RESTS_AT_MOST_S)
+        if grew_bytes_per_s:
+            rest_s = min(rest_s, self.got_bytes / (2 * grew_bytes_per_s) - took_s)
+        return max(rest_s, 0.0)
 
 
 class FetchSession:
@@ -43,12 +65,12 @@ class FetchSession:
         self._positions: dict[StreamId, FetchPosition] = {}
         self._due: dict[StreamId, None] = {}
         self._due_later: set[StreamId] = set()
-        self._caught_up: dict[StreamId, tuple[float, int]] = {}  # when the next part was due, and how much was missing
+        self._catching_up: dict[StreamId, _Part] = {}
         self._wake = asyncio.Event()
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
         """There is something new of a stream: records, or only another HW."""
-        if stream_id not in self._positions or stream_id in self._due or stream_id in self._caught_up:
+        if stream_id not in self._positions or stream_id in self._due or stream_id in self._catching_up:
             return
         if has_records:
             self._due_later.discard(stream_id)
@@ -91,20 +113,15 @@ class FetchSession:
         return await self._gathered(request)
 
     def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
-        """A replica that catches up gets a third of the time, so that those in sync keep their pace; unless it falls
-        further behind.
-        """
-        stream, last = self._find(stream_id), self._caught_up.pop(stream_id, None)
+        """Before the next part, of a replica that catches up; 0 for one in sync, or nearly."""
+        stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
         if stream is None or stream.log is None or self.follower in stream.wanted.isr:
             return 0.0
         if stream.is_at_tail(position.offset):
             return 0.0
-        missing = stream.log.log_end_offset - position.offset
-        now_s = time.monotonic()
-        pause_s = 0.0
-        if last is not None and missing < last[1]:
-            pause_s = min(_CATCH_UP_RESTS * (now_s - last[0]), _CATCH_UP_RESTS_AT_MOST_S)
-        self._caught_up[stream_id] = (now_s + pause_s, missing)
+        now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
+        pause_s = 0.0 if last is None else last.rest_s(now_s, appended_bytes)
+        self._catching_up[stream_id] = _Part(now_s, now_s + pause_s, appended_bytes)
         return pause_s
 
     def _make_due(self, stream_id: StreamId) -> None:
@@ -165,6 +182,8 @@ class FetchSession:
             else:
                 loop = asyncio.get_running_loop()
                 data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)
+                if (part := self._catching_up.get(stream_id)) is not None:
+                    part.got_bytes = sum(len(piece) for piece in data)
                 if stream.leading is not leading:  # what was read may be another leader's by now
                     return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
         return (

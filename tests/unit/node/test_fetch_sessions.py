@@ -103,18 +103,22 @@ def test_what_has_no_room_in_an_answer_is_in_the_next(streams: dict[StreamId, Ho
     assert [answer.stream_id for answer in (*small.answers, *rest.answers)] == list(streams)
 
 
-def test_replica_that_catches_up_gets_a_third_of_the_time_unless_it_falls_behind(
+def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fast_as_the_log_grows(
     streams: dict[StreamId, HostedStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In bytes: what it missed may be large messages, and what comes meanwhile many small ones."""
     first = next(iter(streams.values()))
     now_s = 100.0
     monkeypatch.setattr("natslog.node.fetch_sessions.time.monotonic", lambda: now_s)
     with ThreadPoolExecutor(1) as executor:
         session = FetchSession(FOLLOWER, streams.get, executor)
 
-    def pause_after(seconds: float, offset: int) -> float:
+    def pause_after(seconds: float, offset: int, got_bytes: int = 1000, grew_bytes: int = 0) -> float:
         nonlocal now_s
         now_s += seconds
+        if (part := session._catching_up.get(first.record.id)) is not None:
+            part.got_bytes = got_bytes
+        first.usable_log().appended_bytes += grew_bytes
         pause_s = session._pause_s(first.record.id, FetchPosition(Epoch(1), offset, Epoch(1)))
         now_s += pause_s  # then it gets the next part
         return round(pause_s, 3)
@@ -125,8 +129,10 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_unless_it_falls_behind
     assert pause_after(0.1, 2) == 0.2
     assert pause_after(0.05, 3) == 0.1
     assert pause_after(9.0, 4) == 1.0, "a hiccup is not paid twice"
-    append(first, b"x" * 100_000)
-    assert pause_after(0.1, 5) == 0.0, "it did not come nearer"
+    assert pause_after(0.1, 5, grew_bytes=1) == 0.2
+    # 1,000 bytes in 0.1 s; the log grows by 4,000 a second: 8,000 a second are to come
+    assert pause_after(0.1, 6, grew_bytes=1200) == 0.025
+    assert pause_after(0.1, 7, grew_bytes=2000) == 0.0, "it grows faster than can be fetched"
     assert pause_after(0.1, 19) == 0.0, "hardly anything is missing"
 
 
