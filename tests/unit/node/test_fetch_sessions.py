@@ -124,6 +124,8 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
         return round(pause_s, 3)
 
     assert pause_after(0.1, 0) == 0.0, "in sync"
+    enough = msgspec.structs.replace(first.record.settings, min_isr=1)
+    first.record = msgspec.structs.replace(first.record, settings=enough)
     first.wanted = msgspec.structs.replace(first.record, isr=(LEADER,))
     assert pause_after(0.1, 0) == 0.0, "nothing is known of it yet"
     assert pause_after(0.1, 2) == 0.2
@@ -133,6 +135,10 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
     # 1,000 bytes in 0.1 s; the log grows by 4,000 a second: 8,000 a second are to come
     assert pause_after(0.1, 6, grew_bytes=1200) == 0.025
     assert pause_after(0.1, 7, grew_bytes=2000) == 0.0, "it grows faster than can be fetched"
+    first.record = msgspec.structs.replace(
+        first.record, settings=msgspec.structs.replace(first.record.settings, min_isr=2)
+    )
+    assert pause_after(0.1, 8) == 0.0, "without it nothing is written"
     assert pause_after(0.1, 19) == 0.0, "hardly anything is missing"
 
 
