@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from natslog.client import NatslogClient
@@ -33,6 +34,18 @@ def test_slow_client_holds_nobody_up(broker: BrokerProcess, client: NatslogClien
 # ---- slow clients of answers that are made in memory ----
 
 _SLOW = 60
+_REWRITTEN = "/v1/streams/orders/messages?columns=value"
+
+
+@contextmanager
+def running_with_orders(folder: Path) -> Iterator[tuple[BrokerProcess, NatslogClient]]:
+    """A broker whose answer to `_REWRITTEN` has nearly 8 MB."""
+    with running(folder) as (server, broker):
+        client = broker.client()
+        client.create_stream("orders", "orders")
+        for at in range(8):
+            publish_acked(server.url, "orders", [b"%d" % at * 990_000])
+        yield broker, client
 
 
 def slow_request(broker: BrokerProcess, path: str) -> socket.socket:
@@ -59,17 +72,12 @@ def files_without_a_name(broker: BrokerProcess) -> int:
 
 
 def test_rewritten_answers_for_many_slow_clients_need_little_memory(own: Path) -> None:
-    with running(own) as (server, broker):
-        client = broker.client()
-        client.create_stream("orders", "orders")
-        for at in range(8):
-            publish_acked(server.url, "orders", [b"%d" % at * 990_000])
-        path = "/v1/streams/orders/messages?columns=value"
-        whole = ask(broker, "GET", path).data
+    with running_with_orders(own) as (broker, client):
+        whole = ask(broker, "GET", _REWRITTEN).data
         assert len(whole) > 6_000_000
         before = anonymous_bytes(broker)
         with ExitStack() as closing:
-            slow = [closing.enter_context(slow_request(broker, path)) for _ in range(_SLOW)]
+            slow = [closing.enter_context(slow_request(broker, _REWRITTEN)) for _ in range(_SLOW)]
             begun = [raw.recv(100) for raw in slow]
             assert all(answer.startswith(b"HTTP/1.1 200") for answer in begun)
             assert files_without_a_name(broker) > _SLOW // 2, "what memory has no room for"
@@ -81,23 +89,18 @@ def test_rewritten_answers_for_many_slow_clients_need_little_memory(own: Path) -
 
 
 def test_answer_for_which_neither_memory_nor_disk_have_room_is_429(own: Path) -> None:
-    with running(own) as (server, broker):
-        client = broker.client()
-        client.create_stream("orders", "orders")
-        for at in range(8):
-            publish_acked(server.url, "orders", [b"%d" % at * 990_000])
+    with running_with_orders(own) as (broker, _):
         broker.kill()
         broker.settings["min_free_bytes"] = 1 << 60
         broker.start()
-        path = "/v1/streams/orders/messages?columns=value"
         with ExitStack() as closing:
-            slow = [closing.enter_context(slow_request(broker, path)) for _ in range(_SLOW)]
+            slow = [closing.enter_context(slow_request(broker, _REWRITTEN)) for _ in range(_SLOW)]
             begun = [raw.recv(100) for raw in slow]
             assert {answer[:12] for answer in begun} == {b"HTTP/1.1 200", b"HTTP/1.1 429"}
-            refused = ask(broker, "GET", path)
+            refused = ask(broker, "GET", _REWRITTEN)
             assert (refused.status, error(refused)["code"]) == (429, "overloaded")
             assert "slow clients" in error(refused)["message"]
-        eventually(lambda: ask(broker, "GET", path).status == 200)
+        eventually(lambda: ask(broker, "GET", _REWRITTEN).status == 200)
 
 
 # ---- clients that leave, and hostile numbers ----

@@ -23,6 +23,7 @@ from natslog.log.checked_file import write_all
 
 IN_MEMORY_BYTES = 64 * 1024 * 1024
 _SLICE_BYTES = 256 * 1024
+_FIRST_BYTES = 4096  # of an answer on disk, with the headers
 
 
 class Answers:
@@ -42,7 +43,7 @@ class Answers:
     async def send(
         self, request: web.Request, body: memoryview, content_type: str, headers: Mapping[str, str]
     ) -> web.StreamResponse:
-        """Args: `body` is released when it was sent, or lies on disk.
+        """Args: `body` is the callee's: it is released when it lies on disk.
 
         Raises:
             Overloaded: neither memory nor disk have room.
@@ -68,7 +69,7 @@ class Answers:
 
     async def _send_from_disk(self, request: web.Request, response: web.StreamResponse, body: memoryview) -> None:
         loop = asyncio.get_running_loop()
-        size_bytes, first = len(body), bytes(body[:_SLICE_BYTES])
+        size_bytes, first = len(body), bytes(body[:_FIRST_BYTES])
         try:
             file = await loop.run_in_executor(self._executor, self._aside, body)
         except OSError as error:

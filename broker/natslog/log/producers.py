@@ -3,8 +3,8 @@
 Theory of operation. The table follows from the marks in the log, on leader and followers alike. A mark is noted when
 the last batch of its run is on stable storage; it stands in `_uncertain` until the high watermark has passed it: until
 then it may be cut, and what stood in the table before counts again. `producers` in the stream's folder holds the table
-as of some offset (a boundary of runs); opening reads the marks from there on. It is written with every new segment,
-though nobody has appended a run yet: so what is read stays about a segment.
+as of some offset (a boundary of runs); opening reads the marks from there on. It is written with every new segment
+but the first, though nobody has appended a run yet: so what is read stays about a segment.
 
 Where that file is damaged, or missing in a log of several segments (of a version that wrote none without a run), the
 table is *partial*: it knows what was noted since this start. It is completed from the headers of the whole log when
@@ -54,17 +54,17 @@ class ProducerTable:
         except CorruptLog as error:
             logger.error("%s. What producers committed is read from the log when it is needed", error.message)
             content = None
-        if content is None and is_short:
-            content = {"as_of": log_start_offset, "producers": []}
-        if content is None:
+        if content is None and not is_short:
             self._unread_below = log_end_offset
             return
-        as_of = min(int(content["as_of"]), log_end_offset)
-        marks = [RunMark(name, *numbers) for name, numbers in content["producers"]]
-        self._settled = OrderedDict((mark.producer, mark) for mark in marks if mark.end <= as_of)
-        self._stored_as_of = as_of
+        known_below = log_start_offset
+        if content is not None:
+            self._stored_as_of = as_of = min(int(content["as_of"]), log_end_offset)
+            marks = [RunMark(name, *numbers) for name, numbers in content["producers"]]
+            self._settled = OrderedDict((mark.producer, mark) for mark in marks if mark.end <= as_of)
+            known_below = max(as_of, log_start_offset)
         try:
-            for mark in self._marks(max(as_of, log_start_offset), log_end_offset):
+            for mark in self._marks(known_below, log_end_offset):
                 self.note(mark, log_end_offset)
         except CorruptLog as error:
             logger.error("what producers committed is known as far as the log can be read: %s", error.message)

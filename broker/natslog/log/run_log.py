@@ -140,7 +140,7 @@ class RunLog(StreamLog):
 
     def _roll(self, now_us: int) -> ActiveSegment:
         fresh = super()._roll(now_us)
-        self.store_producers(though_empty=True)
+        self.store_producers(though_empty=len(self.chain.segments) > 1)
         return fresh
 
     def store_producers(self, *, though_empty: bool = False) -> None:

@@ -269,12 +269,15 @@ def test_log_without_runs_is_not_read_for_its_first_one(log_folder: Path, stop: 
     end = log.log_end_offset
     if stop == "in order":
         log.close()
+    assert (log_folder / "producers").exists() == ("first" not in stop)
     log = open_log(log_folder, SMALL)
     assert len(log.chain.segments) == 1 if "first" in stop else len(log.chain.segments) > 3
     read: list[tuple[int, int]] = []
     log.producers._marks = lambda start, end: iter(read.append((start, end)) or ())  # type: ignore[func-returns-value]
     assert log.committed_batch("first") is None
     assert (log.log_end_offset, read) == (end, [])
+    log.close()
+    assert (log_folder / "producers").exists() == ("first" not in stop), "a short log without runs needs none"
 
 
 def test_least_recently_used_producers_go(log_folder: Path) -> None:
