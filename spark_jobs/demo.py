@@ -47,8 +47,8 @@ from rich.console import Console
 from rich.table import Table
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
-from natslog.publisher import Publisher, Rows
 from natslog.times import format_timestamp_us
 
 EVENTS, ALERTS = "events", "alerts"

@@ -48,9 +48,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
-from natslog.publisher import Publisher
 from natslog.subjects import check_subject, wildcard_regex
 from natslog.units import parse_duration_s
 

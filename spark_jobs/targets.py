@@ -12,9 +12,9 @@ from pyspark.sql import functions as f
 from subject_mapping import SubjectMapping, covers, overlap
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
-from natslog.publisher import Publisher
 from natslog.units import parse_duration_s
 
 MAPPING_HELP = (

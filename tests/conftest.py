@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client import NatslogClient
 from natslog.log import LogOptions, ReplicaLog, StreamLog
 from natslog.model import StreamSettings
 from natslog.nats_server import NatsServer
-from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
-from natslog.schema import HEADERS_TYPE
 from tests.harness import BrokerProcess
 
 STREAM_ID = "ab" * 16

@@ -13,7 +13,7 @@ from pyspark_natslog.versions import check_python_sources
 
 check_python_sources()  # before the line that needs them
 
-from pyspark_natslog.source import DefaultSource  # noqa: E402
+from pyspark_natslog.data_source import DefaultSource  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark_natslog.lag_listener import LagListener

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from natslog.errors import ConfigError
-from pyspark_natslog.lag import StreamLag
+from pyspark_natslog.source.lag import StreamLag
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
-from natslog.publisher import Publisher, Rows
+from natslog.client.publisher import Publisher, Rows
 from tests.bench.cluster_sides import jetstream_cluster_side, natslog_cluster_side, three_brokers
 from tests.bench.pairs import Comparison, compare, console
 from tests.bench.sides import STREAM, SUBJECT, jetstream_stored, raw_publish, scratch

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import NatsServer
-from natslog.publisher import Publisher, Rows
 from tests.bench.cluster_sides import three_brokers
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import STREAM, SUBJECT, raw_publish, scratch

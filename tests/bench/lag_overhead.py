@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from natslog.nats_server import NatsServer
-from pyspark_natslog.schema import spark_schema
-from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.watched_reader import WatchedStreamReader
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.schema import spark_schema
+from pyspark_natslog.source.watched_reader import WatchedStreamReader
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import STREAM, natslog_side, raw_publish, scratch
 from tests.bench.spark_session import spark_session

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.log import LogOptions, StreamLog
 from natslog.model import StreamSettings
-from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
-from natslog.schema import HEADERS_TYPE
 
 _ROWS = 6_000
 _VALUE_BYTES = 1024

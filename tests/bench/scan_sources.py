@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_natslog.schema import spark_schema
-from pyspark_natslog.source_options import SOURCE_COLUMNS
+from pyspark_natslog.source.options import SOURCE_COLUMNS
+from pyspark_natslog.source.schema import spark_schema
 
 BENCH_COLUMNS = SOURCE_COLUMNS
 

@@ -11,8 +11,8 @@ from functools import reduce
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import NatsServer
-from natslog.publisher import Publisher, Rows
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import natslog_side
 from tests.bench.spark_scan import rows_per_second

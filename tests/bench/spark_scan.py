@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from natslog.nats_server import NatsServer
-from pyspark_natslog.schema import to_spark
+from pyspark_natslog.source.schema import to_spark
 from tests.bench.pairs import Comparison, compare
 from tests.bench.scan_sources import BENCH_COLUMNS
 from tests.bench.sides import STREAM, SUBJECT, jetstream_side, natslog_side, raw_publish, scratch

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from natslog.publisher import Publisher, Rows
+from natslog.client.publisher import Publisher, Rows
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import STREAM, SUBJECT, natslog_side, scratch
 from tests.bench.spark_scan import rows_per_second, write_mapped

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import NatslogError
 from natslog.log import LogOptions, StreamLog
 from natslog.log.verify import check_file, files_of
 from natslog.model import StreamSettings
-from natslog.schema import COLUMNS, MESSAGE_SCHEMA
 from tests.chaos.history import FaultEvent, History, Published, Violation, name_of
 from tests.chaos.linearizable import by_name, is_linearizable
 from tests.cluster_harness import Cluster, ClusterBroker

@@ -18,8 +18,8 @@ import nats
 import pyarrow as pa
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
-from natslog.publisher import Publisher, Rows
 from tests.chaos.history import History, MetadataChange, Sample, value_of
 from tests.cluster_harness import Cluster
 

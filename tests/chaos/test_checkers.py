@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from natslog.schema import MESSAGE_SCHEMA
+from natslog.arrow.schema import MESSAGE_SCHEMA
 from tests.chaos import checkers
 from tests.chaos.history import FaultEvent, History, MetadataChange, value_of
 from tests.chaos.linearizable import is_linearizable

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from natslog.appending import Appended, PartUploader
 from natslog.client import ClientOptions, NatslogClient
+from natslog.client.appending import Appended, PartUploader
 from natslog.errors import BrokerUnavailable, NatslogError, PartsMissing
 from tests.cluster_harness import Cluster, running_cluster
 from tests.harness import eventually, running

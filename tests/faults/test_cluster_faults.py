@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import free_port
-from natslog.publisher import Publisher, Rows
 from tests.chaos import damage
 from tests.chaos.checkers import judge, served_copy
 from tests.chaos.history import FaultEvent, History

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import PublishFailed
-from natslog.publisher import Publisher, Rows
 from tests.harness import all_values, eventually, running
 
 KILLS = 10

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
-from natslog.publisher import Publisher, Rows
 from tests.disks import Disk
 from tests.harness import BrokerProcess, all_values, eventually, running
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.consensus import Entry, HardState, Member, Membership, Snapshot
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import write_checked
 from natslog.model import StreamSettings
 from natslog.node.data_dir import Identity
-from natslog.node.raft_store import RaftStore
-from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
-from natslog.schema import HEADERS_TYPE
+from natslog.node.metadata.raft_store import RaftStore
 
 STREAM_ID = "0123456789abcdef" * 2
 COMMITS = [

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.cluster.commands import Proposal
 from natslog.cluster.metadata import Metadata
 from natslog.log import LogOptions, StreamLog
@@ -20,8 +20,8 @@ from natslog.log.verify import check_file, files_of
 from natslog.model import StreamSettings
 from natslog.node.cluster_node import former_metadata
 from natslog.node.data_dir import DataDir
-from natslog.node.raft_store import RaftStore
-from pyspark_natslog.offsets import StreamOffset, from_json, to_json
+from natslog.node.metadata.raft_store import RaftStore
+from pyspark_natslog.source.offsets import StreamOffset, from_json, to_json
 from tests.golden.make import COMMITS, FIRST_US, STREAM_ID
 
 HERE = Path(__file__).parent

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 import urllib3
 
-from natslog.appending import Appended, PartUploader
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client import NatslogClient
+from natslog.client.appending import Appended, PartUploader
 from natslog.errors import InvalidRequest, PartsMissing, PayloadTooLarge, StreamPaused
-from natslog.schema import HEADERS_TYPE
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 

@@ -325,7 +325,7 @@ def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
 
     import aiohttp
 
-    from natslog.node.peer_messages import Challenge, Hello, Refused, decode_frame, encode_frame
+    from natslog.node.peers.messages import Challenge, Hello, Refused, decode_frame, encode_frame
 
     hello = Hello(
         broker=9, url="http://x", directory="d", life=1, cluster_id="", protocol=1, version="", wall_us=0, nonce="n"

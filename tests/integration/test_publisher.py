@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatsUnavailable, PublishFailed
 from natslog.nats_server import NatsServer, free_port
-from natslog.publisher import Publisher, Rows
 from tests.harness import all_values, eventually, with_nats
 
 

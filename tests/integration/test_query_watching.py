@@ -22,13 +22,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import TooManyCursors
 from natslog.nats_server import free_port
-from pyspark_natslog import cursor_mirror
-from pyspark_natslog.cursor_mirror import CursorMirror
-from pyspark_natslog.lag import LagReport
-from pyspark_natslog.offsets import StreamOffset
-from pyspark_natslog.schema import spark_schema
-from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.watched_reader import WatchedStreamReader
+from pyspark_natslog.source import cursor_mirror
+from pyspark_natslog.source.cursor_mirror import CursorMirror
+from pyspark_natslog.source.lag import LagReport
+from pyspark_natslog.source.offsets import StreamOffset
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.schema import spark_schema
+from pyspark_natslog.source.watched_reader import WatchedStreamReader
 from tests.harness import BrokerProcess, eventually, publish_acked, running
 
 LATEST = {"orders": {"id": "a", "offset": 100}, "returns": {"id": "b", "offset": 7}, "new": {"id": "c", "offset": 5}}
@@ -270,8 +270,8 @@ def test_stream_that_was_created_again_is_not_written_and_others_are(
 KILLED = """
 import sys, time
 from natslog.client import ClientOptions
-from pyspark_natslog.cursor_mirror import CursorMirror
-from pyspark_natslog.offsets import StreamOffset
+from pyspark_natslog.source.cursor_mirror import CursorMirror
+from pyspark_natslog.source.offsets import StreamOffset
 url, stream, stream_id = sys.argv[1:]
 mirror = CursorMirror("killed", (url,), ClientOptions())
 for offset in range(1, 51):

@@ -12,10 +12,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from natslog.client import NatslogClient
 from natslog.errors import BrokerUnavailable, DataLoss
-from pyspark_natslog.schema import spark_schema
-from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.splits import OffsetRange, Task
-from pyspark_natslog.stream_reader import StreamReader
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.schema import spark_schema
+from pyspark_natslog.source.splits import OffsetRange, Task
+from pyspark_natslog.source.stream_reader import StreamReader
 from tests.harness import BrokerProcess, publish_acked, running
 
 

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from natslog import client as client_module
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client import NatslogClient
+from natslog.client import client as client_module
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import DataLoss
-from natslog.publisher import Publisher, Rows
-from natslog.schema import HEADERS_TYPE
-from pyspark_natslog.reader import BatchReader
-from pyspark_natslog.schema import spark_schema
-from pyspark_natslog.source_options import SourceOptions
-from pyspark_natslog.splits import Task
-from pyspark_natslog.stream_reader import StreamReader
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.reader import BatchReader
+from pyspark_natslog.source.schema import spark_schema
+from pyspark_natslog.source.splits import Task
+from pyspark_natslog.source.stream_reader import StreamReader
 from tests.harness import BrokerProcess, publish_acked
 
 
@@ -171,7 +171,7 @@ def test_too_few_rows_wait_until_the_delay_is_over(
     broker: BrokerProcess, nats_url: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("pyspark_natslog.admission.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("pyspark_natslog.source.admission.time.monotonic", lambda: now_s)
     options = {"stream": f"{family}-a", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     reader = reader_of(broker, **options)
     assert isinstance(reader.getDefaultReadLimit(), ReadMinRows)

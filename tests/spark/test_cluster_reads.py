@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from natslog.publisher import Publisher
+from natslog.client.publisher import Publisher
 from natslog.wire.outgoing_rows import Rows
 from tests.cluster_harness import Cluster, ClusterBroker, ClusterOptions
 from tests.harness import eventually

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import free_port
-from natslog.publisher import Publisher, Rows
 from natslog.times import format_timestamp_us
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked
 from tests.spark.job_processes import RUN_WITHIN_S, run, running_job

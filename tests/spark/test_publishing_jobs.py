@@ -20,8 +20,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
-from natslog.publisher import Publisher, Rows
 from natslog.times import format_timestamp_us
 from tests.harness import BrokerProcess, all_values, eventually
 from tests.spark.job_processes import RUN_WITHIN_S, run, running_job

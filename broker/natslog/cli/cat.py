@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from natslog.arrow.messages_json import json_line
+from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.cli.common import global_of, position_of
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest
-from natslog.messages_json import json_line
-from natslog.schema import MESSAGE_SCHEMA
 
 _WAIT_MS = 20_000
 _FOLLOW_PATIENCE_S = 120.0

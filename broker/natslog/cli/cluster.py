@@ -186,7 +186,7 @@ def recover(
     What only the lost brokers had is gone, acked messages included. Old brokers cannot join with their old folders.
     """
     try:
-        from natslog.node.recover import recover as recover_folder
+        from natslog.node.metadata.recover import recover as recover_folder
     except ImportError as error:
         raise ConfigError(f"this needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
     planned = recover_folder(folder, is_dry_run=True)

@@ -19,10 +19,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
+from natslog.client.publisher import Publisher, Rows
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
 from natslog.model import Ack
-from natslog.publisher import Publisher, Rows
 from natslog.wire.link import NatsCredentials
 
 _CHUNK_ROWS = 4000

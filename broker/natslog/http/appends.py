@@ -19,9 +19,9 @@ from aiohttp import web
 from natslog.errors import InvalidRequest, PartsMissing, PayloadTooLarge
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.ingest.staged_rows import RowRules
-from natslog.node.appending import Commit, commit
-from natslog.node.staging import BatchKey, PartName
-from natslog.node.stream import HostedStream
+from natslog.node.replicas.direct_append import Commit, commit
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.writes.staging import BatchKey, PartName
 from natslog.subjects import check_name, check_subject, covers
 
 routes = web.RouteTableDef()

@@ -12,8 +12,8 @@ from natslog.http.context import BROKER, broker_of, leading, query
 from natslog.http.streams import json_body
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
-from natslog.node.links import LINK_PATH, serve_link
-from natslog.node.peer_messages import MAX_FRAME_BYTES
+from natslog.node.peers.links import LINK_PATH, serve_link
+from natslog.node.peers.messages import MAX_FRAME_BYTES
 
 routes = web.RouteTableDef()
 

@@ -12,7 +12,7 @@ from natslog.http.answers import Answers
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
-from natslog.node.stream import HostedStream
+from natslog.node.replicas.stream import HostedStream
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")

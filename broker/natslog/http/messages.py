@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from aiohttp import web
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.messages_json import json_line
+from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, InvalidRequest
 from natslog.http.context import ANSWERS, broker_of, leading, position, query, whole
 from natslog.log import ReadPlan, StreamLog
-from natslog.messages_json import json_line
-from natslog.node.stream import HostedStream
-from natslog.schema import COLUMNS, MESSAGE_SCHEMA
+from natslog.node.replicas.stream import HostedStream
 from natslog.subjects import check_subject, wildcard_regex
 
 routes = web.RouteTableDef()

@@ -14,8 +14,8 @@ from natslog.errors import natslog_version
 from natslog.http.context import BROKER
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
-from natslog.node.lags import CursorLag
-from natslog.node.stream import HostedStream
+from natslog.node.replicas.lags import CursorLag
+from natslog.node.replicas.stream import HostedStream
 
 routes = web.RouteTableDef()
 

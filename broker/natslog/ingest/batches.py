@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from natslog.row_buffers import RowBuffers
+from natslog.arrow.row_buffers import RowBuffers
 from natslog.wire import kernels, kernels_ids
 from natslog.wire.frames import Frames
 from natslog.wire.layout import (

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from natslog.schema import rows_of_items
+from natslog.arrow.schema import rows_of_items
 from natslog.wire import kernels_ids
 
 Ids = npt.NDArray[np.uint64]

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import InvalidRequest
-from natslog.row_buffers import PAYLOAD_SCHEMA
-from natslog.schema import HEADERS_TYPE
 from natslog.subjects import MAX_SUBJECT_BYTES, wildcard_regex
 
 GROUPED_BYTES = 8 * 1024 * 1024

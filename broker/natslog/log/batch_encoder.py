@@ -21,10 +21,10 @@ import pyarrow as pa
 from crc32c import crc32c
 from flatbuffers.table import Table
 
-from natslog import ipc
-from natslog.row_buffers import BUFFERS, NODES, Buffer, RowBuffers
-from natslog.run_marks import RunMark
-from natslog.schema import MESSAGE_SCHEMA
+from natslog.arrow import ipc
+from natslog.arrow.row_buffers import BUFFERS, NODES, Buffer, RowBuffers
+from natslog.arrow.run_marks import RunMark
+from natslog.arrow.schema import MESSAGE_SCHEMA
 
 _ALIGNMENT = 8
 _ZEROS = memoryview(bytes(_ALIGNMENT))

@@ -12,8 +12,8 @@ from typing import Any
 import flatbuffers
 import pyarrow as pa
 
+from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.log.batch_index import BatchIndex
-from natslog.schema import MESSAGE_SCHEMA
 
 FILE_MAGIC = b"ARROW1"
 _METADATA_V5 = 4

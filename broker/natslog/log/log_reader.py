@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex

@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog
 from natslog.log.chain import SegmentChain
 from natslog.log.recovery import Damage, scan_segment

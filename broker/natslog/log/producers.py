@@ -21,9 +21,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog
 from natslog.log.checked_file import read_checked, write_checked
-from natslog.run_marks import RunMark
 
 logger = logging.getLogger("natslog.log")
 

@@ -24,7 +24,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import read_at
 

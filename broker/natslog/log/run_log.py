@@ -16,14 +16,14 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.row_buffers import RowBuffers
+from natslog.arrow.run_marks import RunMark
 from natslog.log.batch_encoder import EncodedBatch, encode_rows
 from natslog.log.producers import ProducerTable
 from natslog.log.segment import ActiveSegment, damage, read_at
 from natslog.log.stream_log import LogOptions, StreamLog
 from natslog.model import StreamSettings
-from natslog.row_buffers import RowBuffers
-from natslog.run_marks import RunMark
 
 logger = logging.getLogger("natslog.log")
 

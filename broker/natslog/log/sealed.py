@@ -20,13 +20,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import write_all
 from natslog.log.footer import FILE_MAGIC, footer_bytes
 from natslog.log.segment import ActiveSegment, damage, file_header, read_at, read_batch
-from natslog.run_marks import RunMark
 
 MERGED_ROWS = 64 * 1024
 MERGED_BYTES = 8 * 1024 * 1024

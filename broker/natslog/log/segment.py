@@ -15,12 +15,12 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import sync_folder, write_all
-from natslog.schema import MESSAGE_SCHEMA
 
 FILE_MAGIC = b"ARROW1\0\0"
 ACTIVE_SUFFIX = ".active"

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from natslog.arrow.row_buffers import RowBuffers
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
@@ -34,7 +35,6 @@ from natslog.log.retention import expired_count
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment
 from natslog.model import Epoch, StreamSettings
-from natslog.row_buffers import RowBuffers
 
 logger = logging.getLogger("natslog.log")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from crc32c import crc32c
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog, NatslogError
 from natslog.log.checked_file import read_checked
 from natslog.log.recovery import scan_segment

@@ -33,14 +33,14 @@ from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
-from natslog.node.fetch_sessions import FetchSession
-from natslog.node.hosting import Hosting
-from natslog.node.ingest_memory import IngestMemory
-from natslog.node.lags import Lags
-from natslog.node.peer_messages import FetchRequest, HandOver, Hello
-from natslog.node.staging import Staging
-from natslog.node.stream import HostedStream
-from natslog.node.upkeep import Upkeep
+from natslog.node.peers.messages import FetchRequest, HandOver, Hello
+from natslog.node.replicas.fetch_sessions import FetchSession
+from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.lags import Lags
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.upkeep import Upkeep
+from natslog.node.writes.ingest_memory import IngestMemory
+from natslog.node.writes.staging import Staging
 from natslog.subjects import check_name
 from natslog.wire.link import NatsCredentials, NatsLink
 

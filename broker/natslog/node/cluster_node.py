@@ -28,13 +28,13 @@ from natslog.consensus import Member, Message, require_safe_change
 from natslog.errors import ClusterMismatch, CorruptLog, InvalidRequest, NatslogError, NotMetadataLeader
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
-from natslog.node.admission import SAY_EVERY_MS, Admission
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import DataDir
-from natslog.node.links import DialledLink, Links
-from natslog.node.metadata_group import MetadataGroup, founding_snapshot
-from natslog.node.metadata_leading import MetadataLeading
-from natslog.node.peer_messages import (
+from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
+from natslog.node.metadata.group import MetadataGroup, founding_snapshot
+from natslog.node.metadata.leader import MetadataLeading
+from natslog.node.peers.links import DialledLink, Links
+from natslog.node.peers.messages import (
     Answered,
     Ask,
     FetchRequest,

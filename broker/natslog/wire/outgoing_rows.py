@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.schema import rows_of_items
 from natslog.errors import PublishFailed
-from natslog.schema import rows_of_items
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire import kernels_out
 from natslog.wire.outgoing import Sequences, header_lines, publish_frames, sent_bytes, texts_of

@@ -15,7 +15,7 @@ from natslog.errors import MalformedPayload
 from natslog.wire.compiled import HAVE_NUMBA
 from pyspark_natslog.payload.options import PayloadOptions
 from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
-from pyspark_natslog.schema import METADATA_COLUMNS, to_spark
+from pyspark_natslog.source.schema import METADATA_COLUMNS, to_spark
 
 logger = logging.getLogger("pyspark_natslog")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.ingest import dedupe
 from natslog.ingest.dedupe import DedupeWindow, ids_of_headers
-from natslog.schema import HEADERS_TYPE
 from natslog.wire import kernels_ids
 
 

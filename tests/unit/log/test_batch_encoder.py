@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
+from natslog.arrow.schema import HEADERS_TYPE, MESSAGE_SCHEMA
 from natslog.log.batch_encoder import encode_rows, stores_headers
-from natslog.row_buffers import PAYLOAD_SCHEMA, RowBuffers
-from natslog.schema import HEADERS_TYPE, MESSAGE_SCHEMA
 from tests.conftest import rows
 
 pairs = st.fixed_dictionaries({"key": st.text(max_size=5), "value": st.text(max_size=9)})

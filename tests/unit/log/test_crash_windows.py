@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog, StorageFull, StorageUnavailable
 from natslog.log import LogOptions
 from natslog.log.sealed import read_footer_index

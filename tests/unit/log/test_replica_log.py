@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.segment import read_at
 from natslog.model import Epoch
-from natslog.node.fetch_sessions import from_offset
+from natslog.node.replicas.fetch_sessions import from_offset
 from tests.conftest import open_log, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)

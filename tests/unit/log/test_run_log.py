@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from natslog import ipc
+from natslog.arrow import ipc
+from natslog.arrow.row_buffers import RowBuffers
+from natslog.arrow.run_marks import RunMark, find_mark
 from natslog.errors import StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.producers import ProducerTable
 from natslog.log.verify import check_file
-from natslog.row_buffers import RowBuffers
-from natslog.run_marks import RunMark, find_mark
 from tests.conftest import open_log, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from natslog import ipc
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
 from natslog.log import LogOptions
 from tests.conftest import decoded, open_log, rows, stored_values

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from natslog.schema import HEADERS_TYPE
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.wire.outgoing import sent_bytes
 from natslog.wire.outgoing_rows import Rows
 

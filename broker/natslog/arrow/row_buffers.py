@@ -1,0 +1,98 @@
+"""Rows on their way to a log, as the buffers an Arrow IPC body is made of: no Arrow object on the commit path.
+
+The columns are those of the message schema without what the leader adds (offset and timestamp). Buffers stand in
+Arrow's depth-first order, each the exact length that Arrow wants, none padded:
+
+    subject     validity (None), offsets, data
+    key         validity, offsets, data
+    headers     validity, offsets; of the pairs: validity (None); of their keys and values: validity, offsets, data each
+    value       validity (None), offsets, data
+
+Source: Arrow columnar format, "RecordBatch message".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from natslog.arrow.schema import MESSAGE_SCHEMA
+
+Buffer: TypeAlias = Any
+"""Anything with the buffer protocol, in bytes; None where Arrow leaves a buffer out."""
+
+PAYLOAD_SCHEMA = pa.schema(list(MESSAGE_SCHEMA)[2:])
+"""`subject`, `key`, `headers`, `value`."""
+
+NODES = 7
+BUFFERS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuffers:
+    """Rows as buffers. Whoever made them may reuse them once the rows are committed.
+
+    Attributes:
+        rows: at least one.
+        nodes: (length, null count) of subject, key, headers, pairs, pair keys, pair values, value.
+        buffers: the buffers of these, in order: `BUFFERS` of them.
+    """
+
+    rows: int
+    nodes: Sequence[tuple[int, int]]
+    buffers: Sequence[Buffer]
+
+    def __post_init__(self) -> None:
+        assert len(self.nodes) == NODES, "a node for each field, nested ones too"
+        assert len(self.buffers) == BUFFERS, "each buffer has its place"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memoryview(buffer).nbytes for buffer in self.buffers if buffer is not None)
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> RowBuffers:
+        """Of a record batch of `PAYLOAD_SCHEMA` that is no slice; nothing is copied."""
+        assert batch.schema.equals(PAYLOAD_SCHEMA), f"not the payload schema: {batch.schema}"
+        nodes: list[tuple[int, int]] = []
+        buffers: list[Buffer] = []
+        for column in batch.columns:
+            assert column.offset == 0, "a slice's buffers begin elsewhere"
+            _collect_nodes(column, nodes)
+            buffers += column.buffers()
+        return cls(batch.num_rows, nodes, buffers)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The same rows as Arrow columns over the same buffers."""
+        buffers = [None if buffer is None else pa.py_buffer(buffer) for buffer in self.buffers]
+        (_, subject), (_, key), (_, headers), (_, pairs), (_, pair_key), (_, pair_value), (_, value) = self.nodes
+        pair_rows = self.nodes[3][0]
+        pair_type = PAYLOAD_SCHEMA.field("headers").type.value_type
+        children = [
+            pa.Array.from_buffers(pa.string(), pair_rows, buffers[9:12], pair_key),
+            pa.Array.from_buffers(pa.string(), pair_rows, buffers[12:15], pair_value),
+        ]
+        entries = pa.Array.from_buffers(pair_type, pair_rows, buffers[8:9], pairs, children=children)
+        header_type = PAYLOAD_SCHEMA.field("headers").type
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.Array.from_buffers(pa.string(), self.rows, buffers[0:3], subject),
+                pa.Array.from_buffers(pa.binary(), self.rows, buffers[3:6], key),
+                pa.Array.from_buffers(header_type, self.rows, buffers[6:8], headers, children=[entries]),
+                pa.Array.from_buffers(pa.binary(), self.rows, buffers[15:18], value),
+            ],
+            schema=PAYLOAD_SCHEMA,
+        )
+
+
+def _collect_nodes(column: pa.Array[Any], nodes: list[tuple[int, int]]) -> None:
+    """Depth first, as Arrow writes field nodes."""
+    nodes.append((len(column), column.null_count))
+    if pa.types.is_list(column.type):
+        _collect_nodes(column.values, nodes)
+    elif pa.types.is_struct(column.type):
+        for index in range(column.type.num_fields):
+            _collect_nodes(column.field(index), nodes)

@@ -1,0 +1,188 @@
+"""Direct appends, the client's side: rows staged in parts of a bounded size, then committed together, once.
+
+    with NatslogClient("http://127.0.0.1:9292") as client:
+        uploader = PartUploader(client, "orders", "nightly-load", 42, subject="orders.new")
+        for batch in batches:
+            uploader.add(batch)
+        client.commit_append("orders", "nightly-load", 42, uploader.finish())
+
+A part is an Arrow IPC stream of some megabytes, made in memory and sent while the next one fills, so that it can be
+sent again, to another broker too. A commit may be asked for again as well: the broker knows what it appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+
+from natslog.client.asking import Asker
+
+PART_BYTES = 16 * 1024 * 1024
+_PIECE_BYTES = 8 * 1024 * 1024
+_COMMIT_TIMEOUT_S = 120.0
+
+
+class StagedPart(msgspec.Struct, frozen=True):
+    """A part as its upload was answered: what a commit names."""
+
+    part: str
+    attempt: int
+    rows: int
+    digest: str
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """Offsets `[start, end)` hold the batch's rows; both are None for a batch older than the producer's last one.
+
+    `duplicate`: it had been committed before.
+    """
+
+    start: int | None
+    end: int | None
+    duplicate: bool
+
+
+class LastAppend(msgspec.Struct, frozen=True):
+    """The batch that a producer committed last (None: none is known), and brokers to upload to."""
+
+    batch: int | None
+    start: int | None
+    end: int | None
+    urls: tuple[str, ...] = ()
+
+
+class AppendAsker(Asker):
+    """The calls themselves; rows go through `PartUploader`."""
+
+    def last_append(self, name: str, producer: str) -> LastAppend:
+        """Raises StreamNotFound."""
+        return msgspec.convert(self._json("GET", _path(name, producer)), LastAppend)
+
+    def stage_part(
+        self,
+        name: str,
+        producer: str,
+        batch: int,
+        part: str,
+        data: Any,
+        *,
+        attempt: int = 0,
+        subject: str | None = None,
+        prefer: Sequence[str] = (),
+    ) -> StagedPart:
+        """Uploads one part: an Arrow IPC stream, in memory.
+
+        Args:
+            attempt: attempts at a part replace nothing of each other. `subject`: of rows without that column.
+
+        Raises:
+            InvalidRequest: a column or row is not what it must be. PayloadTooLarge: more than one run may have.
+        """
+        path = f"{_path(name, producer, batch)}/parts/{quote(part, safe='')}"
+        query = {"attempt": attempt, "subject": subject}
+        return msgspec.convert(self._json("PUT", path, query=query, body=memoryview(data), prefer=prefer), StagedPart)
+
+    def commit_append(
+        self, name: str, producer: str, batch: int, parts: Sequence[StagedPart], *, prefer: Sequence[str] = ()
+    ) -> Appended:
+        """Appends the parts' rows as one run; returns when it is committed. Whatever else was staged is dropped.
+
+        Raises:
+            PartsMissing: they are not (all) at the broker that leads: stage the batch again.
+        """
+        body = {"parts": [msgspec.to_builtins(part) for part in parts]}
+        timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
+        path = _path(name, producer, batch)
+        return msgspec.convert(self._json("POST", path, body=body, prefer=prefer, timeout_s=timeout_s), Appended)
+
+    def abort_append(self, name: str, producer: str, batch: int) -> None:
+        """Drops what is staged of a batch; what is committed stays."""
+        self._ask("DELETE", _path(name, producer, batch))
+
+
+def _path(name: str, producer: str, batch: int | None = None) -> str:
+    path = f"/v1/streams/{quote(name, safe='') or '-'}/appends/{quote(producer, safe='') or '-'}"
+    return path if batch is None else f"{path}/{batch}"
+
+
+class PartUploader:
+    """Stages the rows of one task of a batch: one part is sent while the next one fills; two are in memory.
+
+    Args:
+        label: begins the names of its parts, which must be its own within the batch.
+        subject: of rows without a column `subject`; None: the stream's own, where that is no wildcard.
+    """
+
+    def __init__(
+        self,
+        client: AppendAsker,
+        stream: str,
+        producer: str,
+        batch: int,
+        *,
+        label: str = "0",
+        attempt: int = 0,
+        subject: str | None = None,
+    ) -> None:
+        self._client, self._stream, self._producer, self._batch = client, stream, producer, batch
+        self._label, self._attempt, self._subject = label, attempt, subject
+        self._prefer: tuple[str, ...] | None = None
+        self._sink: pa.BufferOutputStream | None = None
+        self._writer: Any = None
+        self._sent = 0
+        self._staged: list[StagedPart] = []
+        self._sending: Future[StagedPart] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="natslog-append")
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Raises as `stage_part`, of rows given before."""
+        most = max(1, rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, most):
+            if self._sink is None:
+                self._sink = pa.BufferOutputStream()
+                self._writer = pa.ipc.new_stream(self._sink, rows.schema)
+            self._writer.write_batch(rows.slice(start, most))
+            if self._sink.tell() >= PART_BYTES:
+                self._send()
+
+    def _send(self) -> None:
+        assert self._sink is not None, "there is a part to be sent"
+        self._writer.close()
+        data, self._sink = self._sink.getvalue(), None
+        self._wait()
+        part, self._sent = f"{self._label}-{self._sent}", self._sent + 1
+        self._sending = self._thread.submit(self._upload, part, data)
+
+    def _upload(self, part: str, data: pa.Buffer) -> StagedPart:
+        if self._prefer is None:
+            self._prefer = self._client.last_append(self._stream, self._producer).urls
+        return self._client.stage_part(
+            self._stream,
+            self._producer,
+            self._batch,
+            part,
+            data,
+            attempt=self._attempt,
+            subject=self._subject,
+            prefer=self._prefer,
+        )
+
+    def _wait(self) -> None:
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            self._staged.append(sending.result())
+
+    def finish(self) -> list[StagedPart]:
+        """What the commit must name. Raises as `stage_part`."""
+        try:
+            if self._sink is not None:
+                self._send()
+            self._wait()
+            return self._staged
+        finally:
+            self._thread.shutdown(wait=True)

@@ -1,0 +1,331 @@
+"""Blocking client of the HTTP API, for the connector, notebooks and the command line.
+
+    client = NatslogClient("http://127.0.0.1:9292")
+    for batch in client.read("orders", start=0):
+        print(batch.num_rows)
+
+Every request may go to any broker; all are tried before it fails. Batches that come as stored are proven by their own
+CRC32C before they are handed on, so damage is found wherever it happened between the leader's memory and here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import urllib3
+
+from natslog.arrow import ipc
+from natslog.client.appending import AppendAsker
+from natslog.client.asking import LEADER_WITHIN_S, LONGEST_WAIT, ClientOptions, parse_servers
+from natslog.client.cursors import CursorCalls
+from natslog.errors import (
+    CorruptLog,
+    NatslogError,
+    OffsetOutOfRange,
+    StreamRecreated,
+    from_json,
+)
+from natslog.model import Split
+
+__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
+
+FETCH_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer to a fetch: rows within the range asked for, and where to go on."""
+
+    batches: list[pa.RecordBatch]
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+    stream_id: str
+
+
+class NatslogClient(AppendAsker, CursorCalls):
+    """Talks to a cluster: see `Asker` for where and how."""
+
+    # ---- cluster and streams ----
+
+    def cluster(self) -> dict[str, Any]:
+        """`{cluster_id, metadata_leader, brokers, version}`."""
+        return dict(self._json("GET", "/v1/cluster"))
+
+    def streams(self, *, pattern: str | None = None, group: str | None = None) -> list[dict[str, Any]]:
+        """All streams, by name; of those with names like the glob `pattern`, or of a group, where that is given."""
+        return list(self._json("GET", "/v1/streams", query={"pattern": pattern, "group": group}))
+
+    def stream(self, name: str) -> dict[str, Any]:
+        """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).
+
+        Raises:
+            StreamNotFound.
+        """
+        return dict(self._json("GET", f"/v1/streams/{_quoted(name)}"))
+
+    def position(self, name: str) -> dict[str, Any]:
+        """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
+
+        Raises:
+            StreamNotFound. NoLeader, CorruptLog, …: why nobody can say where it stands.
+        """
+        attempt, patient_until = 0, time.monotonic() + max(self.options.patience_s, LEADER_WITHIN_S)
+        while "high_watermark" not in (body := self.stream(name)):
+            error = from_json({"error": body.get("problem", {})})
+            if not error.retriable or time.monotonic() > patient_until:
+                raise error
+            time.sleep(self.options.retry_interval_s * min(2**attempt, LONGEST_WAIT))
+            attempt += 1
+        return body
+
+    def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
+        """Creates it, or finds it there with the same settings.
+
+        Args:
+            settings: as in the HTTP API: `max_age="7d"`, `max_bytes`, `max_messages`, `group`, `compression`, …
+
+        Raises:
+            StreamConflict: it is there with other settings.
+            InvalidRequest: a name, subject or setting is wrong.
+        """
+        return dict(self._json("POST", "/v1/streams", body={"name": name, "subject": subject} | settings))
+
+    def edit_stream(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Changes settings (or `paused=True`); the rest stays."""
+        return dict(self._json("PATCH", f"/v1/streams/{_quoted(name)}", body=settings))
+
+    def delete_stream(self, name: str) -> None:
+        """Raises StreamNotFound."""
+        self._ask("DELETE", f"/v1/streams/{_quoted(name)}")
+
+    def offset_at(self, name: str, timestamp: str | int) -> tuple[int, str | None]:
+        """The first offset at or after a time (ISO-8601 or epoch ms) and that message's time; beyond the newest one the
+        high watermark and None.
+        """
+        found = self._json("GET", f"/v1/streams/{_quoted(name)}/offsets", query={"timestamp": timestamp})
+        return int(found["offset"]), found["timestamp"]
+
+    def splits(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int | None = None,
+        max_rows: int | None = None,
+        min_splits: int = 1,
+        read_from: str | None = None,
+        rack: str | None = None,
+    ) -> list[Split]:
+        """`[start, end)` cut for parallel readers.
+
+        Args:
+            read_from: which replicas come first in each split's URLs: `nearest` (of `rack`), `leader` or `any`.
+
+        Raises:
+            OffsetOutOfRange.
+        """
+        query: dict[str, Any] = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows}
+        query |= {"min_splits": min_splits, "read_from": read_from, "rack": rack}
+        return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
+
+    def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
+        """About how many stored bytes `[start, end)` takes; with `max_bytes`, as much of it as they hold, but a row.
+
+        Returns:
+            The end reached, and the bytes up to it.
+
+        Raises:
+            OffsetOutOfRange.
+        """
+        query = {"start": start, "end": end, "max_bytes": max_bytes}
+        found = self._json("GET", f"/v1/streams/{_quoted(name)}/extent", query=query)
+        return int(found["end"]), int(found["bytes"])
+
+    # ---- operators ----
+
+    def add_broker(self, url: str) -> dict[str, Any]:
+        """Makes the blank broker at this URL a member of the cluster; returns it as the cluster shows it."""
+        return dict(self._json("POST", "/v1/cluster/brokers", body={"url": url}))
+
+    def drain_broker(self, number: int, draining: bool = True) -> dict[str, Any]:
+        """Moves its replicas and leaderships to others, bit by bit; False: it may keep some again."""
+        return dict(self._json("PATCH", f"/v1/cluster/brokers/{number}", body={"draining": draining}))
+
+    def remove_broker(self, number: int, *, force: bool = False) -> None:
+        """Out of the cluster. Without `force` it must keep nothing any more."""
+        self._ask("DELETE", f"/v1/cluster/brokers/{number}", query={"force": "true" if force else None})
+
+    def transfer_metadata(self, to: int) -> None:
+        """Hands the metadata leadership to this broker."""
+        self._ask("POST", "/v1/cluster/transfer", body={"to": to})
+
+    def transfer_stream(self, name: str, to: int) -> None:
+        """Hands a stream to another in-sync replica, in order."""
+        self._ask("POST", f"/v1/streams/{_quoted(name)}/leader", body={"to": to})
+
+    def move_stream(self, name: str, brokers: Sequence[int]) -> None:
+        """Brings a stream's replicas onto these brokers, the preferred leader first; returns when it has begun."""
+        self._ask("PUT", f"/v1/streams/{_quoted(name)}/replicas", body={"brokers": list(brokers)})
+
+    # ---- messages ----
+
+    def fetch(
+        self,
+        name: str,
+        start: int,
+        end: int | None = None,
+        *,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 0,
+        subject: str | None = None,
+        columns: Sequence[str] | None = None,
+        prefer: Sequence[str] = (),
+        expected_id: str | None = None,
+    ) -> Fetched:
+        """One answer: rows of `[start, end)` from `start` on, at most about `max_bytes`.
+
+        Args:
+            wait_ms: wait so long for new messages where `start` is the high watermark.
+            subject: NATS wildcard, applied at the broker. `columns`: projection, likewise.
+            prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
+
+        Raises:
+            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable.
+        """
+        query = {
+            "start": start,
+            "end": end,
+            "max_bytes": max_bytes,
+            "wait_ms": wait_ms or None,
+            "subject": subject,
+            "columns": ",".join(columns) if columns is not None else None,
+        }
+        timeout_s = self.options.timeout_s + wait_ms / 1000
+        path = f"/v1/streams/{_quoted(name)}/messages"
+        ask = partial(self._ask, "GET", path, query=query, timeout_s=timeout_s)
+        try:
+            fetched = _fetched(ask(prefer=prefer), name, start)
+        except CorruptLog:  # garbled on its way, if not on that broker: another one's answer tells
+            fetched = _fetched(ask(prefer=[*prefer[1:], *self.servers]), name, start)
+        if expected_id is not None and fetched.stream_id != expected_id:
+            raise StreamRecreated(
+                f"stream {name!r} was deleted and created again (id {fetched.stream_id}, not {expected_id}): "
+                "positions in the old one mean nothing in the new one",
+                stream=name,
+            )
+        return fetched
+
+    def read(
+        self,
+        name: str,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        subject: str | None = None,
+        columns: Sequence[str] | None = None,
+        prefer: Sequence[str] = (),
+        expected_id: str | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows of `[start, end)`, batch by batch; from the log start and to the present high watermark by default.
+
+        While the caller works on one answer, the next one is fetched: two of `FETCH_BYTES` are in memory.
+
+        Raises:
+            As `fetch`.
+        """
+        if start is None or end is None:
+            info = self.position(name)
+            start = info["log_start_offset"] if start is None else start
+            end = info["high_watermark"] if end is None else end
+        answers = self.answers(
+            name, start, end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
+        )
+        for fetched in answers:
+            yield from fetched.batches
+
+    def answers(self, name: str, start: int, end: int, **asked: Any) -> Iterator[Fetched]:
+        """The same, answer by answer: each says where the next one begins.
+
+        Args:
+            asked: as for `fetch`.
+
+        Raises:
+            As `fetch`.
+        """
+        fetch = partial(self.fetch, name, end=end, **asked)
+        coming = _in_background(partial(fetch, start)) if start < end else None
+        while coming is not None:
+            fetched, coming = coming.result(), None
+            if fetched.next_offset <= start:
+                raise OffsetOutOfRange(
+                    f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was",
+                    offset=start,
+                    log_start_offset=fetched.log_start_offset,
+                    high_watermark=fetched.high_watermark,
+                )
+            start = fetched.next_offset
+            if start < end:
+                coming = _in_background(partial(fetch, start))
+            yield fetched
+
+
+def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
+    """Runs it in a thread that nobody waits for when the process, or the reader, ends first."""
+    future: Future[Fetched] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="natslog-read-ahead", daemon=True).start()
+    return future
+
+
+def _fetched(response: urllib3.BaseHTTPResponse, name: str, start: int) -> Fetched:
+    headers, data = response.headers, response.data
+    if "Natslog-Next-Offset" not in headers:
+        raise NatslogError("the answer has no Natslog headers; is that a natslog broker?")
+    next_offset = int(headers["Natslog-Next-Offset"])
+    if headers["Natslog-Batches"] == "whole":
+        batches = _sliced(data, f"stream {name!r}", start, next_offset)
+    else:
+        try:
+            batches = [batch for batch in pa.ipc.open_stream(data) if batch.num_rows]
+        except pa.ArrowInvalid as error:
+            raise NatslogError(f"the answer is no Arrow stream ({error}); is that a natslog broker?") from error
+    return Fetched(
+        batches,
+        next_offset,
+        int(headers["Natslog-High-Watermark"]),
+        int(headers["Natslog-Log-Start-Offset"]),
+        headers["Natslog-Stream-Id"],
+    )
+
+
+def _sliced(data: bytes, source: str, start: int, end: int) -> list[pa.RecordBatch]:
+    """The batches without the rows outside the range; nothing is copied."""
+    batches, covered = [], start
+    for header, message in ipc.split_messages(data, source=source):
+        low, high = max(start, header.base_offset), min(end, header.end_offset)
+        if low != covered:
+            raise CorruptLog(f"{source}: offsets {covered} to {low} are missing in the answer", start=covered, end=low)
+        batches.append(ipc.decode_batch(message).slice(low - header.base_offset, high - low))
+        covered = high
+    return batches
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="") or "-"

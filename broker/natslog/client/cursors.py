@@ -1,0 +1,65 @@
+"""The client's calls about cursors and lag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from natslog.client.asking import Asker
+
+
+class CursorCalls(Asker):
+    """A part of `NatslogClient`."""
+
+    def cursors(self, *, consumer: str | None = None, stream: str | None = None) -> list[dict[str, Any]]:
+        """All, or those of one consumer or stream, each with its `lag` (None where the stream has no leader now)."""
+        return list(self._json("GET", "/v1/cursors", query={"consumer": consumer, "stream": stream}))
+
+    def cursor(self, consumer: str, stream: str) -> dict[str, Any]:
+        """`{consumer, stream, id, offset, timestamp, rewound, lag}`.
+
+        Raises:
+            StreamNotFound, CursorNotFound.
+        """
+        return dict(self._json("GET", _path(consumer, stream)))
+
+    def set_cursor(self, consumer: str, stream: str, offset: int, *, expected_id: str | None = None) -> dict[str, Any]:
+        """Says that the next offset `consumer` has not read is `offset`.
+
+        Args:
+            expected_id: the stream's id, if it must still be that one.
+
+        Raises:
+            StreamNotFound, StreamRecreated, TooManyCursors. InvalidRequest: a wrong name or offset.
+        """
+        body: dict[str, Any] = {"offset": offset} | ({} if expected_id is None else {"id": expected_id})
+        return dict(self._json("PUT", _path(consumer, stream), body=body))
+
+    def delete_cursor(self, consumer: str, stream: str) -> None:
+        """Raises StreamNotFound, CursorNotFound."""
+        self._json("DELETE", _path(consumer, stream))
+
+    def lag(self, name: str, offset: int | str | None = None, *, cursor: str | None = None) -> dict[str, Any]:
+        """What waits behind an offset (`earliest` and `latest` too), or behind a consumer's cursor.
+
+        Returns:
+            `{offset, rows, bytes, seconds, lost_rows, beyond_rows, log_start_offset, high_watermark, id}`.
+
+        Raises:
+            StreamNotFound, CursorNotFound.
+        """
+        query = {"offset": offset, "cursor": cursor}
+        return dict(self._json("GET", f"/v1/streams/{_quoted(name)}/lag", query=query))
+
+    def lags(self, positions: Mapping[str, int]) -> dict[str, dict[str, Any] | None]:
+        """The lag behind an offset at each of several streams; None where one has no leader now, or is not there."""
+        return dict(self._json("POST", "/v1/lags", body=dict(positions)))
+
+
+def _path(consumer: str, stream: str) -> str:
+    return f"/v1/cursors/{_quoted(consumer)}/{_quoted(stream)}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="") or "-"

@@ -1,0 +1,388 @@
+"""This broker's part in the metadata group: Raft with a store, links and a clock, and the state machine it feeds.
+
+Theory of operation. Every broker is a member and applies every command, so it knows what all know, a little later. A
+change is proposed with an id of its own: to the metadata leader, again and again, until its outcome comes out of the
+log here. So whoever asked reads what he wrote, and a retry is applied once. One task drives Raft: save (in a thread),
+then send, then apply.
+
+Invariants. Nothing is sent before what it rests on is saved, and nothing at all while the disk hangs. A save that fails
+stops the broker: it may no longer say what it promised. `state` changes between two steps of the event loop, never
+within one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from natslog.cluster.commands import Command, Outcome, Proposal
+from natslog.cluster.metadata import Metadata
+from natslog.consensus import Entry, HardState, Index, Member, Membership, Message, Raft, Ready, Snapshot, Term
+from natslog.errors import (
+    InvalidRequest,
+    MembershipChanging,
+    MetadataUnavailable,
+    NatslogError,
+    NotMetadataLeader,
+    Overloaded,
+    from_json,
+)
+from natslog.model import BrokerId
+from natslog.node.metadata.disk_pulse import DiskPulse
+from natslog.node.metadata.raft_store import RaftStore
+
+logger = logging.getLogger("natslog.metadata")
+
+TICK_S = 0.1
+ELECTION_TICKS = 10
+SESSION_TICKS = 30
+_PROPOSE_AGAIN_S = 1.0
+_PROPOSE_WITHIN_S = 10.0
+_COMPACT_EVERY = 1024
+_MOST_UNCOMMITTED = 2048
+
+_encode = msgspec.msgpack.encode
+_decode_proposal = msgspec.msgpack.Decoder(Proposal).decode
+
+
+def encode_state(state: Metadata) -> bytes:
+    return _encode(state)
+
+
+def founding_snapshot(state: Metadata, members: tuple[Member, ...]) -> Snapshot:
+    """What a new group starts from: its first members, and a state."""
+    return Snapshot(index=Index(1), term=Term(1), membership=Membership(members=members), data=encode_state(state))
+
+
+class MetadataGroup:
+    """Opens what the folder holds; `start` lets time begin.
+
+    Args:
+        send: hands Raft's messages to the links.
+        forward: hands a proposal to the metadata leader's broker.
+        on_applied: called in the event loop after commands were applied.
+        on_bug: told what stopped the group: the broker must stop.
+
+    Raises:
+        CorruptLog, DataDirError: what was stored cannot be read; the broker must not start.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        me: BrokerId,
+        *,
+        send: Callable[[list[Message]], None],
+        forward: Callable[[BrokerId, Proposal], None],
+        on_applied: Callable[[], None],
+        on_bug: Callable[[str, BaseException], None],
+    ) -> None:
+        self.store = RaftStore(folder)
+        self.disk = DiskPulse(folder / "pulse")
+        self.me = me
+        self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
+        self.elections = 0
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="raft")
+        self._news = asyncio.Event()
+        self._applied_something = asyncio.Event()
+        self._waiting: dict[str, asyncio.Future[Outcome]] = {}
+        self._reads: dict[int, asyncio.Future[Index]] = {}
+        self._read_numbers = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open()
+
+    def _open(self) -> None:
+        store = self.store
+        self.state = self._state_of(store.snapshot)
+        self.raft = Raft(
+            me=self.me,
+            hard_state=store.hard_state,
+            snapshot=store.snapshot,
+            entries=store.entries,
+            seed=secrets.randbits(32),
+            election_ticks=ELECTION_TICKS,
+        )
+        self._compacted = store.snapshot.index
+
+    @staticmethod
+    def _state_of(snapshot: Snapshot) -> Metadata:
+        if not snapshot.data:
+            return Metadata(cluster_id="")
+        return msgspec.msgpack.decode(snapshot.data, type=Metadata)
+
+    def found(self, snapshot: Snapshot) -> None:
+        """Begins a new group from this snapshot; nothing must have been stored before."""
+        assert self.store.is_blank, "a group is founded once"
+        self.store.save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
+        self._open()
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._tick(), name="metadata clock"),
+            asyncio.create_task(self._drive(), name="metadata group"),
+            asyncio.create_task(self.disk.run(), name="disk pulse"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._watch)
+        if self.raft.membership.voters == (self.me,):
+            self.raft.campaign()
+        self._news.set()
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_bug(task.get_name(), error)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._saver.shutdown(wait=True)
+        self.disk.close()
+        self.store.close()
+
+    # ---- driving ----
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.raft.tick()
+            self._news.set()
+
+    async def _drive(self) -> None:
+        loop = asyncio.get_running_loop()
+        was_leader = False
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while (ready := self.raft.ready()) is not None:
+                if ready.must_sync:
+                    await loop.run_in_executor(self._saver, self._save, ready)
+                if not self.disk.hangs:
+                    self._send(list(ready.messages))
+                self._apply(ready)
+                self.raft.advance(ready)
+                self._confirm(ready)
+                if self.raft.applied - self._compacted >= _COMPACT_EVERY:
+                    await self._compact()
+            if self.is_leader != was_leader:
+                was_leader = self.is_leader
+                self.elections += was_leader
+                logger.info("metadata: broker %s of term %d", self.raft.leader, self.raft.term)
+            if not was_leader:
+                self._fail_reads()
+
+    def _save(self, ready: Ready) -> None:
+        self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
+
+    def _apply(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            self.state = self._state_of(ready.snapshot)
+            self._compacted = ready.snapshot.index
+            for proposal_id in list(self._waiting):
+                if (outcome := self.state.outcome_of(proposal_id)) is not None:
+                    self._tell(proposal_id, outcome)
+        for entry in ready.committed:
+            self._apply_entry(entry)
+        if ready.committed or ready.snapshot is not None:
+            self._applied_something.set()
+            self._applied_something = asyncio.Event()
+            self._on_applied()
+
+    def _apply_entry(self, entry: Entry) -> None:
+        if entry.kind == "command":
+            proposal = _decode_proposal(entry.data)
+            outcome = self.state.decide(proposal)
+            logger.debug("metadata %d: %s → %s", entry.index, proposal.command, outcome)
+            self._tell(proposal.id, outcome)
+
+    def _tell(self, proposal_id: str, outcome: Outcome) -> None:
+        future = self._waiting.get(proposal_id)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    async def _compact(self) -> None:
+        if self.raft.log.pending_snapshot is not None:
+            return  # a newer one was received meanwhile, and is to be stored first
+        snapshot = self.raft.compact(self.raft.applied, encode_state(self.state))
+        self._compacted = snapshot.index
+        await asyncio.get_running_loop().run_in_executor(self._saver, self.store.compact, snapshot)
+
+    # ---- what others say ----
+
+    def received(self, messages: tuple[Message, ...]) -> None:
+        for message in messages:
+            if message.to == self.me:
+                self.raft.step(message)
+        self._news.set()
+
+    def forwarded(self, proposal: Proposal) -> None:
+        """A proposal of another broker, for the leader; dropped where this one is none: it comes again."""
+        if self.is_leader:
+            try:
+                self._propose_here(proposal)
+            except NatslogError as error:
+                logger.debug("a forwarded proposal was not taken: %s", error.message)
+
+    # ---- changes ----
+
+    @property
+    def is_leader(self) -> bool:
+        return self.raft.role == "leader"
+
+    @property
+    def leader(self) -> BrokerId | None:
+        return self.raft.leader
+
+    def has_session(self) -> bool:
+        """Whether a metadata leader has been heard of lately, and hears this broker."""
+        is_alone = self.raft.membership.voters == (self.me,)  # then nobody else could do better
+        return self.raft.ticks_since_leader() < SESSION_TICKS and (is_alone or not self.disk.hangs)
+
+    def submit(self, command: Command) -> None:
+        """Proposes and forgets: the outcome is seen in the state, and who misses it proposes anew."""
+        proposal = Proposal(id=secrets.token_hex(8), command=command)
+        try:
+            self._propose_once(proposal)
+        except NatslogError as error:
+            logger.debug("%s was not proposed: %s", type(command).__name__, error.message)
+
+    async def propose(self, command: Command, proposal_id: str | None = None) -> bool:
+        """Returns whether the command, applied, changed anything; by then it is applied here.
+
+        Raises:
+            What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
+        """
+        proposal = Proposal(id=proposal_id or secrets.token_hex(8), command=command)
+        if (known := self.state.outcome_of(proposal.id)) is not None:
+            return _result(known)
+        future = self._waiting.setdefault(proposal.id, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(_PROPOSE_WITHIN_S):
+                while not future.done():
+                    try:
+                        self._propose_once(proposal)
+                    except NotMetadataLeader as error:
+                        logger.debug("%s", error.message)
+                    await asyncio.wait([future], timeout=_PROPOSE_AGAIN_S if self.leader is not None else TICK_S)
+            return _result(future.result())
+        except TimeoutError as error:
+            raise self.unavailable() from error
+        finally:
+            self._waiting.pop(proposal.id, None)
+
+    def unavailable(self) -> MetadataUnavailable:
+        voters = self.raft.membership.voters
+        return MetadataUnavailable(
+            f"the metadata of the cluster cannot be changed now: no leader that a majority of the brokers "
+            f"{list(voters)} follows. Start the missing brokers (natslog cluster status shows them), then ask again",
+            voters=list(voters),
+        )
+
+    def _propose_once(self, proposal: Proposal) -> None:
+        if self.is_leader:
+            self._propose_here(proposal)
+        elif self.leader is not None:
+            self._forward(self.leader, proposal)
+
+    def _propose_here(self, proposal: Proposal) -> None:
+        if self.raft.last_index - self.raft.commit > _MOST_UNCOMMITTED:
+            raise Overloaded("too many metadata changes wait to be agreed on: ask again more slowly")
+        self.raft.propose(_encode(proposal))
+        self._news.set()
+
+    # ---- linearizable reads ----
+
+    async def read_index(self, timeout_s: float = 2.0) -> Index:
+        """Of the leader: an index that holds everything that was answered before now.
+
+        Raises:
+            NotMetadataLeader: this broker does not lead. MetadataUnavailable: no majority confirmed it in time.
+        """
+        self._read_numbers += 1
+        number, future = self._read_numbers, asyncio.get_running_loop().create_future()
+        self._reads[number] = future
+        try:
+            self.raft.read_index(number)
+            self._news.set()
+            async with asyncio.timeout(timeout_s):
+                return Index(await future)
+        except TimeoutError as error:
+            raise self.unavailable() from error
+        finally:
+            self._reads.pop(number, None)
+
+    async def applied(self, index: Index, timeout_s: float = 2.0) -> None:
+        """Returns when everything up to `index` is applied here. Raises MetadataUnavailable."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.raft.applied < index:
+                    await self._applied_something.wait()
+        except TimeoutError as error:
+            raise self.unavailable() from error
+
+    async def changed(self) -> None:
+        """Returns after the next commands were applied."""
+        await self._applied_something.wait()
+
+    def _confirm(self, ready: Ready) -> None:
+        for read in ready.reads:
+            future = self._reads.get(read.context)
+            if future is not None and not future.done():
+                future.set_result(read.index)
+
+    def _fail_reads(self) -> None:
+        for future in self._reads.values():
+            if not future.done():
+                future.set_exception(self.unavailable())
+
+    # ---- members ----
+
+    async def change_members(self, change: Callable[[Membership], Membership]) -> None:
+        """Of the leader: returns when the change is committed.
+
+        Raises:
+            NotMetadataLeader, MembershipChanging, InvalidRequest: it was refused. MetadataUnavailable: not in time.
+        """
+        wanted = change(self.raft.membership)
+        if wanted == self.raft.membership:
+            return
+        term, index = self.raft.propose_membership(wanted)
+        self._news.set()
+        await self.applied(index, _PROPOSE_WITHIN_S)
+        if self.raft.membership != wanted:
+            raise MembershipChanging(f"the change of the members in term {term} was lost: ask again")
+
+    async def silent(self, brokers: set[BrokerId]) -> set[BrokerId]:
+        """Of the leader: those of these that give no sign of life from now on, within an election timeout.
+
+        A session is no such sign: it outlives its broker by three seconds.
+        """
+        asked, silent = self.raft.now, brokers
+        for _ in range(ELECTION_TICKS):
+            await asyncio.sleep(TICK_S)
+            silent = brokers - self.raft.active_since(asked + 1)
+            if not silent:
+                break
+        return silent
+
+    def transfer(self, to: BrokerId) -> None:
+        """Hands the metadata leadership over. Raises NotMetadataLeader, InvalidRequest."""
+        if to not in self.raft.membership.voters:
+            raise InvalidRequest(
+                f"broker {to} is no voter of this cluster: name one of {list(self.raft.membership.voters)}"
+            )
+        self.raft.transfer(to)
+        self._news.set()
+
+
+def _result(outcome: Outcome) -> bool:
+    if outcome.error is not None:
+        raise from_json(outcome.error)
+    return outcome.changed

@@ -1,0 +1,101 @@
+"""What falls to the broker that leads the metadata: it hears what the others report, decides, and grows the voters.
+
+Theory of operation. Every broker runs this; it does something only while it leads. A new term begins with a new
+`Controller`, which knows nothing of what was reported to an earlier one: brokers report again within half a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from natslog.cluster.controller import Controller
+from natslog.consensus import Member
+from natslog.errors import NatslogError
+from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.metadata.group import SESSION_TICKS, TICK_S, MetadataGroup
+from natslog.node.peers.messages import HandOver
+
+logger = logging.getLogger("natslog.cluster")
+
+_MOST_VOTERS = 7
+
+
+class MetadataLeading:
+    """Args: `ask_to_hand_over`: sends the frame to the broker that leads the streams in it.
+
+    Attributes:
+        lives: the incarnation in which each broker was heard last.
+    """
+
+    def __init__(self, group: MetadataGroup, ask_to_hand_over: Callable[[BrokerId, HandOver], None]) -> None:
+        self.lives: dict[BrokerId, str] = {}
+        self._group = group
+        self._ask_to_hand_over = ask_to_hand_over
+        self._of_term = -1
+        self._controller: Controller | None = None
+
+    def _alive(self) -> set[BrokerId]:
+        """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
+        active = self._group.raft.active_within(SESSION_TICKS)
+        known = self._group.state.brokers
+        return {one for one in active if one in known and known[one].incarnation == self.lives.get(one)}
+
+    # ---- what is reported ----
+
+    def missed(self, by: BrokerId, replicas: Iterable[tuple[StreamId, Epoch]]) -> None:
+        if self._controller is not None and self._group.is_leader:
+            for stream_id, epoch in replicas:
+                self._controller.missed(stream_id, epoch, by, monotonic_ms())
+
+    def positioned(self, by: BrokerId, positions: Iterable[tuple[StreamId, int, Epoch, int]]) -> None:
+        if self._controller is not None and self._group.is_leader:
+            for stream_id, version, last_epoch, end in positions:
+                self._controller.positioned(stream_id, version, by, last_epoch, end, monotonic_ms())
+
+    def hearing(self, by: BrokerId, hears_nats: bool) -> None:
+        if self._controller is not None and self._group.is_leader:
+            self._controller.hearing(by, hears_nats, monotonic_ms())
+
+    # ---- what is decided ----
+
+    async def run(self) -> None:
+        """A look at everything, every tick."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._group.is_leader:
+                await self._look()
+
+    async def _look(self) -> None:
+        term = self._group.raft.term
+        if self._controller is None or self._of_term != term:
+            self._controller, self._of_term = Controller(monotonic_ms()), term
+            return
+        state, alive = self._group.state, self._alive()
+        if len(alive) < len(state.brokers) and not self._controller.is_settled(monotonic_ms()):
+            return  # a new leader hears the others first
+        decisions = self._controller.decide(state, alive, monotonic_ms(), now_us())
+        for command in decisions.commands:
+            self._group.submit(command)
+        for handover in decisions.handovers:
+            self._ask_to_hand_over(handover.leader, HandOver(((handover.stream_id, handover.to),)))
+        await self._promote_learners()
+
+    async def _promote_learners(self) -> None:
+        raft = self._group.raft
+        for member in raft.membership.members:
+            caught_up = raft.match_of(member.id) >= raft.commit and member.id in self._group.state.brokers
+            if not member.is_voter and caught_up and len(raft.membership.voters) < _MOST_VOTERS:
+                await self._promote(msgspec.structs.replace(member, is_voter=True))
+                return
+
+    async def _promote(self, member: Member) -> None:
+        try:
+            await self._group.change_members(lambda membership: membership.with_member(member))
+            logger.info("broker %d has caught up and is a voter now", member.id)
+        except NatslogError as error:
+            logger.info("broker %d is not a voter yet: %s", member.id, error.message)

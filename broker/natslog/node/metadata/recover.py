@@ -1,0 +1,127 @@
+"""The last resort: a majority of the brokers is lost for good, and one that is left begins a new cluster.
+
+An operator's explicit act, on a stopped broker. What only the lost brokers had is gone, and nobody can say how much
+that was: so the new cluster has another id, in which no old broker can take part with its old folder.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from natslog.cluster.commands import Proposal
+from natslog.cluster.metadata import Metadata
+from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
+from natslog.errors import InvalidRequest
+from natslog.log.checked_file import read_checked, sync_folder, write_checked
+from natslog.model import BrokerId, StreamRecord
+from natslog.node.data_dir import DataDir, Identity
+from natslog.node.metadata.raft_store import RaftStore
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """What the new cluster begins with. `kept`: streams whose replica is here. `lost`: streams that had none here."""
+
+    cluster_id: str
+    former_cluster_id: str
+    broker: int
+    kept: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
+    """Makes the stopped broker of this folder the only member of a new cluster.
+
+    Args:
+        is_dry_run: only says what it would do.
+
+    Raises:
+        InvalidRequest: not the folder of a broker that belongs to a cluster. CorruptLog: it cannot be read.
+        DataDirError: its broker is running.
+    """
+    found = read_checked(folder / "broker", "broker", 2)
+    if found is not None and not (folder / "raft").exists() and (folder / "raft.new").is_dir():
+        (folder / "raft.new").rename(folder / "raft")  # an earlier recovery was cut short right before this
+    if found is None or not (folder / "raft").is_dir():
+        raise InvalidRequest(f"{folder} is not the folder of a broker that belongs to a cluster")
+    data_dir = DataDir(folder, msgspec.convert(found, Identity).broker_id)
+    try:
+        return _recover(data_dir, is_dry_run)
+    finally:
+        data_dir.release()
+
+
+def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
+    store, identity = RaftStore(data_dir.raft), data_dir.identity
+    me = BrokerId(identity.broker_id)
+    state = _all_that_is_known(store)
+    kept = {name: record for name, record in state.streams.items() if me in record.replicas}
+    recovered = Recovered(
+        cluster_id=secrets.token_hex(8),
+        former_cluster_id=identity.cluster_id,
+        broker=me,
+        kept=tuple(sorted(kept)),
+        lost=tuple(sorted(set(state.streams) - set(kept))),
+    )
+    if is_dry_run:
+        return recovered
+    known = state.brokers.get(me)
+    new = Metadata(
+        cluster_id=recovered.cluster_id,
+        version=state.version,
+        brokers={} if known is None else {me: known},
+        streams={name: _alone(record, me) for name, record in kept.items()},
+        tombstones={key: one for key, one in state.tombstones.items() if one.broker == me},
+        cursors={key: one for key, one in state.cursors.items() if one.stream in kept},
+    )
+    member = Member(id=me, directory=identity.directory, url="" if known is None else known.url)
+    snapshot = Snapshot(
+        index=Index(store.last_index + 1),
+        term=Term(store.hard_state.term + 1),
+        membership=Membership(members=(member,)),
+        data=msgspec.msgpack.encode(new),
+    )
+    _replace_store(data_dir, store, snapshot)
+    joined = msgspec.structs.replace(identity, cluster_id=recovered.cluster_id)
+    write_checked(data_dir.path / "broker", "broker", 2, joined)
+    return recovered
+
+
+def _all_that_is_known(store: RaftStore) -> Metadata:
+    """Committed or not: what was proposed and reached this disk is more than nothing."""
+    state = (
+        msgspec.msgpack.decode(store.snapshot.data, type=Metadata) if store.snapshot.data else Metadata(cluster_id="")
+    )
+    for entry in store.entries:
+        if entry.kind == "command":
+            state.decide(msgspec.msgpack.decode(entry.data, type=Proposal))
+    return state
+
+
+def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
+    return msgspec.structs.replace(
+        record,
+        settings=msgspec.structs.replace(record.settings, replicas=1, min_isr=1),
+        leader=None,
+        replicas=(me,),
+        isr=(me,),
+        eligible=(),
+        unproven=(),
+        target=(),
+        version=record.version + 1,
+    )
+
+
+def _replace_store(data_dir: DataDir, store: RaftStore, snapshot: Snapshot) -> None:
+    """The old one is kept beside it; a crash in between leaves the old one, under one name or the other."""
+    store.close()
+    fresh = data_dir.path / "raft.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    RaftStore(fresh).save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
+    former = data_dir.path / f"raft.before-{snapshot.index}"
+    data_dir.raft.rename(former)
+    fresh.rename(data_dir.raft)
+    sync_folder(data_dir.path)

@@ -1,0 +1,1 @@
+"""Links between brokers, and what is sent over them."""

@@ -1,0 +1,1 @@
+"""The replicas that this broker keeps: roles, replication, repair, direct appends, maintenance."""

@@ -1,0 +1,230 @@
+"""The leader's end of replication: what each follower asked for last, and what there is to tell it.
+
+Theory of operation. A session belongs to one link. A request names only positions that changed; streams of which there
+is nothing new cost nothing. When a stream gets new records, another HW or another leader, it becomes *due* in the
+sessions that follow it; a request that finds nothing due waits for that. News of HW alone waits a moment for records to
+travel with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from natslog.arrow import ipc
+from natslog.cluster.replica import BeforeStart, Diverging, Fenced, FetchPosition, Matching, judge
+from natslog.errors import CorruptLog, NatslogError
+from natslog.log.segment import read_at
+from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
+from natslog.node.replicas.stream import HostedStream
+
+_WAIT_S = 0.5
+_HIGH_WATERMARK_WAITS_S = 0.01
+_RESTS = 2.0
+_RESTS_AT_MOST_S = 1.0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The last one that a replica out of sync asked for: when, when its turn came, how far the log was, what it got."""
+
+    asked_s: float
+    due_s: float
+    appended_bytes: int
+    got_bytes: int = 0
+
+    def rest_s(self, now_s: float, appended_bytes: int) -> float:
+        """How long it rests after it: twice as long as the part took, so that those in sync keep their pace. But so
+        that it comes nearer as fast as the log grows: then it has caught up in the time it was away.
+        """
+        took_s = now_s - self.due_s
+        grew_bytes_per_s = (appended_bytes - self.appended_bytes) / max(now_s - self.asked_s, 1e-6)
+        rest_s = min(_RESTS * took_s, _RESTS_AT_MOST_S)
+        if grew_bytes_per_s:
+            rest_s = min(rest_s, self.got_bytes / (2 * grew_bytes_per_s) - took_s)
+        return max(rest_s, 0.0)
+
+
+class FetchSession:
+    """One follower's link.
+
+    Args:
+        find: a stream by its id, where this broker has it.
+    """
+
+    def __init__(self, follower: BrokerId, find: Callable[[StreamId], HostedStream | None], executor: Executor) -> None:
+        self.follower = follower
+        self.incarnation = ""
+        self.heard_s = time.monotonic()
+        self._find = find
+        self._executor = executor
+        self._positions: dict[StreamId, FetchPosition] = {}
+        self._due: dict[StreamId, None] = {}
+        self._due_later: set[StreamId] = set()
+        self._catching_up: dict[StreamId, _Part] = {}
+        self._wake = asyncio.Event()
+
+    def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
+        """There is something new of a stream: records, or only another HW."""
+        if stream_id not in self._positions or stream_id in self._due or stream_id in self._catching_up:
+            return
+        if has_records:
+            self._due_later.discard(stream_id)
+            self._due[stream_id] = None
+            self._wake.set()
+        elif stream_id not in self._due_later:
+            if not self._due_later:
+                asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._tell_high_watermarks)
+            self._due_later.add(stream_id)
+
+    def _tell_high_watermarks(self) -> None:
+        self._due |= dict.fromkeys(self._due_later)
+        self._due_later.clear()
+        if self._due:
+            self._wake.set()
+
+    async def serve(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
+        """The answer, when there is one; an empty one after half a second."""
+        self.heard_s = time.monotonic()
+        self.incarnation = request.incarnation
+        for stream_id in request.forget:
+            self._positions.pop(stream_id, None)
+            self._due.pop(stream_id, None)
+            if (stream := self._find(stream_id)) is not None:
+                stream.sessions.discard(self)
+        for stream_id, position in request.changed:
+            self._positions[stream_id] = position
+            self._note_position(stream_id, position)
+            if (pause_s := self._pause_s(stream_id, position)) > 0:
+                asyncio.get_running_loop().call_later(pause_s, self._make_due, stream_id)
+            else:
+                self._due[stream_id] = None
+        if not self._due:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(_WAIT_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        return await self._gathered(request)
+
+    def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
+        """Before the next part, of a replica that catches up; 0 for one in sync, or nearly, or that all wait for."""
+        stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
+        if stream is None or stream.log is None or self.follower in stream.wanted.isr:
+            return 0.0
+        if stream.is_at_tail(position.offset) or len(stream.wanted.isr) < stream.record.settings.min_isr:
+            return 0.0
+        now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
+        pause_s = 0.0 if last is None else last.rest_s(now_s, appended_bytes)
+        self._catching_up[stream_id] = _Part(now_s, now_s + pause_s, appended_bytes)
+        return pause_s
+
+    def _make_due(self, stream_id: StreamId) -> None:
+        if stream_id in self._positions:
+            self._due[stream_id] = None
+            self._wake.set()
+
+    def _note_position(self, stream_id: StreamId, position: FetchPosition) -> None:
+        """What the follower has may move HW, before anything is read for it."""
+        stream = self._find(stream_id)
+        if stream is not None and stream.leading is not None:
+            stream.sessions.add(self)
+            if isinstance(self._judged(stream, position), Matching):
+                stream.fetched(self.follower, position, self.incarnation)
+
+    @staticmethod
+    def _judged(stream: HostedStream, position: FetchPosition) -> Fenced | Diverging | BeforeStart | Matching:
+        log, leading = stream.usable_log(), stream.leading
+        if leading is None:
+            return Fenced(Epoch(0))
+        return judge(
+            position,
+            epoch=leading.epoch,
+            epochs=log.epochs,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+
+    async def _gathered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
+        answers: list[FetchAnswer] = []
+        payload: list[bytes] = []
+        room = request.max_bytes
+        for stream_id in list(self._due):  # each once: what it gets meanwhile is for the next request
+            if room <= 0:
+                break
+            self._due.pop(stream_id, None)
+            answer, data = await self._answer(stream_id, room)
+            if answer is not None:
+                answers.append(answer)
+                payload += data
+                room -= answer.length + 64
+        return FetchResponse(request.number, tuple(answers)), payload
+
+    async def _answer(self, stream_id: StreamId, room_bytes: int) -> tuple[FetchAnswer | None, list[bytes]]:
+        position = self._positions.get(stream_id)
+        if position is None:
+            return None, []
+        stream = self._find(stream_id)
+        if stream is None or stream.leading is None or stream.log is None:
+            return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
+        stream.sessions.add(self)
+        leading, log = stream.leading, stream.log
+        verdict = self._judged(stream, position)
+        data: list[bytes] = []
+        if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
+            if stream.is_at_tail(position.offset):
+                data = self._records(stream, position.offset, room_bytes)
+            else:
+                loop = asyncio.get_running_loop()
+                data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)
+                if (part := self._catching_up.get(stream_id)) is not None:
+                    part.got_bytes = sum(len(piece) for piece in data)
+                if stream.leading is not leading:  # what was read may be another leader's by now
+                    return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
+        return (
+            FetchAnswer(
+                stream_id,
+                leading.epoch,
+                verdict,
+                leading.high_watermark,
+                log.log_start_offset,
+                sum(len(piece) for piece in data),
+            ),
+            data,
+        )
+
+    @staticmethod
+    def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
+        """Whole batches from `start` on, as they are in the files; one that begins below `start` is cut there."""
+        try:
+            with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
+                pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
+        except CorruptLog as error:
+            stream.note_damage(error)
+            return []
+        except (NatslogError, OSError):
+            return []  # retention took it, say: the follower asks again
+        return [from_offset(pieces[0], start), *pieces[1:]] if pieces else []
+
+    def close(self) -> None:
+        for stream_id in self._positions:
+            if (stream := self._find(stream_id)) is not None:
+                stream.sessions.discard(self)
+        self._positions.clear()
+
+
+def from_offset(data: bytes, start: int) -> bytes:
+    """Encoded batches without the first one's rows below `start`."""
+    header = ipc.proven_header(data[: ipc.MAX_HEADER_BYTES])
+    if header is None or header.base_offset >= start:
+        return data
+    batch = ipc.decode_batch(data[: header.total_bytes]).slice(start - header.base_offset)
+    cut = ipc.encode_batch(
+        batch, base_offset=start, epoch=header.epoch, max_timestamp_us=header.max_timestamp_us, run=header.run
+    )
+    return bytes(cut) + data[header.total_bytes :]

@@ -1,0 +1,123 @@
+"""Lags of readers at streams, wherever their leaders are; and of the cursors on those led here.
+
+Files are looked into, so it is done in a reader's thread. A lag is told by the stream's leader alone: it knows HW.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, TypeAlias
+
+from natslog.cluster.cursors import CursorRecord
+from natslog.errors import NatslogError
+from natslog.log import Lag, StreamLog
+from natslog.node.clock import now_us
+from natslog.node.cluster_node import ClusterNode
+from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.stream import HostedStream
+
+logger = logging.getLogger("natslog.node")
+
+_ASK_WITHIN_S = 2.0
+
+LagJson: TypeAlias = dict[str, Any]
+CursorLag: TypeAlias = tuple[CursorRecord, LagJson]
+
+
+def lag_json(lag: Lag, stream_id: str) -> LagJson:
+    """As the API shows it. `seconds`: since the oldest unread message was sequenced, 0 where there is none."""
+    seconds = 0.0 if lag.oldest_us is None else max(0.0, (now_us() - lag.oldest_us) / 1e6)
+    return {
+        "offset": lag.offset,
+        "rows": lag.rows,
+        "bytes": lag.bytes,
+        "seconds": round(seconds, 3),
+        "lost_rows": lag.lost_rows,
+        "beyond_rows": lag.beyond_rows,
+        "log_start_offset": lag.log_start_offset,
+        "high_watermark": lag.high_watermark,
+        "id": stream_id,
+    }
+
+
+class Lags:
+    """Answers other brokers too: the question `lags`."""
+
+    def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
+        self._cluster, self._hosting, self._readers = cluster, hosting, readers
+
+    async def of(self, stream: HostedStream, offset: int) -> LagJson:
+        """At a stream led here.
+
+        Raises:
+            CorruptLog, OSError: its files cannot be looked into.
+        """
+        log = stream.usable_log()
+        lag = await asyncio.get_running_loop().run_in_executor(self._readers, log.reader.lag, offset)
+        return lag_json(lag, stream.record.id)
+
+    async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
+        """Of several offsets at each of several streams; those that are not led here, or cannot say, are missing."""
+        led = [(name, stream) for name in positions if (stream := self._led(name)) is not None]
+        logs = [(name, stream.record.id, stream.usable_log(), positions[name]) for name, stream in led]
+        return await asyncio.get_running_loop().run_in_executor(self._readers, _lags_of_all, logs)
+
+    def _led(self, name: str) -> HostedStream | None:
+        stream = self._hosting.streams.get(name)
+        return stream if stream is not None and stream.is_leading and stream.log is not None else None
+
+    async def everywhere(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
+        """The same, of every stream whose leader answers."""
+        by_leader: dict[Any, dict[str, Sequence[int]]] = {}
+        for name, offsets in positions.items():
+            record = self._cluster.state.streams.get(name)
+            if record is not None and record.leader is not None:
+                by_leader.setdefault(record.leader, {})[name] = offsets
+        found = await self.here(by_leader.pop(self._cluster.me, {}))
+        links = [(self._cluster.link_to(leader), asked) for leader, asked in by_leader.items()]
+        asks = [link.ask("lags", _ASK_WITHIN_S, positions=asked) for link, asked in links if link is not None]
+        for answer in await asyncio.gather(*asks, return_exceptions=True):
+            if isinstance(answer, dict):
+                found |= answer
+            elif not isinstance(answer, NatslogError):
+                logger.error("the lags at a broker's streams are unknown: %s", answer)
+        return found
+
+    async def of_cursors(self, cursors: Sequence[CursorRecord]) -> list[LagJson | None]:
+        """Each one's, in order; None where the stream's leader does not answer."""
+        found = await self.everywhere(_offsets_by_stream(cursors))
+        return list(_in_order(cursors, found))
+
+    async def of_cursors_led_here(self) -> list[CursorLag]:
+        cursors = list(self._cluster.state.cursors.values())
+        found = await self.here(_offsets_by_stream(cursors))
+        pairs = zip(cursors, _in_order(cursors, found), strict=True)
+        return [(cursor, lag) for cursor, lag in pairs if lag is not None]
+
+
+def _offsets_by_stream(cursors: Sequence[CursorRecord]) -> dict[str, list[int]]:
+    offsets: dict[str, list[int]] = {}
+    for cursor in cursors:
+        offsets.setdefault(cursor.stream, []).append(cursor.offset)
+    return offsets
+
+
+def _in_order(cursors: Sequence[CursorRecord], found: Mapping[str, Sequence[LagJson]]) -> Iterator[LagJson | None]:
+    """What was asked by stream, given back to the cursors one after another."""
+    lags = {stream: iter(answers) for stream, answers in found.items()}
+    for cursor in cursors:
+        yield next(lags[cursor.stream]) if cursor.stream in lags else None
+
+
+def _lags_of_all(logs: Sequence[tuple[str, str, StreamLog, Sequence[int]]]) -> dict[str, list[LagJson]]:
+    """In a thread."""
+    found = {}
+    for name, stream_id, log, offsets in logs:
+        try:
+            found[name] = [lag_json(log.reader.lag(offset), stream_id) for offset in offsets]
+        except (NatslogError, OSError) as error:
+            logger.warning("stream %s: nobody can say how far its readers are behind: %s", name, error)
+    return found

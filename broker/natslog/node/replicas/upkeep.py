@@ -1,0 +1,118 @@
+"""Background work of a broker, at a bounded rate: checkpoints, retention, sealing, and burying what was deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from natslog.cluster.commands import BuryStream, Tombstone
+from natslog.config import BrokerConfig
+from natslog.errors import NatslogError
+from natslog.node.clock import now_us
+from natslog.node.metadata.group import MetadataGroup
+from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.stream import HostedStream, Pacer
+from natslog.node.writes.staging import Staging
+
+logger = logging.getLogger("natslog.node")
+
+_RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
+_SEEN_AT_LEAST_S = 600.0
+"""A tombstone is seen for so long, or its grace period if that is shorter, before files go: the wall clock may jump."""
+
+
+class Upkeep:
+    """One round every `retention_interval`, until it is stopped."""
+
+    def __init__(
+        self, config: BrokerConfig, group: MetadataGroup, hosting: Hosting, staging: Staging, executor: Executor
+    ) -> None:
+        self._config, self._group, self._hosting, self._staging = config, group, hosting, staging
+        self._executor = executor
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._seen_since: dict[str, float] = {}
+
+    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
+        """`on_bug` is told what ended it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                on_bug("upkeep", error)
+
+        self._task = asyncio.create_task(self._run(), name="upkeep")
+        self._task.add_done_callback(ended)
+
+    def stop_soon(self) -> None:
+        """Work under way comes to its end at the next pause."""
+        self._stopping.set()
+
+    async def stopped(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not await self._is_stopping_within(self._config.retention_interval_s):
+            due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
+            await loop.run_in_executor(self._executor, self._maintain_all, due)
+            await self._bury_tombstones()
+            await self._staging.drop_forgotten()
+
+    async def _is_stopping_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False
+
+    def _maintain_all(self, streams: list[HostedStream]) -> None:
+        """In a thread."""
+        pacer = Pacer(self._stopping.is_set)
+        for stream in streams:
+            if not pacer.is_stopping():
+                stream.maintain(pacer)
+
+    # ---- what was deleted ----
+
+    async def _bury_tombstones(self) -> None:
+        """Removes the files of replicas deleted longer ago than the grace period; what fails is tried again."""
+        mine = {key: one for key, one in self._group.state.tombstones.items() if one.broker == self._hosting.me}
+        now = time.monotonic()
+        self._seen_since = {key: self._seen_since.get(key, now) for key in mine}
+        for tombstone in mine.values():
+            is_there = tombstone.key in self._group.state.tombstones and self._hosting.find(tombstone.id) is None
+            if self._stopping.is_set() or not is_there or not self._is_due(tombstone, now):
+                continue
+            try:
+                await self._bury(tombstone)
+            except (NatslogError, OSError) as error:
+                logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
+
+    def _is_due(self, tombstone: Tombstone, now: float) -> bool:
+        grace_s = self._config.tombstone_grace_s
+        seen_s = now - self._seen_since[tombstone.key]
+        return now_us() - tombstone.deleted_us >= grace_s * 1_000_000 and seen_s >= min(grace_s, _SEEN_AT_LEAST_S)
+
+    async def _bury(self, tombstone: Tombstone) -> None:
+        await self._hosting.bury(tombstone.id)
+        logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
+        await self._group.propose(BuryStream(id=tombstone.id, broker=tombstone.broker))
+
+
+def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
+    """Ends active segments that are full or old, and the costliest ones where a start would have too much to read.
+
+    Returns:
+        The streams with work for a thread. A look at one that rests costs microseconds.
+    """
+    recovery_bytes = {stream.record.name: stream.usable_log().recovery_bytes for stream in streams}
+    excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
+    for stream in sorted(streams, key=lambda one: recovery_bytes[one.record.name], reverse=True):
+        if stream.ingest is not None and (excess > 0 or stream.usable_log().is_roll_due(now_us())):
+            stream.ingest.roll()
+            excess -= recovery_bytes[stream.record.name]
+    return [stream for stream in streams if stream.log is not None and stream.log.needs_upkeep()]

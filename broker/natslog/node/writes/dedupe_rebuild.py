@@ -1,0 +1,67 @@
+"""The deduplication window after a start or a change of its length: filled from what the log itself holds."""
+
+from __future__ import annotations
+
+from natslog.arrow import ipc
+from natslog.errors import CorruptLog, OffsetOutOfRange
+from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
+from natslog.log import StreamLog
+from natslog.node.clock import monotonic_us, now_us
+
+_PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
+
+
+def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, CorruptLog | None]:
+    """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`).
+
+    What is stored and not known to be committed counts too: it will be, where this replica leads. How old a message is
+    does not depend on how far this broker's clock is from that of the one that stored it: where they differ, more is
+    remembered than need be.
+
+    Returns:
+        The window, and the first damage that hid ids from it: what lies behind it is in the window all the same.
+    """
+    window, damage = DedupeWindow(window_s), None
+    if not window.window_us:
+        return window, None
+    end = log.log_end_offset
+    start = max(end - MAX_IDS, log.log_start_offset)
+    by_log_us = log.newest_timestamp_us + int(log.idle_s * 1_000_000)  # now, by the clock that stamped the newest
+    oldest_us = min(by_log_us, now_us()) - window.window_us
+    try:
+        start = max(start, log.reader.offset_at(oldest_us)[0])
+    except (CorruptLog, OSError) as error:
+        damage = _as_damage(error)
+    while start < end:
+        try:
+            start = _remember_from(start, window, log)
+        except OffsetOutOfRange:  # retention was faster
+            start = max(start, log.log_start_offset)
+        except (CorruptLog, OSError) as error:
+            damage = damage or _as_damage(error)
+            start = _behind(start, _as_damage(error), log)
+    return window, damage
+
+
+def _as_damage(error: CorruptLog | OSError) -> CorruptLog:
+    return error if isinstance(error, CorruptLog) else CorruptLog(f"the log cannot be read: {error}")
+
+
+def _remember_from(start: int, window: DedupeWindow, log: StreamLog) -> int:
+    """Reads on from an offset; returns where to go on."""
+    with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
+        for message in plan.headed_messages():
+            batch = ipc.decode_batch(message)
+            ids = ids_of_headers(batch.column("headers"))
+            if ids is not None:
+                window.remember(ids, batch.column("offset").to_numpy(), monotonic_us())
+        return plan.next_offset
+
+
+def _behind(start: int, error: CorruptLog, log: StreamLog) -> int:
+    """The next offset that may be readable: behind what is known to be damaged, else in the next segment."""
+    damaged_to = error.facts.get("end")
+    if isinstance(damaged_to, int) and damaged_to > start:
+        return damaged_to
+    bases = (segment.base_offset for segment in list(log.chain.segments))
+    return next((base for base in bases if base > start), log.log_end_offset)

@@ -1,0 +1,402 @@
+"""One stream's way from frames to acks: gather while the last commit syncs, commit, answer.
+
+Theory of operation. Two owners, and a queue of builders between them:
+
+- `receive` runs in the event loop for every received chunk. It copies the frames into the last builder, which is one
+  step under the lock, and sees to it that a writer thread will take a turn.
+- A turn (`_turn`) takes builders, oldest first: writes and fsyncs each as one commit, has a kernel build its acks,
+  hands these to the event loop to be sent in one piece, and goes on with what has gathered meanwhile, without waiting
+  for the loop. So batches grow by themselves under load, and at one message a second an ack takes one fsync. There is
+  no delay anywhere.
+
+Where little has gathered and the disk has been quick of late, the loop takes the turn itself: two thread switches would
+cost more than the fsync. A disk that becomes slow is left to the threads from then on.
+
+A commit is answered when it is committed everywhere it must be: its rows wait in order until the high watermark (HW)
+has passed them. With one replica that is at once.
+
+Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a
+time: it is the log's only writer while it leads. Memory is bounded by the broker's `IngestMemory`; what does not fit is
+refused (answered, where a reply subject was given), counted and logged, never silently dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from natslog.arrow.row_buffers import RowBuffers
+from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
+from natslog.ingest import acks
+from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text, survey_of
+from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
+from natslog.log import RunLog
+from natslog.node.clock import monotonic_us, now_us
+from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
+from natslog.wire.frames import Frames
+from natslog.wire.layout import REPLY_LEN, Survey
+
+logger = logging.getLogger("natslog.ingest")
+
+_LOG_EVERY_S = 5.0
+_TURN_S = 0.05
+_QUICK_S = 0.001
+_QUICK_BYTES = 32 * 1024
+
+
+class Sender(Protocol):
+    """How acks leave: raw NATS protocol; False while no server is connected."""
+
+    def send_now(self, protocol: bytes | memoryview) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A builder, and the bytes of frames that its rows came in."""
+
+    builder: BatchBuilder
+    frame_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of one builder's rows. All of them, duplicates too, are stored below `end_offset`."""
+
+    rows: int
+    duplicates: int
+    frame_bytes: int
+    seconds: float
+    answers: bytes | memoryview | None
+    refusal: NatslogError | None = None
+    end_offset: int = 0
+
+
+class StreamIngest:
+    """Takes frames, returns acks. `start` and `stop` it in the event loop.
+
+    Args:
+        appended: told, in the event loop, where the log ends now; returns HW.
+        refusal: why nothing may be appended now, if so; asked from any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log: RunLog,
+        *,
+        sender: Sender,
+        executor: Executor,
+        memory: IngestMemory,
+        paused: bool,
+        stats: IngestStats | None = None,
+        appended: Callable[[int], int] = lambda end_offset: end_offset,
+        refusal: Callable[[], NatslogError | None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.stats = stats or IngestStats()
+        self.paused = paused
+        self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
+        self._sender = sender
+        self._executor = executor
+        self._memory = memory
+        self._loop = asyncio.get_running_loop()
+        self._last_complaint = -_LOG_EVERY_S
+        self._appended = appended
+        self._refusal = refusal
+        self._uncommitted: deque[_Outcome] = deque()
+        self._abandoned = False
+        self._on_bug: Callable[[str, BaseException], None]
+        self._stopped = asyncio.Event()
+        self._lock = threading.Lock()  # guards what follows
+        self._gathered: deque[_Gathering] = deque()
+        self._has_turn = False
+        self._usual_s = 1.0  # of a commit, an exponential mean
+        self._closing = False
+        self._roll_due = False
+        self._new_window_s: float | None = None
+        self._errands: deque[Callable[[], None]] = deque()
+        self._did_errand = False
+
+    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
+        """`on_bug` is told, in the event loop, what stopped the writer."""
+        self._on_bug = on_bug
+
+    async def stop(self) -> None:
+        """Appends what has been received, then ends; what is committed by then is acked."""
+        with self._lock:
+            self._closing = True
+            self._see_to_turn()
+        await self._stopped.wait()
+
+    async def abandon(self) -> None:
+        """Ends at once: another broker leads. What was not committed is not acked: its publishers send it again."""
+        self._abandoned = True
+        await self.stop()
+        await asyncio.sleep(0)  # what the last turn handed to the loop is through
+        for outcome in self._uncommitted:
+            self._memory.give_back(outcome.frame_bytes)
+        self._uncommitted.clear()
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether anything gathered or appended is not answered yet."""
+        return bool(self._gathered or self._uncommitted or self._has_turn)
+
+    # ---- receiving: the event loop ----
+
+    def receive(self, frames: Frames) -> None:
+        """Called by the link with frames of this stream's subscription; copies what it keeps."""
+        survey = survey_of(frames)
+        self.stats.received += len(frames.rows)
+        self.stats.received_bytes += survey.frame_bytes
+        if (why_not := self.why_not()) is not None:
+            self._refuse(frames, why_not)
+            return
+        if survey.not_ascii_rows or survey.headed_rows:
+            wanted = self._without_unwanted(frames, survey)
+            if wanted is not frames:
+                frames, survey = wanted, survey_of(wanted)
+        if len(frames.rows):
+            self._gather(frames, survey)
+
+    def why_not(self) -> NatslogError | None:
+        """What keeps the stream from taking messages now. From any thread."""
+        if self._closing:
+            return ShuttingDown("the broker is shutting down: send again")
+        if self.paused:
+            return StreamPaused(f"stream {self.name!r} is paused: resume it, then send again")
+        return self.log.failure or self._refusal()
+
+    def _without_unwanted(self, frames: Frames, survey: Survey) -> Frames:
+        """The same frames where all can be taken."""
+        if survey.not_ascii_rows:
+            frames, garbled = split_by_text(frames)
+            if len(garbled.rows):
+                error = InvalidRequest("subject and headers must be UTF-8: correct the message")
+                self._refuse(garbled, error, "not_utf8")
+        if survey.headed_rows:
+            frames, expecting = split_by_expectation(frames)
+            if len(expecting.rows):
+                error = InvalidRequest("this version of natslog does not check Nats-Expected-… headers")
+                self._refuse(expecting, error)
+        return frames
+
+    def _gather(self, frames: Frames, survey: Survey) -> None:
+        if not self._memory.take(survey.frame_bytes):
+            self._refuse(frames, Overloaded("the broker's memory for uncommitted messages is full: send slower"))
+            return
+        with self._lock:
+            if not self._gathered or self._gathered[-1].builder.is_full:
+                self._gathered.append(_Gathering(self._memory.builder()))
+            last = self._gathered[-1]
+            last.builder.add(frames, survey)
+            last.frame_bytes += survey.frame_bytes
+            self._see_to_turn()
+
+    def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
+        """Answers those who wait for an ack; the loss of the others is counted and logged."""
+        self._count_refused(len(frames.rows), error, reason)
+        asking = frames.select(frames.rows[:, REPLY_LEN] > 0)
+        if len(asking.rows):
+            builder = BatchBuilder()
+            builder.add(asking)
+            replies = builder.taken().replies
+            assert replies is not None, "rows with a reply subject were selected"
+            self._answer(acks.refused(replies, error, stream=self.name), len(asking.rows))
+
+    def _count_refused(self, rows: int, error: NatslogError, reason: str | None = None) -> None:
+        self.stats.refused[reason or error.code] += rows
+        if time.monotonic() - self._last_complaint >= _LOG_EVERY_S:
+            self._last_complaint = time.monotonic()
+            total = sum(self.stats.refused.values())
+            logger.error("stream %s: refused %d messages (%d so far): %s", self.name, rows, total, error.message)
+
+    def _answer(self, protocol: bytes | memoryview, rows: int) -> None:
+        if not self._sender.send_now(protocol):
+            self.stats.acks_unsent += rows
+
+    def _finish(self, outcome: _Outcome) -> None:
+        """Counts a commit or its refusal; answers when HW allows it."""
+        if outcome.refusal is not None:
+            self._memory.give_back(outcome.frame_bytes)
+            self._count_refused(outcome.rows, outcome.refusal)
+            if outcome.answers is not None:
+                self._answer(outcome.answers, outcome.rows)
+            return
+        self.stats.commits += 1
+        self.stats.commit_seconds += outcome.seconds
+        self._uncommitted.append(outcome)
+        self.release(self._appended(outcome.end_offset))
+
+    def release(self, high_watermark: int) -> None:
+        """HW is here now: answers everything below it."""
+        waiting = self._uncommitted
+        while waiting and waiting[0].end_offset <= high_watermark:
+            outcome = waiting.popleft()
+            self._memory.give_back(outcome.frame_bytes)
+            self.stats.committed += outcome.rows - outcome.duplicates
+            self.stats.duplicates += outcome.duplicates
+            if outcome.answers is not None:
+                self._answer(outcome.answers, outcome.rows)
+
+    def change_window(self, window_s: float) -> None:
+        """Another deduplication window; the writer rebuilds it between two commits."""
+        with self._lock:
+            self._new_window_s = window_s
+            self._see_to_turn()
+
+    def roll(self) -> None:
+        """Ends the active segment, so that it can be sealed; the writer does it, as the log's only one."""
+        with self._lock:
+            self._roll_due = True
+            self._see_to_turn()
+
+    def hand_to_writer(self, errand: Callable[[], None]) -> None:
+        """Has the log's only writer do this between two commits; what it raises is a bug.
+
+        Raises:
+            ShuttingDown: nothing is written any more.
+        """
+        with self._lock:
+            if self._closing:
+                raise ShuttingDown("the broker is shutting down, or leads no more: ask again")
+            self._errands.append(errand)
+            self._see_to_turn()
+
+    def _see_to_turn(self) -> None:
+        """In the event loop, under the lock."""
+        if self._has_turn:
+            return
+        self._has_turn = True
+        if self._is_quick():
+            self._loop.call_soon(self._turn_here)
+        else:
+            self._executor.submit(self._turn, self._finish_soon)
+
+    def _turn_here(self) -> None:
+        """In the event loop, unless more than a little has gathered since it was asked for."""
+        with self._lock:
+            still_quick = self._is_quick()
+        if still_quick:
+            self._turn(self._finish)
+        else:
+            self._executor.submit(self._turn, self._finish_soon)
+
+    def _is_quick(self) -> bool:
+        """Whether all there is to do is one small commit on a disk that has been quick."""
+        return (
+            self._usual_s < _QUICK_S
+            and len(self._gathered) == 1
+            and self._gathered[0].frame_bytes <= _QUICK_BYTES
+            and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
+        )
+
+    def _finish_soon(self, outcome: _Outcome) -> None:
+        self._loop.call_soon_threadsafe(self._finish, outcome)
+
+    # ---- committing: a writer thread, or the event loop where it is quick ----
+
+    def _turn(self, finish: Callable[[_Outcome], None]) -> None:
+        """Does what there is to do, and for a while what comes meanwhile; then other streams have theirs."""
+        try:
+            until = time.monotonic() + _TURN_S
+            while (work := self._next_work(finish)) is not None:
+                work()
+                if time.monotonic() > until:
+                    self._executor.submit(self._turn, self._finish_soon)
+                    return
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._on_bug, f"the writer of stream {self.name}", error)
+            raise
+
+    def _next_work(self, finish: Callable[[_Outcome], None]) -> Callable[[], None] | None:
+        with self._lock:
+            if self._new_window_s is not None:
+                return self._rebuild_dedupe
+            if self._errands and not (self._gathered and self._did_errand):  # in turn with commits
+                self._did_errand = True
+                return self._errands.popleft()
+            if self._gathered:
+                self._did_errand = False
+                return partial(self._commit, self._gathered.popleft(), finish)
+            if self._closing:
+                self._loop.call_soon_threadsafe(self._stopped.set)
+                return None  # the turn is kept: nobody writes any more
+            if self._roll_due:
+                return self._roll
+            self._has_turn = False
+            return None
+
+    def _rebuild_dedupe(self) -> None:
+        with self._lock:
+            window_s, self._new_window_s = self._new_window_s, None
+        assert window_s is not None, "only this turn takes it"
+        self.dedupe, damage = rebuilt_dedupe(window_s, self.log)
+        if damage is not None:
+            logger.error("stream %s: deduplication knows what could be read: %s", self.name, damage.message)
+
+    def _roll(self) -> None:
+        with self._lock:
+            self._roll_due = False
+        try:
+            self.log.roll(now_us())
+        except NatslogError as error:
+            logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
+
+    def _commit(self, gathering: _Gathering, finish: Callable[[_Outcome], None]) -> None:
+        outcome = self._outcome_of(gathering)
+        self._memory.take_back(gathering.builder)
+        finish(outcome)
+
+    def _outcome_of(self, gathering: _Gathering) -> _Outcome:
+        if self._abandoned:
+            return _Outcome(0, 0, gathering.frame_bytes, 0.0, None, ShuttingDown("another broker leads: send again"))
+        batch, started = gathering.builder.taken(), time.perf_counter()
+        rows, frame_bytes = batch.rows.rows, gathering.frame_bytes
+        answers: bytes | memoryview | None = None
+        try:
+            if (refusal := self._refusal()) is not None:
+                raise refusal
+            offsets, duplicate = self._append(batch)
+        except NatslogError as error:
+            if batch.replies is not None:
+                answers = acks.refused(batch.replies, error, stream=self.name)
+            return _Outcome(rows, 0, frame_bytes, 0.0, answers, error)
+        seconds = time.perf_counter() - started
+        self._usual_s += (seconds - self._usual_s) / 8
+        if batch.replies is not None:
+            answers = acks.stored(batch.replies, offsets, stream=self.name, epoch=self.log.epoch, duplicate=duplicate)
+        repeated = 0 if duplicate is None else int(duplicate.sum())
+        return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset)
+
+    def _append(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        """Drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
+        if batch.ids is None:
+            base_offset, _ = self.log.append(batch.rows, now_us())
+            return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None
+        window, time_us = self.dedupe, monotonic_us()
+        offsets = window.find(batch.ids, time_us)
+        fresh = offsets == NEW
+        if fresh.any():
+            rows = batch.rows if fresh.all() else RowBuffers.of(batch.rows.to_arrow().filter(pa.array(fresh)))
+            base_offset, _ = self.log.append(rows, now_us())
+            offsets[fresh] = np.arange(base_offset, base_offset + rows.rows, dtype=np.int64)
+            window.remember(batch.ids[fresh], offsets[fresh], time_us)
+        repeated = offsets == REPEATED
+        if repeated.any():
+            offsets[repeated] = window.find(batch.ids[repeated], time_us)
+        return offsets, ~fresh if not fresh.all() else None

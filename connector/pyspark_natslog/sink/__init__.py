@@ -1,0 +1,1 @@
+"""Writing rows with Spark: published to NATS, or appended to a stream over HTTP."""

@@ -1,0 +1,91 @@
+"""Rows that NATS would not take, as messages to the dead letter subject.
+
+A dead letter has the row's value (cut to what the server takes) and, in headers, why it is one and where it was to go
+and came from: `Natslog-Error`, `Natslog-Subject`, `Natslog-Stream` and `Natslog-Offset` (where the rows have these
+columns, as those of the source do), `Natslog-Truncated` with the whole value's size. The row's own key and headers stay
+where they are allowed. Its message id is the row's place in the query, so that a repeated batch stores it once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from natslog.arrow.schema import HEADERS_TYPE
+from natslog.wire.outgoing_rows import Rows, unsendable_rows
+
+_HEADER_ROOM_BYTES = 512
+_SHOWN_CHARS = 1000
+
+
+def split_dead(
+    rows: Rows, batch: pa.RecordBatch, *, subject: str, max_payload_bytes: int, places: Any
+) -> tuple[Rows, Rows | None]:
+    """The rows that can be sent, and letters for the others, if there are any.
+
+    Args:
+        batch: what the rows were made from; `stream` and `offset` are looked for in it.
+        places: string array, each row's place in the query.
+    """
+    reasons = unsendable_rows(rows, max_payload_bytes)
+    if not reasons:
+        return rows, None
+    dead = np.fromiter(reasons, np.int64)
+    kept = np.setdiff1d(np.arange(len(rows)), dead)
+    origin = batch.select([name for name in ("stream", "offset") if name in batch.schema.names])
+    letters = [_letter(rows, origin, row, reason, max_payload_bytes) for row, reason in reasons.items()]
+    return rows.take(kept), Rows(
+        subjects=pa.repeat(pa.scalar(subject), len(letters)),
+        values=pa.array([value for value, _ in letters], pa.binary()),
+        headers=pa.array([headers for _, headers in letters], HEADERS_TYPE),
+        ids=places.take(pa.array(dead)),
+    )
+
+
+def _letter(
+    rows: Rows, origin: pa.RecordBatch, row: int, reason: str, max_payload_bytes: int
+) -> tuple[bytes, list[dict[str, str]]]:
+    headers = {"Natslog-Error": reason}
+    subject = rows.subjects[row].as_py()
+    if subject is not None:
+        headers["Natslog-Subject"] = _in_a_line(subject[:_SHOWN_CHARS])
+    for name in origin.schema.names:
+        headers[f"Natslog-{name.capitalize()}"] = _in_a_line(str(origin.column(name)[row].as_py()))
+    own = _own_headers(rows, row)
+    value = rows.values[row].as_py() or b""
+    room_bytes = max_payload_bytes - _HEADER_ROOM_BYTES - _size_bytes(headers.items())
+    if len(value) + _size_bytes((pair["key"], pair["value"]) for pair in own) > room_bytes:
+        own = []
+    if len(value) > room_bytes:
+        headers["Natslog-Truncated"] = str(len(value))
+        value = value[:room_bytes]
+    return value, [{"key": key, "value": text} for key, text in headers.items()] + own
+
+
+def _own_headers(rows: Rows, row: int) -> list[dict[str, str]]:
+    """The row's key and headers, without those that could not stand in a message."""
+    alone = rows.take(np.array([row]))
+    key = alone.keys[0].as_py() if alone.keys is not None else None
+    pairs = alone.headers[0].as_py() if alone.headers is not None else None
+    if key is not None:
+        key_text = key.decode(errors="replace") if isinstance(key, bytes) else key
+        pairs = [{"key": "Natslog-Key", "value": key_text}, *(pairs or [])]
+    return [pair for pair in pairs or [] if _may_stand(pair)]
+
+
+def _may_stand(pair: dict[str, str]) -> bool:
+    headers = pa.array([[pair]], HEADERS_TYPE)
+    only = Rows(subjects=pa.array(["a"]), values=pa.array([b""], pa.binary()), headers=headers)
+    return not unsendable_rows(only, _SHOWN_CHARS * 1000)
+
+
+def _in_a_line(text: str) -> str:
+    """The text itself where a header line can hold it, else as JSON."""
+    return text if text.isprintable() and text == text.strip() else json.dumps(text)
+
+
+def _size_bytes(pairs: Any) -> int:
+    return sum(len(key.encode()) + len(value.encode()) + 4 for key, value in pairs)

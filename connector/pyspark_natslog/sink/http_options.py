@@ -1,0 +1,72 @@
+"""What the sink is told where rows go straight into a stream, over HTTP (`path=http`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from natslog.client import ClientOptions, NatslogClient, parse_servers
+from natslog.errors import ConfigError
+from natslog.subjects import check_name, check_subject
+from pyspark_natslog.options import CONNECTION, Given, client_options, naming
+from pyspark_natslog.sink.options import NATS_ONLY
+
+_HTTP = ("path", "servers", "stream", "subject", *CONNECTION)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSinkOptions:
+    """`subject`: of rows without that column; None where the column is there, or the stream's own is meant."""
+
+    servers: tuple[str, ...]
+    stream: str
+    subject: str | None
+    client_options: ClientOptions
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> HttpSinkOptions:
+        """Checked options.
+
+        Raises:
+            ConfigError: unknown (the nearest known one is named), wrong, or of the other path.
+        """
+        by_lower = {name.lower(): name for name in NATS_ONLY}
+        for name in options:
+            if name.lower() in by_lower:
+                raise ConfigError(
+                    f"option {by_lower[name.lower()]} is for rows that go over NATS, and path=http sends them straight "
+                    "to the stream: leave one of them out",
+                    option=name,
+                )
+        given = Given(options, _HTTP)
+        stream, subject = given.text("stream"), given.text("subject")
+        if stream is None:
+            raise ConfigError('path=http needs the stream to append to: .option("stream", "orders")', option="stream")
+        with naming("stream"):
+            check_name(stream)
+        if subject is not None:
+            with naming("subject"):
+                check_subject(subject, wildcards=False)
+        with naming("servers"):
+            servers = parse_servers(given.text("servers"))
+        return cls(servers, stream, subject, client_options(given))
+
+    def client(self) -> NatslogClient:
+        return NatslogClient(self.servers, self.client_options)
+
+    def check_stream(self, has_subjects: bool) -> None:
+        """On the driver, before the job starts.
+
+        Raises:
+            ConfigError: rows would have no subject, or one that the stream does not take.
+            StreamNotFound, BrokerUnavailable.
+        """
+        with self.client() as client:
+            covered_by = client.stream(self.stream)["subject"]
+        has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
+        if self.subject is None and not has_subjects and has_wildcard:
+            raise ConfigError(
+                f'stream {self.stream!r} takes {covered_by!r}: name one subject of it (.option("subject", …)) or send '
+                "a column subject",
+                option="subject",
+            )

@@ -1,0 +1,153 @@
+"""The sink straight into a stream (`path=http`): tasks stage their rows at the stream's leader, the driver commits.
+
+Theory of operation. A task sends its Arrow batches as they come, as parts of bounded size, and returns their names with
+whose batch they are: only tasks are told the query's id. The driver's commit names the parts of the attempts that Spark
+counts, and the broker appends them as one run, once for each (query, batch): a batch that Spark runs again after a
+crash is found there. A batch write is a producer of its own, with one batch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from natslog.arrow.schema import HEADERS_TYPE
+from natslog.client.appending import PartUploader, StagedPart
+from natslog.errors import ConfigError, did_you_mean
+from pyspark_natslog.sink.http_options import HttpSinkOptions
+from pyspark_natslog.sink.writer import batch_of_query
+
+_COLUMN_TYPES = {
+    "value": ("string", "binary"),
+    "subject": ("string",),
+    "key": ("string", "binary"),
+    "headers": ("array<struct<key:string,value:string>>",),
+}
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task staged, and for whom."""
+
+    producer: str
+    batch: int
+    parts: list[StagedPart]
+
+
+class _Appending:
+    """What tasks and driver do; pickled to executors."""
+
+    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
+        if overwrite:
+            raise ConfigError('the sink can only append: mode("append"); a stream\'s rows are never replaced')
+        self._options = options
+        self._columns = _checked_columns(schema, options)
+        self._run_id = None if of_query else f"write-{secrets.token_hex(16)}"
+        options.check_stream("subject" in self._columns)
+
+    def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        task = TaskContext.get()
+        assert task is not None, "Spark calls write inside a task"
+        producer, batch = self._batch_of(task)
+        with self._options.client() as client:
+            uploader = PartUploader(
+                client,
+                self._options.stream,
+                producer,
+                batch,
+                label=str(task.partitionId()),
+                attempt=task.taskAttemptId(),
+                subject=self._options.subject,
+            )
+            for rows in batches:
+                uploader.add(self._selected(rows))
+            return Staged(producer, batch, uploader.finish())
+
+    def _batch_of(self, task: TaskContext) -> tuple[str, int]:
+        """A query's own; else this write's, whose only batch it is, also within `foreachBatch`: a batch may be written
+        from more than once, and a second write must not be taken for the first.
+        """
+        if self._run_id is not None:
+            return self._run_id, 0
+        query, batch = batch_of_query(task)
+        return query, int(batch)
+
+    def _selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The sink's columns; a constant subject stands before the column, as over NATS."""
+        columns: list[Any] = [rows.column(name) for name in self._columns]
+        at = self._columns.index("headers") if "headers" in self._columns else None
+        if at is not None:
+            columns[at] = columns[at].cast(HEADERS_TYPE)
+        return pa.RecordBatch.from_arrays(columns, names=list(self._columns))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        staged = [message for message in messages if isinstance(message, Staged)]
+        parts = [part for message in staged for part in message.parts]
+        if not parts:
+            return
+        (key,) = {(message.producer, message.batch) for message in staged}
+        with self._options.client() as client:
+            client.commit_append(self._options.stream, *key, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What a failed task staged is dropped with the rest of its batch, or by the broker after an hour."""
+        keys = {(message.producer, message.batch) for message in messages if isinstance(message, Staged)}
+        with self._options.client() as client:
+            for producer, batch in keys:
+                client.abort_append(self._options.stream, producer, batch)
+
+
+def _checked_columns(schema: StructType, options: HttpSinkOptions) -> tuple[str, ...]:
+    """The columns that are sent.
+
+    Raises:
+        ConfigError: `value` is missing, or a type is wrong.
+    """
+    types = {column.name: column.dataType.simpleString() for column in schema.fields}
+    if "value" not in types:
+        raise ConfigError(f"the sink needs a column value (string or binary){did_you_mean('value', tuple(types))}")
+    for name, kinds in _COLUMN_TYPES.items():
+        if name in types and types[name] not in kinds:
+            raise ConfigError(f"column {name!r} is {types[name]}; the sink takes {' or '.join(kinds)}: cast it")
+    return tuple(
+        name for name in _COLUMN_TYPES if name in types and not (name == "subject" and options.subject is not None)
+    )
+
+
+class HttpBatchWriter(DataSourceArrowWriter):
+    """`df.write.format("natslog").option("path", "http")`."""
+
+    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._appending = _Appending(options, schema, overwrite, of_query=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._appending.stage(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._appending.commit(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._appending.abort(messages)
+
+
+class HttpStreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("natslog").option("path", "http")`."""
+
+    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._appending = _Appending(options, schema, overwrite, of_query=True)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._appending.stage(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        self._appending.commit(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        self._appending.abort(messages)

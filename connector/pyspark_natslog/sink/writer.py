@@ -1,0 +1,191 @@
+"""The sink: rows of a DataFrame published to NATS, streaming and batch.
+
+Theory of operation. Each task opens one connection and publishes its Arrow batches in order, each one while the acks of
+those before are on their way. Message ids are
+`queryId:batchId:partition:row`, so a retried task or batch sends the same ids and is stored once by a stream that
+deduplicates. That holds where a retry yields the same rows in the same order, as rows read from a stream do; after a
+shuffle they may not, and then `msgIdColumn` should name an id that belongs to the row. A batch write has no query: an
+id made on the driver takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from natslog.arrow.schema import HEADERS_TYPE
+from natslog.errors import ConfigError, did_you_mean
+from pyspark_natslog.sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from natslog.wire.outgoing_rows import Rows
+
+logger = logging.getLogger("pyspark_natslog")
+
+_TEXT_OR_BYTES = ("string", "binary")
+_COLUMN_TYPES = {
+    "value": _TEXT_OR_BYTES,
+    "subject": ("string",),
+    "key": _TEXT_OR_BYTES,
+    "headers": ("array<struct<key:string,value:string>>",),
+}
+
+
+def check_columns(options: SinkOptions, schema: StructType) -> None:
+    """Raises ConfigError before the job starts where columns are missing or of a wrong type."""
+    types = {column.name: column.dataType.simpleString() for column in schema.fields}
+    if "value" not in types:
+        raise ConfigError(f"the sink needs a column value (string or binary){did_you_mean('value', tuple(types))}")
+    if options.subject is None and "subject" not in types:
+        raise ConfigError('the sink needs a subject: .option("subject", "alerts.quakes") or a column subject')
+    allowed = dict(_COLUMN_TYPES)
+    if options.message_id_column is not None:
+        allowed[options.message_id_column] = ("string",)
+        if options.message_id_column not in types:
+            hint = did_you_mean(options.message_id_column, tuple(types))
+            raise ConfigError(f"option msgIdColumn: there is no column {options.message_id_column!r}{hint}")
+    for name, kinds in allowed.items():
+        if name in types and types[name] not in kinds:
+            raise ConfigError(f"column {name!r} is {types[name]}; the sink takes {' or '.join(kinds)}: cast it")
+
+
+class Published(WriterCommitMessage):
+    """How many rows a task published, and how many of them as dead letters."""
+
+    def __init__(self, rows: int, dead_letters: int) -> None:
+        self.rows = rows
+        self.dead_letters = dead_letters
+
+
+class _TaskWriter:
+    """What a task does; runs on executors."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
+        if overwrite:
+            raise ConfigError(
+                'the sink can only append: mode("append"); messages that were published cannot be taken back'
+            )
+        check_columns(options, schema)
+        self.options = options
+        self._run_id = None if of_query else secrets.token_hex(16)
+
+    def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
+        from natslog.client.publisher import (
+            Publisher,
+        )  # here: planning, on the driver, needs neither NATS nor compiled code
+        from natslog.wire.link import NatsCredentials
+
+        options, sent, dead, prefix = self.options, 0, 0, self._id_prefix()
+        publisher = Publisher(
+            options.nats_url,
+            credentials=NatsCredentials(**options.credentials),
+            name="natslog-spark-sink",
+            ack_timeout_s=options.ack_timeout_s,
+            max_in_flight=options.max_in_flight,
+        )
+        with publisher:
+            for batch in batches:
+                rows, letters = self._rows(batch, prefix, sent, publisher.max_payload_bytes)
+                publisher.send(rows, options.ack, first_row=sent)
+                if letters is not None:
+                    publisher.send(letters, options.ack)
+                    dead += len(letters)
+                sent += batch.num_rows
+            publisher.settle(options.ack)
+        return Published(sent, dead)
+
+    def _id_prefix(self) -> str:
+        """A query's own; else this write's, also within `foreachBatch`: a batch may be written from more than once."""
+        task = TaskContext.get()
+        assert task is not None, "Spark calls write inside a task"
+        run = self._run_id or ":".join(batch_of_query(task))
+        return f"{run}:{task.partitionId()}:"
+
+    def _rows(self, batch: pa.RecordBatch, prefix: str, first: int, max_payload_bytes: int) -> tuple[Rows, Rows | None]:
+        """What is to be sent, and the dead letters, where rows that cannot be sent become such."""
+        from natslog.wire.outgoing_rows import Rows
+        from pyspark_natslog.sink.dead_letters import split_dead
+
+        options, names = self.options, batch.schema.names
+        count = batch.num_rows
+        if options.subject is not None:
+            subjects: Any = pa.repeat(pa.scalar(options.subject), count)
+        else:
+            subjects = _as(batch.column("subject"), pa.string())
+        numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
+        places = ids = pc.binary_join_element_wise(prefix, numbers, "")
+        if options.message_id_column is not None:
+            ids = _as(batch.column(options.message_id_column), pa.string())
+        rows = Rows(
+            subjects=subjects,
+            values=_as(batch.column("value"), pa.binary()),
+            keys=_as(batch.column("key"), pa.binary()) if "key" in names else None,
+            headers=batch.column("headers").cast(HEADERS_TYPE) if "headers" in names else None,
+            ids=ids,
+        )
+        if options.dead_letter_subject is None:
+            return rows, None
+        return split_dead(
+            rows, batch, subject=options.dead_letter_subject, max_payload_bytes=max_payload_bytes, places=places
+        )
+
+
+def batch_of_query(task: TaskContext) -> tuple[str, str]:
+    """The ids of the streaming query and of its batch that the task works for."""
+    query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
+    assert query, "Spark tells the tasks of a query its id"
+    assert batch is not None, "and that of the batch"
+    return query, batch
+
+
+def _as(column: Any, kind: pa.DataType) -> Any:
+    return column if column.type == kind else column.cast(kind)
+
+
+def _warn_of_dead_letters(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    dead = sum(message.dead_letters for message in messages if isinstance(message, Published))
+    if dead:
+        logger.warning("%d rows could not be sent and went to %r as dead letters", dead, options.dead_letter_subject)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("natslog")`."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._task = _TaskWriter(options, schema, overwrite, of_query=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.publish(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing is staged: rows were published by the tasks."""
+        _warn_of_dead_letters(self._task.options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What was published stays; a retry sends the same ids."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("natslog")`."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._task = _TaskWriter(options, schema, overwrite, of_query=True)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.publish(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is staged: rows were published by the tasks."""
+        _warn_of_dead_letters(self._task.options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """What was published stays; the retried batch sends the same ids."""

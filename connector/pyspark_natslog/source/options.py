@@ -1,0 +1,294 @@
+"""What the source is told: which streams, from where to where, in which portions and columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
+
+from pyspark.sql.types import StructType
+
+from natslog.client import ClientOptions, NatslogClient, parse_servers
+from natslog.errors import ConfigError, InvalidRequest, did_you_mean
+from natslog.subjects import check_name, check_subject
+from natslog.times import parse_timestamp_us
+from pyspark_natslog.options import CONNECTION, Given, client_options, naming
+from pyspark_natslog.payload import PAYLOAD_OPTIONS, PayloadOptions
+from pyspark_natslog.source.schema import METADATA_COLUMNS, spark_schema
+from pyspark_natslog.source.selection import Selection
+
+Position: TypeAlias = int | Literal["earliest", "latest"]
+ReadFrom: TypeAlias = Literal["nearest", "leader", "any"]
+
+SOURCE_COLUMNS = ("stream", "offset", "timestamp", "subject", "key", "value")
+ALL_COLUMNS = (*SOURCE_COLUMNS, "headers")
+
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "filterPushdown")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "lag",
+    "cursor",
+)
+_SOURCE = (
+    "servers", "stream", "streamPattern", "group", "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
+    "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack", "includeHeaders", "columns",
+    "subjectFilter", *PAYLOAD_OPTIONS, *_BATCH_ONLY, *_STREAM_ONLY, *CONNECTION,
+)  # fmt: skip
+_SELECTORS = ("stream", "streamPattern", "group")
+_TASK_BYTES = 64 * 1024 * 1024
+_TRIGGER_DELAY_S = 15 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to start or end: a time if one is given, else a position per stream, else the default."""
+
+    timestamp_us: int | None
+    timestamps_us: Mapping[str, int]
+    positions: Mapping[str, Position]
+    default: Position
+
+    def time_us_of(self, stream: str) -> int | None:
+        return self.timestamps_us.get(stream, self.timestamp_us)
+
+    def of(self, stream: str) -> Position:
+        return self.positions.get(stream, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How much one trigger takes. `min_rows` waits for so many, but no longer than `max_delay_s`."""
+
+    max_rows: int | None
+    max_bytes: int | None
+    min_rows: int | None
+    max_delay_s: float
+
+    @property
+    def is_limited(self) -> bool:
+        return (self.max_rows, self.max_bytes, self.min_rows) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a range becomes tasks. `min_tasks` None: as many as there are cores, where that is worth it."""
+
+    min_tasks: int | None
+    max_rows: int | None
+    max_bytes: int
+    read_from: ReadFrom
+    rack: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What the source was told. Picklable; holds no secret but a `token` given in clear."""
+
+    servers: tuple[str, ...]
+    selection: Selection
+    start: Bound
+    end: Bound
+    fail_on_data_loss: bool
+    admission: Admission
+    cutting: Cutting
+    include_headers: bool
+    columns: tuple[str, ...] | None
+    subject_filter: str | None
+    filter_pushdown: bool
+    payload: PayloadOptions
+    reports_lag: bool
+    cursor: str | None
+    client_options: ClientOptions = field(repr=False)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
+        """Checked options.
+
+        Args:
+            streaming: whether for a stream; None where Spark only wants the schema and does not say.
+
+        Raises:
+            ConfigError: unknown (the nearest known one is named), missing, wrong or clashing.
+        """
+        given = Given(options, _SOURCE)
+        _check_kind(given, streaming)
+        selection = _selection(given)
+        payload = PayloadOptions.parse(given, METADATA_COLUMNS)
+        subject_filter = given.text("subjectFilter")
+        if subject_filter is not None:
+            with naming("subjectFilter"):
+                check_subject(subject_filter, wildcards=True)
+        return cls(
+            servers=parse_servers(given.text("servers")),
+            selection=selection,
+            start=_bound(given, "starting", selection, "earliest"),
+            end=_bound(given, "ending", selection, "latest"),
+            fail_on_data_loss=given.flag("failOnDataLoss", True),
+            admission=_admission(given),
+            cutting=_cutting(given),
+            include_headers=given.flag("includeHeaders", False),
+            columns=_columns(given, payload.stand_in(ALL_COLUMNS)),
+            subject_filter=subject_filter,
+            filter_pushdown=given.flag("filterPushdown", False),
+            payload=payload,
+            reports_lag=given.flag("lag", True),
+            cursor=_cursor(given),
+            client_options=client_options(given),
+        )
+
+    def selected_columns(self) -> tuple[str, ...]:
+        """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
+        return self.columns or self.payload.stand_in(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+
+    def check_schema(self, schema: StructType) -> None:
+        """Raises ConfigError: the schema that Spark was given has other columns than the option names."""
+        if self.columns is not None and [*schema.names] != spark_schema(self.columns, self.payload.types).names:
+            raise ConfigError(
+                f"option columns and .schema(…) clash: {', '.join(self.columns)} and {', '.join(schema.names)}; give "
+                "one of them",
+                option="columns",
+            )
+
+    def client(self) -> NatslogClient:
+        return NatslogClient(self.servers, self.client_options)
+
+
+def _check_kind(given: Given, streaming: bool | None) -> None:
+    for name in _BATCH_ONLY if streaming else ():
+        if given.has(name):
+            why = "; a stream has no end" if name.startswith("ending") else ""
+            raise ConfigError(f"option {name} is for batch reads (spark.read){why}", option=name)
+    for name in _STREAM_ONLY if streaming is False else ():
+        if given.has(name):
+            raise ConfigError(f"option {name} is for streaming reads (spark.readStream)", option=name)
+
+
+def _selection(given: Given) -> Selection:
+    text, path = given.text("stream"), given.text("path")
+    if text is not None and path is not None and text != path:
+        raise ConfigError(
+            f"option stream {text!r} and load({path!r}) name different streams: give one", option="stream"
+        )
+    named = [name for name in _SELECTORS if given.has(name)] + (["stream"] if path and text is None else [])
+    if len(named) > 1:
+        raise ConfigError(f"options {' and '.join(named)} clash: give one of them", option=named[1])
+    pattern, group = given.text("streamPattern"), given.text("group")
+    if pattern is not None:
+        if not pattern:
+            raise ConfigError('option streamPattern is empty: "orders-*", say', option="streamPattern")
+        return Selection(pattern=pattern)
+    if group is not None:
+        with naming("group"):
+            return Selection(group=check_name(group, "group"))
+    return Selection(names=_stream_names(text or path or ""))
+
+
+def _stream_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(
+            'option stream is missing: .option("stream", "orders"), or streamPattern, or group', option="stream"
+        )
+    for name in names:
+        with naming("stream"):
+            check_name(name)
+    if len(set(names)) != len(names):
+        raise ConfigError(f"option stream names {', '.join(names)}: each once, please", option="stream")
+    return names
+
+
+def _cursor(given: Given) -> str | None:
+    text = given.text("cursor")
+    if text is not None:
+        with naming("cursor"):
+            check_name(text, "consumer name")
+    return text
+
+
+def _columns(given: Given, known: tuple[str, ...]) -> tuple[str, ...] | None:
+    text = given.text("columns")
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"option columns: unknown column {name!r}{did_you_mean(name, known)}", option="columns")
+    if not names or len(set(names)) != len(names):
+        raise ConfigError("option columns must name at least one column, each once", option="columns")
+    if given.flag("includeHeaders", False) and "headers" not in names:
+        raise ConfigError("options includeHeaders and columns clash: name headers in columns", option="columns")
+    return names
+
+
+def _admission(given: Given) -> Admission:
+    admission = Admission(
+        max_rows=given.whole("maxOffsetsPerTrigger", None),
+        max_bytes=given.size_bytes("maxBytesPerTrigger", None),
+        min_rows=given.whole("minOffsetsPerTrigger", None),
+        max_delay_s=given.seconds("maxTriggerDelay", _TRIGGER_DELAY_S),
+    )
+    if admission.min_rows is None and given.has("maxTriggerDelay"):
+        raise ConfigError(
+            "option maxTriggerDelay ends the wait for minOffsetsPerTrigger: give both", option="maxTriggerDelay"
+        )
+    if admission.min_rows is not None and admission.max_rows is not None and admission.min_rows > admission.max_rows:
+        raise ConfigError(
+            f"options minOffsetsPerTrigger {admission.min_rows} and maxOffsetsPerTrigger {admission.max_rows} clash: "
+            "the first must not be the larger",
+            option="minOffsetsPerTrigger",
+        )
+    return admission
+
+
+def _cutting(given: Given) -> Cutting:
+    return Cutting(
+        min_tasks=given.whole("minPartitions", None),
+        max_rows=given.whole("maxRecordsPerPartition", None),
+        max_bytes=given.size_bytes("maxBytesPerPartition", None) or _TASK_BYTES,
+        read_from=cast(ReadFrom, given.one_of("readFrom", "nearest", ("nearest", "leader", "any"))),
+        rack=given.text("rack"),
+    )
+
+
+def _bound(given: Given, which: str, selection: Selection, default: Position) -> Bound:
+    moment, moments = _times(given, f"{which}Timestamp", selection)
+    text = given.text(f"{which}Offsets")
+    if text is None or text in ("earliest", "latest"):
+        return Bound(moment, moments, {}, cast(Position, text or default))
+    name = f"{which}Offsets"
+    positions = _by_stream(name, text, selection, 'earliest, latest or JSON like {"orders": 42, "returns": "latest"}')
+    for position in positions.values():
+        whole = isinstance(position, int) and not isinstance(position, bool) and position >= 0
+        if not whole and position not in ("earliest", "latest"):
+            raise ConfigError(f"option {name}: {position!r} must be an offset, earliest or latest", option=name)
+    return Bound(moment, moments, positions, default)
+
+
+def _times(given: Given, name: str, selection: Selection) -> tuple[int | None, dict[str, int]]:
+    """A time for all streams, or one for each of some."""
+    text = given.text(name)
+    if text is None or not text.startswith("{"):
+        return given.time_us(name), {}
+    moments = _by_stream(name, text, selection, 'a time or JSON like {"orders": "2026-11-20T10:30:00Z"}')
+    try:
+        return None, {stream: parse_timestamp_us(at, f"option {name}") for stream, at in moments.items()}
+    except InvalidRequest as error:
+        raise ConfigError(error.message, option=name) from error
+
+
+def _by_stream(name: str, text: str, selection: Selection, expected: str) -> dict[str, Any]:
+    try:
+        by_stream = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"option {name} {text!r} must be {expected}", option=name) from error
+    if not isinstance(by_stream, dict):
+        raise ConfigError(f"option {name} {text!r} must be a JSON object of stream to position", option=name)
+    for stream in by_stream:
+        if not selection.could_hold(stream):
+            hint = did_you_mean(stream, selection.names)
+            raise ConfigError(f"option {name} names {stream!r}, which is not read{hint}", option=name)
+    return by_stream

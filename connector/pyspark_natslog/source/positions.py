@@ -1,0 +1,58 @@
+"""Turning options into offsets: where a read starts and ends, checked against what the log holds."""
+
+from __future__ import annotations
+
+from natslog.client import NatslogClient
+from natslog.errors import ConfigError
+from natslog.times import format_timestamp_us
+from pyspark_natslog.source.loss import Loss, report_loss
+from pyspark_natslog.source.options import Bound, SourceOptions
+from pyspark_natslog.source.selection import StreamState
+
+
+def resolve_end(client: NatslogClient, bound: Bound, state: StreamState) -> int:
+    """The exclusive end that `bound` means for a stream; it may lie below the log start.
+
+    Raises:
+        ConfigError: above the high watermark.
+    """
+    return _named(client, bound, state)
+
+
+def resolve_start(
+    client: NatslogClient, options: SourceOptions, bound: Bound, state: StreamState, end: int | None = None
+) -> int:
+    """The offset that `bound` means as the start of a read up to `end`.
+
+    Args:
+        state: the stream as its leader describes it.
+
+    Raises:
+        ConfigError: an offset above the high watermark. DataLoss: one below the log start.
+    """
+    position, log_start = _named(client, bound, state), state.log_start_offset
+    if position >= log_start:
+        return position
+    reachable = log_start if end is None else min(log_start, end)
+    if position < reachable:
+        report_loss(options, Loss(state.name, position, reachable, "the log starts later"))
+    return reachable
+
+
+def _named(client: NatslogClient, bound: Bound, state: StreamState) -> int:
+    moment_us = bound.time_us_of(state.name)
+    if moment_us is not None:
+        return client.offset_at(state.name, format_timestamp_us(moment_us))[0]
+    position = bound.of(state.name)
+    if position == "earliest":
+        return state.log_start_offset
+    if position == "latest":
+        return state.high_watermark
+    if position > state.high_watermark:
+        raise ConfigError(
+            f"stream {state.name!r}: offset {position} is above its high watermark {state.high_watermark}; it holds "
+            f"{state.log_start_offset} to {state.high_watermark}",
+            stream=state.name,
+            offset=position,
+        )
+    return position

@@ -1,0 +1,55 @@
+"""What a task does on an executor: the rows of its ranges, as they come from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from natslog.client import NatslogClient
+from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
+from pyspark_natslog.payload.decoding import Shaper
+from pyspark_natslog.source.loss import behind_loss
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.splits import OffsetRange, Task
+
+
+def read_task(options: SourceOptions, columns: Sequence[str], partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """All rows of a task's ranges.
+
+    Raises:
+        DataLoss: a part of them is gone, and that is to fail.
+    """
+    if not isinstance(partition, Task):
+        return  # Spark makes one empty partition where a batch read has none
+    with options.client() as client:
+        for one in partition.ranges:
+            yield from _read_range(client, options, columns, one)
+
+
+def _read_range(
+    client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange
+) -> Iterator[pa.RecordBatch]:
+    shaper = Shaper(options.payload, columns)
+    asked_columns = None if shaper.is_payload_needed else shaper.needed_columns
+    start = part.start
+    while start < part.end:
+        try:
+            for fetched in client.answers(
+                part.stream,
+                start,
+                part.end,
+                subject=options.subject_filter,
+                columns=asked_columns,
+                prefer=part.urls,
+                expected_id=part.stream_id,
+            ):
+                for batch in fetched.batches:
+                    yield from shaper.shape(batch, part.stream)
+                start = fetched.next_offset
+                if asked_columns is None and any(map(shaper.needs_little_of, fetched.batches)):
+                    asked_columns = shaper.needed_columns
+                    break
+        except (OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog) as error:
+            start = behind_loss(client, options, part.stream, part.stream_id, start, part.end, error)

@@ -1,0 +1,61 @@
+"""Batch reads: `spark.read.format("natslog")`. The range is fixed when partitions are planned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from natslog.client import NatslogClient
+from natslog.errors import ConfigError, StreamNotFound
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.positions import resolve_end, resolve_start
+from pyspark_natslog.source.range_reader import read_task
+from pyspark_natslog.source.schema import checked_columns
+from pyspark_natslog.source.selection import StreamState
+from pyspark_natslog.source.splits import OffsetRange, plan_tasks
+
+
+class BatchReader(DataSourceReader):
+    """Reads `[start, end)` of each stream, as the options say; by default all that is committed now.
+
+    It takes no pushed filters, and so has no `pushFilters`: Spark hands what one scan of a DataFrame pushed to all its
+    scans (ADR 7).
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = checked_columns(schema, options.payload.types)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with options.client() as client:
+            states = options.selection.states(client)
+            for name in options.selection.names:
+                if name not in states:
+                    raise StreamNotFound(f"there is no stream {name!r}: create it, or correct option stream")
+            ranges = [self._range(client, state) for state in states.values()]
+            return plan_tasks(client, options, ranges, os.cpu_count() or 1)
+
+    def _range(self, client: NatslogClient, state: StreamState) -> OffsetRange:
+        options = self._options
+        end = resolve_end(client, options.end, state)
+        start = resolve_start(client, options, options.start, state, end)
+        if start > end and self._may_cross(state.name):
+            start = end
+        if start > end:
+            raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is beyond the end, offset {end}")
+        return OffsetRange(state.name, state.id, start, end)
+
+    def _may_cross(self, stream: str) -> bool:
+        """The end is asked for before the start is; where the start is a time, messages may have come between."""
+        first_us, last_us = self._options.start.time_us_of(stream), self._options.end.time_us_of(stream)
+        if first_us is None:
+            return False
+        return self._options.end.of(stream) == "latest" if last_us is None else first_us <= last_us
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(self._options, self._columns, partition)

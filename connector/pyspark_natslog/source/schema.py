@@ -1,0 +1,83 @@
+"""The source's columns in Spark's words, and stored batches brought into that shape without copying values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from natslog.arrow.schema import HEADERS_TYPE
+from natslog.errors import ConfigError, did_you_mean
+
+_PAIR = StructType([StructField("key", StringType()), StructField("value", StringType())])
+_SPARK_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "subject": StringType(),
+    "key": BinaryType(),
+    "headers": ArrayType(_PAIR),
+}
+METADATA_COLUMNS = tuple(_SPARK_TYPES)
+"""All but the payload: `value`, or the typed columns that stand instead of it."""
+_SPARK_HEADERS = pa.list_(pa.field("element", HEADERS_TYPE.value_type))
+
+
+def spark_schema(columns: Sequence[str], payload: Mapping[str, DataType] = {"value": BinaryType()}) -> StructType:
+    """The schema of these columns, in this order.
+
+    Args:
+        payload: types of the payload's columns.
+    """
+    types = {**_SPARK_TYPES, **payload}
+    return StructType([StructField(name, types[name]) for name in columns])
+
+
+def checked_columns(schema: StructType, payload: Mapping[str, DataType]) -> tuple[str, ...]:
+    """The columns a schema asks for.
+
+    Args:
+        payload: types of the payload's columns.
+
+    Raises:
+        ConfigError: one that the source does not have, or of another type.
+    """
+    types = {**_SPARK_TYPES, **payload}
+    for column in schema.fields:
+        if column.name not in types:
+            hint = did_you_mean(column.name, tuple(types))
+            raise ConfigError(f"schema: the source has no column {column.name!r}{hint}", column=column.name)
+        expected = types[column.name]
+        if column.dataType.simpleString() != expected.simpleString():
+            raise ConfigError(
+                f"schema: column {column.name!r} is {expected.simpleString()}, not {column.dataType.simpleString()}; "
+                "cast it after reading",
+                column=column.name,
+            )
+    return tuple(column.name for column in schema.fields)
+
+
+def to_spark(batch: pa.RecordBatch, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """The batch as Spark expects it: these columns in this order."""
+    arrays = [_column(batch, stream, name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _column(batch: pa.RecordBatch, stream: str, name: str) -> Any:
+    if name == "stream":
+        return pa.repeat(pa.scalar(stream), batch.num_rows)
+    column = batch.column(name)
+    if name == "headers":  # Spark names the list's items otherwise; the buffers are the same
+        return column.cast(_SPARK_HEADERS)
+    return column

@@ -1,0 +1,236 @@
+"""Streaming reads: `spark.readStream.format("natslog")`.
+
+Theory of operation. Spark keeps the positions; this reader answers "how far is there, within the limits?" and "how is
+this range cut?". Its methods run one at a time in one process on the driver, `read` on copies in executors; so whatever
+a task needs is in its `Task`. A call that raises ends the query: brokers that are away are waited for.
+
+Invariants. `partitions(start, end)` covers exactly `[start, end)` of each stream, however often it is asked, by the
+same tasks each time (they are planned with the end, which carries them), and whatever is missing of it goes through
+`report_loss`. A stream that joins, or is read anew because it was created again, carries the offset where it began in
+its first position. A position that does not move stays the same text.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from natslog.errors import NatslogError, StreamNotFound
+from pyspark_natslog.source.admission import Admitter
+from pyspark_natslog.source.loss import Loss, recreated, report_loss, shorter
+from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.positions import resolve_start
+from pyspark_natslog.source.range_reader import read_task
+from pyspark_natslog.source.schema import checked_columns
+from pyspark_natslog.source.selection import StreamState
+from pyspark_natslog.source.splits import OffsetRange, numbers_of, plan_again, plan_tasks
+
+logger = logging.getLogger("pyspark_natslog")
+
+Answer = TypeVar("Answer")
+States = dict[str, StreamState]
+
+_OUTAGE_TIMEOUTS = 6
+"""A query waits this many times `fetchTimeout` for brokers or leaders to come back before it fails."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query's source. Picklable: connections are made where they are used."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = checked_columns(schema, options.payload.types)
+        self._admitter = Admitter(options.admission)
+        self._target: Offsets | None = None
+        self._latest: States | None = None
+        self._planned: tuple[list[OffsetRange], list[InputPartition]] | None = None
+        self._away_since: float | None = None
+        self._client = options.client()
+
+    # ---- how far ----
+
+    def initialOffset(self) -> dict[str, Any]:
+        options = self._options
+        states = self._patiently(self._states)
+        for name in options.selection.names:
+            if name not in states:
+                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct option stream")
+        if not states:
+            logger.warning("no stream of %s is there yet; those that come are read from their start", options.selection)
+        resolve = partial(resolve_start, self._client, options, options.start)
+        starts = {name: self._patiently(partial(resolve, state)) for name, state in states.items()}
+        return to_json({name: StreamOffset(states[name].id, start) for name, start in starts.items()})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return self._admitter.default_limit()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fixes how far this run goes."""
+        states = self._patiently(self._states)
+        self._target = {name: StreamOffset(state.id, state.high_watermark) for name, state in states.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        position = from_json(start)
+        if self._target is not None:  # the same position would end the run, undrained
+            states = self._patiently(self._states)
+        else:
+            try:
+                states = self._states()
+            except NatslogError as error:
+                if self._is_to_be_told(error):
+                    raise
+                return start
+        self._away_since = None
+        self._latest = states
+        begin = self._begin(position, states)
+        waiting = {name: max(0, self._limit(states[name]) - at.offset) for name, at in begin.items()}
+        admitted = waiting if isinstance(limit, ReadAllAvailable) else self._admit(begin, waiting)
+        end = {name: _moved(at, position.get(name), admitted[name]) for name, at in begin.items()}
+        ranges = [OffsetRange(name, at.id, at.offset, end[name].offset) for name, at in sorted(begin.items())]
+        ranges = [one for one in ranges if one.rows]
+        tasks = self._patiently(partial(plan_tasks, self._client, self._options, ranges, os.cpu_count() or 1))
+        for name, share in numbers_of(tasks).items():
+            end[name] = replace(end[name], tasks=share)
+        self._planned = ranges, tasks
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if self._latest is None:
+            return None
+        return to_json({name: StreamOffset(state.id, state.high_watermark) for name, state in self._latest.items()})
+
+    def _states(self) -> States:
+        return self._options.selection.states(self._client)
+
+    def _begin(self, position: Offsets, states: States) -> Offsets:
+        """Where reading goes on in each stream there is, after what was lost was reported. One that is new, or new
+        under its name, has `start`.
+        """
+        begin = {}
+        for name, at in position.items():
+            if name in states:
+                begin[name] = self._effective_start(at, states[name])
+            elif self._options.selection.could_hold(name):
+                report_loss(self._options, Loss(name, at.offset, None, "the stream was deleted"))
+            else:
+                logger.warning("stream %r is not among the streams to be read any more: its position is dropped", name)
+        for name in states.keys() - position.keys():
+            if self._target is None or name in self._target:
+                start = states[name].log_start_offset
+                begin[name] = StreamOffset(states[name].id, start, start)
+        return begin
+
+    def _limit(self, state: StreamState) -> int:
+        """How far this stream is read: with `availableNow`, never beyond what was there when the run began."""
+        if self._target is None:
+            return state.high_watermark
+        target = self._target.get(state.name)
+        if target is None or target.id != state.id:  # created again since: what it holds now is its target
+            target = self._target[state.name] = StreamOffset(state.id, state.high_watermark)
+        return min(state.high_watermark, target.offset)
+
+    def _admit(self, begin: Offsets, waiting: dict[str, int]) -> dict[str, int]:
+        def reach(name: str, max_bytes: int | None) -> tuple[int, int]:
+            start = begin[name].offset
+            ask = partial(self._client.extent, name, start, start + waiting[name], max_bytes=max_bytes)
+            end, size_bytes = self._patiently(ask)
+            return end - start, size_bytes
+
+        return self._admitter.admit(waiting, reach, drains=self._target is not None)
+
+    def _effective_start(self, at: StreamOffset, state: StreamState) -> StreamOffset:
+        """Where reading can go on; what lies between is reported as lost."""
+        log_start = state.log_start_offset
+        if state.id != at.id:
+            report_loss(self._options, recreated(state.name, at.offset, None, was=at.id, is_now=state.id))
+            return StreamOffset(state.id, log_start, log_start)
+        if at.offset < log_start:
+            report_loss(self._options, Loss(state.name, at.offset, log_start, "retention removed these messages"))
+            return StreamOffset(at.id, log_start)
+        if at.offset > state.high_watermark:
+            report_loss(self._options, shorter(state.name, state.high_watermark, at.offset, state.high_watermark))
+            return StreamOffset(at.id, state.high_watermark)
+        return at
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer, also of brokers that are away for a while, or streams without a leader."""
+        while True:
+            try:
+                answer = ask()
+            except NatslogError as error:
+                if self._is_to_be_told(error):
+                    raise
+            else:
+                self._away_since = None
+                return answer
+
+    def _is_to_be_told(self, error: NatslogError) -> bool:
+        """Whether this ends the query: it does not pass by itself, or has not for too long."""
+        if not error.retriable:
+            return True
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        logger.warning("the query waits (%.0f s so far): %s", now - self._away_since, error.message)
+        return now - self._away_since > _OUTAGE_TIMEOUTS * self._options.client_options.timeout_s
+
+    # ---- which ranges ----
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, upto = from_json(start), from_json(end)
+        moved = {name: last for name, last in upto.items() if last != begin.get(name)}
+        if not moved:
+            return []
+        states = self._patiently(self._states)
+        ranges = [self._range(name, begin.get(name), last, states.get(name)) for name, last in moved.items()]
+        known = [one for one in ranges if one is not None and one.rows]
+        if self._planned is not None and self._planned[0] == known:
+            return self._planned[1]
+        numbered = {name: last.tasks for name, last in moved.items()}
+        return self._patiently(partial(plan_again, self._client, self._options, known, numbered))
+
+    def _range(
+        self, name: str, first: StreamOffset | None, last: StreamOffset, state: StreamState | None
+    ) -> OffsetRange | None:
+        """What is still there of one stream's part of a batch."""
+        if (first is None or first.id != last.id) and last.start is not None:
+            first = StreamOffset(last.id, last.start)
+        begun = first.offset if first is not None and first.id == last.id else 0
+        if state is None:
+            report_loss(self._options, Loss(name, begun, last.offset, "the stream was deleted"))
+            return None
+        if state.id != last.id:
+            report_loss(self._options, recreated(name, begun, last.offset, was=last.id, is_now=state.id))
+            return None
+        low = min(self._effective_start(StreamOffset(last.id, begun), state).offset, last.offset)
+        high = min(last.offset, state.high_watermark)
+        if high < last.offset:
+            report_loss(self._options, shorter(name, max(low, high), last.offset, high))
+        return OffsetRange(name, last.id, low, high)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(self._options, self._columns, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark's checkpoint is the position; nothing is kept elsewhere."""
+
+    def stop(self) -> None:
+        self._client.close()
+
+
+def _moved(at: StreamOffset, before: StreamOffset | None, rows: int) -> StreamOffset:
+    """The position after `rows` more. `start` is kept by one that has just joined, and by one that does not move."""
+    if rows == 0:
+        return at
+    has_joined = before is None or before.id != at.id
+    return StreamOffset(at.id, at.offset + rows, at.start if has_joined else None)

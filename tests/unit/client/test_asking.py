@@ -1,0 +1,96 @@
+"""Which broker is asked first: one that hangs is waited for once, whichever client of the process asks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from natslog.client import ClientOptions, NatslogClient, asking
+
+_TIMEOUT_S = 0.3
+
+
+class _Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: Any) -> None:
+        """Not into the tests' output."""
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answering)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def hanging() -> Iterator[socket.socket]:
+    """The kernel takes connections, as for a process that is stopped, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as listening:
+        listening.setblocking(False)
+        yield listening
+
+
+def url_of(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def connections_to(listening: socket.socket) -> int:
+    """Since it was last asked."""
+    count = 0
+    while True:
+        try:
+            listening.accept()[0].close()
+        except BlockingIOError:
+            return count
+        count += 1
+
+
+def ask(*servers: str) -> None:
+    """As a task does: with a client of its own."""
+    with NatslogClient(servers, ClientOptions(timeout_s=_TIMEOUT_S, retries=0)) as client:
+        assert client.streams() == []
+
+
+def test_broker_that_hangs_is_waited_for_once_by_all_clients_of_a_process(
+    answering: str, hanging: socket.socket
+) -> None:
+    for _ in range(3):
+        ask(url_of(hanging), answering)
+    assert connections_to(hanging) == 1
+
+
+def test_silence_is_forgotten_after_ten_times_its_cost_and_with_the_first_answer(
+    answering: str, hanging: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_ASKED_LAST_S", 0.0)
+    clock = [1000.0]
+    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def silent_for(waited_s: float) -> None:
+        asking._ask_last(url_of(hanging), waited_s=waited_s)
+
+    silent_for(30.0)
+    clock[0] += 299
+    ask(url_of(hanging), answering)
+    assert connections_to(hanging) == 0
+    clock[0] += 2
+    ask(url_of(hanging), answering)
+    assert connections_to(hanging) == 1
+    silent_for(30.0)
+    asking._ask_last(answering, waited_s=30.0)
+    ask(answering)
+    ask(url_of(hanging), answering)
+    assert connections_to(hanging) == 0, "the one that has answered since comes first"

@@ -1,0 +1,56 @@
+"""Offsets and admission arithmetic of the connector, without Spark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from natslog.errors import ConfigError
+from pyspark_natslog.source.admission import share_limit
+from pyspark_natslog.source.offsets import StreamOffset, from_json, to_json
+from pyspark_natslog.source.splits import OffsetRange, Task, numbers_of
+
+
+def test_json_is_the_same_text_for_the_same_positions() -> None:
+    one = {"b": StreamOffset("y", 2), "a": StreamOffset("x", 1)}
+    two = dict(reversed(list(one.items())))
+    assert json.dumps(to_json(one)) == json.dumps(to_json(two))
+    assert json.dumps(to_json(one)) == '{"a": {"id": "x", "offset": 1}, "b": {"id": "y", "offset": 2}}'
+    assert from_json(json.loads(json.dumps(to_json(one)))) == one
+
+
+def test_tasks_are_part_of_a_position_where_there_are_several() -> None:
+    body = {"a": {"id": "x", "offset": 9, "start": 1, "tasks": [[1, 4], [0, 9]]}, "b": {"id": "y", "offset": 2}}
+    assert json.dumps(to_json(from_json(body))) == json.dumps(body)
+
+
+def test_tasks_are_numbered_by_where_their_shares_end() -> None:
+    def piece(stream: str, start: int, end: int) -> OffsetRange:
+        return OffsetRange(stream, stream, start, end)
+
+    first = Task([piece("a", 0, 10), piece("a", 10, 20), piece("b", 0, 5)])
+    second = Task([piece("a", 20, 30), piece("b", 5, 9)])
+    assert numbers_of([first, second]) == {"a": ((0, 20), (1, 30)), "b": ((0, 5), (1, 9))}
+    assert numbers_of([first]) == {}
+
+
+@pytest.mark.parametrize("body", [{"a": 5}, {"a": {"offset": 1}}, {"a": {"id": "x", "offset": "z"}}])
+def test_another_sources_checkpoint_is_refused(body: dict) -> None:
+    with pytest.raises(ConfigError, match="another checkpointLocation"):
+        from_json(body)
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), min_size=1), st.integers(1, 2000))
+def test_limit_is_shared_in_proportion_and_used_up(waiting: dict[str, int], limit: int) -> None:
+    shares = share_limit(waiting, limit)
+    total = sum(waiting.values())
+    assert sum(shares.values()) == min(limit, total)
+    assert all(0 <= shares[name] <= rows for name, rows in waiting.items())
+    if total > limit:
+        slack = len(waiting) + 1
+        assert all(abs(shares[name] - rows * limit / total) <= slack for name, rows in waiting.items())
+    if limit >= len(waiting):
+        assert all(shares[name] for name, rows in waiting.items() if rows), "nobody is starved"

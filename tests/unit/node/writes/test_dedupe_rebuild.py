@@ -1,0 +1,161 @@
+"""The deduplication window rebuilt from the log: all ids that can be read, and a word of those that cannot."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
+from natslog.arrow.schema import HEADERS_TYPE
+from natslog.ingest.dedupe import NEW, DedupeWindow, ids_of_headers
+from natslog.log import LogOptions, ReplicaLog
+from natslog.log.sealed import _INDEX_TEXT
+from natslog.node.clock import monotonic_us, now_us
+from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from tests.conftest import open_log, rows
+
+SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
+BATCHES, ROWS = 30, 10
+
+
+def headers_of(batch: int) -> pa.Array:
+    return pa.array([[{"key": "Nats-Msg-Id", "value": f"{batch}.{row}"}] for row in range(ROWS)], HEADERS_TYPE)
+
+
+def filled(folder: Path, stamped_us: int) -> ReplicaLog:
+    log = open_log(folder, SMALL)
+    for at in range(BATCHES):
+        columns = [pa.array(["a"] * ROWS), pa.nulls(ROWS, pa.binary()), headers_of(at), pa.array([b"v" * 50] * ROWS)]
+        log.append(RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)), stamped_us)
+    while log.seal_next():
+        pass
+    return log
+
+
+@pytest.fixture
+def log(log_folder: Path):
+    log = filled(log_folder, now_us())
+    yield log
+    log.close()
+
+
+def known(window: DedupeWindow) -> list[int]:
+    """The batches all of whose ids the window knows."""
+    found = []
+    for at in range(BATCHES):
+        ids = ids_of_headers(headers_of(at))
+        assert ids is not None
+        offsets = window.find(ids, monotonic_us())
+        if (offsets != NEW).all():
+            assert offsets.tolist() == list(range(at * ROWS, (at + 1) * ROWS))
+            found.append(at)
+    return found
+
+
+def test_whole_log_is_remembered(log) -> None:
+    window, damage = rebuilt_dedupe(60.0, log)
+    assert damage is None
+    assert known(window) == list(range(BATCHES))
+
+
+def test_nothing_is_remembered_without_a_window(log) -> None:
+    window, damage = rebuilt_dedupe(0.0, log)
+    assert damage is None
+    assert known(window) == []
+
+
+@pytest.mark.parametrize("where", ["footer", "header", "body"])
+def test_what_lies_behind_damage_is_remembered_and_the_damage_is_told(log, where: str) -> None:
+    segment = log.chain.segments[2]
+    assert segment.path.suffix == ".arrow"
+    base, end, positions = segment.base_offset, segment.end_offset, list(segment.index.positions)
+    content = bytearray(segment.path.read_bytes())
+    index_text = list(_INDEX_TEXT.finditer(bytes(content)))[-1]
+    at = {"footer": sum(index_text.span()) // 2, "header": positions[0] + 20, "body": positions[0] + 1200}[where]
+    content[at] ^= 4
+    segment.path.write_bytes(bytes(content))
+    segment.forget()
+    window, damage = rebuilt_dedupe(60.0, log)
+    assert damage is not None
+    assert segment.path.name in damage.message
+    remembered = known(window)
+    missing = sorted(set(range(BATCHES)) - set(remembered))
+    assert missing, "the damage hides some"
+    assert base // ROWS <= missing[0]
+    assert missing[-1] <= (end - 1) // ROWS, "of the damaged segment only"
+
+
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    later_us = now_us() + 3_600_000_000
+    monkeypatch.setattr("natslog.node.writes.dedupe_rebuild.now_us", lambda: later_us)
+
+
+def test_ids_out_of_the_window_are_left_out(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_hour_later(monkeypatch)
+    log._written_s -= 3600
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == []
+
+
+@pytest.mark.parametrize("clock_apart_s", [-3600, 3600])
+def test_ids_count_from_when_they_were_stored_however_far_the_storing_brokers_clock_was_off(
+    tmp_path: Path, clock_apart_s: int
+) -> None:
+    log = filled(tmp_path / "log", now_us() + clock_apart_s * 1_000_000)
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == list(range(BATCHES))
+    log.close()
+    again = open_log(tmp_path / "log", SMALL)
+    window, _ = rebuilt_dedupe(60.0, again)
+    assert known(window) == list(range(BATCHES)), "also after a restart"
+    again.close()
+
+
+def test_ids_of_long_ago_are_forgotten_by_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "log", now_us()).close()
+    for path in (tmp_path / "log").glob("0*"):
+        os.utime(path, (time.time() - 3600, time.time() - 3600))
+    an_hour_later(monkeypatch)
+    log = open_log(tmp_path / "log", SMALL)
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == []
+    log.close()
+
+
+def test_one_leader_whose_clock_was_ahead_does_not_hide_the_ids_before_it(tmp_path: Path) -> None:
+    log = filled(tmp_path / "log", now_us())
+    log.append(rows([b"stamped an hour ahead"]), now_us() + 3_600_000_000)
+    window, _ = rebuilt_dedupe(60.0, log)
+    assert known(window) == list(range(BATCHES))
+    log.close()
+
+
+def test_a_disk_that_does_not_read_is_told_and_stops_nothing(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(fd: int, position: int, length: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("natslog.log.log_reader.read_at", failing)
+    window, damage = rebuilt_dedupe(60.0, log)
+    assert damage is not None
+    assert "Input/output error" in damage.message
+    assert known(window) == []
+
+
+def test_retention_that_is_faster_costs_only_what_it_took(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_left = log.chain.segments[2].base_offset
+    plan_read = log.reader.plan_read
+
+    def overtaken(start: int, **options: object) -> object:
+        if log.log_start_offset == 0:
+            del log.chain.segments[:2]
+        return plan_read(start, **options)
+
+    monkeypatch.setattr(log.reader, "plan_read", overtaken)
+    window, damage = rebuilt_dedupe(60.0, log)
+    assert damage is None
+    assert known(window) == list(range(-(-first_left // ROWS), BATCHES))

@@ -1,0 +1,43 @@
+"""Uploads that end otherwise than they should: what they leave, and how long they hold a place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from natslog.errors import InvalidRequest
+from natslog.ingest.staged_rows import RowRules
+from natslog.model import StreamId
+from natslog.node.writes.staging import Staging
+
+KEY = (StreamId("0" * 32), "query", 0)
+
+
+async def half_and_then_silence() -> AsyncIterator[bytes]:
+    yield b"half"
+    await asyncio.Event().wait()
+
+
+async def no_arrow() -> AsyncIterator[bytes]:
+    yield b"no Arrow"
+
+
+@pytest.mark.parametrize(("chunks", "words"), [(half_and_then_silence, "nothing came for"), (no_arrow, "no Arrow IPC")])
+def test_upload_that_fails_gives_its_place_back_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks, words: str
+) -> None:
+    monkeypatch.setattr("natslog.node.writes.staging._SILENT_S", 0.05)
+
+    async def upload() -> None:
+        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        with pytest.raises(InvalidRequest, match=words):
+            async with asyncio.timeout(10):
+                await staging.receive(KEY, "0", 0, RowRules("orders", "orders"), chunks())
+        assert (staging._uploads, staging._batches) == (0, {})
+        assert list((tmp_path / "staged").iterdir()) == []
+        staging.close()
+
+    asyncio.run(upload())
