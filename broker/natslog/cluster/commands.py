@@ -171,6 +171,12 @@ class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stream: str
 
 
+class FinalizeUpgrade(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Every broker supports `level`: what it adds may be written from now on."""
+
+    level: int
+
+
 Command: TypeAlias = (
     RegisterBroker
     | DrainBroker
@@ -187,6 +193,7 @@ Command: TypeAlias = (
     | FinishMoves
     | SetCursor
     | DropCursor
+    | FinalizeUpgrade
 )
 
 

@@ -30,6 +30,7 @@ from natslog.cluster.commands import (
     DrainBroker,
     DropCursor,
     EditStream,
+    FinalizeUpgrade,
     FinishMoves,
     ForgetBroker,
     IsrChange,
@@ -43,6 +44,7 @@ from natslog.cluster.commands import (
     tombstone_key,
 )
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
+from natslog.cluster.features import FIRST_LEVEL
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -67,6 +69,7 @@ class Metadata(msgspec.Struct, kw_only=True):
         outcomes: of the last proposals, by their ids, so that a retry is applied once. `cursor_outcomes`: those that
             set cursors: they come all the time, and must not push the others out.
         cursors: by `cursor_key`.
+        feature_level: what may be written, see `features`.
     """
 
     cluster_id: str
@@ -77,6 +80,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     outcomes: dict[str, Outcome] = {}
     cursors: dict[str, CursorRecord] = {}
     cursor_outcomes: dict[str, Outcome] = {}
+    feature_level: int = FIRST_LEVEL
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -153,6 +157,10 @@ class Metadata(msgspec.Struct, kw_only=True):
                 self.cursor(consumer, stream)
                 del self.cursors[cursor_key(consumer, stream)]
                 return True
+            case FinalizeUpgrade(level=level):
+                raised = level > self.feature_level
+                self.feature_level = max(level, self.feature_level)
+                return raised
             case _:
                 assert_never(command)
 

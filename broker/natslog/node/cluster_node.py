@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
@@ -190,7 +191,9 @@ class ClusterNode(Admission):
 
     def _found(self, peers: list[Hello]) -> None:
         identity = self._data_dir.identity
-        state = former_metadata(self._data_dir.path / "metadata") or Metadata(cluster_id=secrets.token_hex(8))
+        state = former_metadata(self._data_dir.path / "metadata") or Metadata(
+            cluster_id=secrets.token_hex(8), feature_level=LATEST_LEVEL
+        )
         members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
         members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]
         members.sort(key=lambda member: member.id)
