@@ -168,6 +168,12 @@ class CorruptLog(NatslogError):
     code, status = "corrupt_log", 503
 
 
+class CorruptAnswer(NatslogError):
+    """What another broker sent is not what was written: it is requested again. Nothing on this disk is damaged."""
+
+    code, status, retriable = "corrupt_answer", 503, True
+
+
 class StorageFull(NatslogError):
     """The disk is (nearly) full: writes resume by themselves when there is room."""
 

@@ -132,6 +132,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
         eligible: not in the ISR, yet holding all that is committed, because they left when it fell below `min_isr`.
         unproven: of ISR and eligible, those that have restarted uncleanly and not yet caught up with a leader.
         target: the replicas wanted, while the stream is being moved.
+        holders: replicas whose log was created on their disk, so that a log that is missing there is damage.
     """
 
     name: str
@@ -147,6 +148,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
     unproven: tuple[BrokerId, ...] = ()
     target: tuple[BrokerId, ...] = ()
     paused: bool = False
+    holders: tuple[BrokerId, ...] = ()
 
     @property
     def candidates(self) -> tuple[BrokerId, ...]:

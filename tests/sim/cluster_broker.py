@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from natslog.cluster import replica
+from natslog.cluster import roles
 from natslog.cluster.commands import AppointLeaders, Appointment, ChangeIsrs, DisableReplicas
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.replica import (
+from natslog.cluster.roles import (
     Append,
     BeginAt,
     CutTo,
@@ -265,7 +265,7 @@ class Roles(Life):
         leader, log, offset = self.leader, self.log, fetch.position.offset
         if leader is None:
             return
-        verdict = replica.judge(
+        verdict = roles.judge(
             fetch.position, epoch=leader.epoch, epochs=self.epochs, log_start_offset=0, log_end_offset=log.synced
         )
         records: list[Entry] = []

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster import controller, metadata, replica
+from natslog.cluster import controller, metadata, roles
 from natslog.cluster.commands import Appointment, Outcome, Proposal
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
-from natslog.cluster.replica import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
+from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch
 from tests.sim.cluster_world import Broker
 
 Patch = Callable[[pytest.MonkeyPatch], type[Broker]]
 
-_judge = replica.judge
+_judge = roles.judge
 _answered = FollowerReplica.answered
 _register = Metadata._register
 
@@ -67,7 +67,7 @@ def single_step(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
         return step
 
     monkeypatch.setattr(FollowerReplica, "answered", answered)
-    monkeypatch.setattr(replica, "judge", judge)
+    monkeypatch.setattr(roles, "judge", judge)
     return Broker
 
 
@@ -81,7 +81,7 @@ def follow_any_epoch(self: FollowerReplica, epoch: Any, verdict: Any, now_ms: fl
 
 def never_compare(position: Any, *, epoch: Any, log_end_offset: int, **rest: Any) -> Any:
     if position.epoch != epoch:
-        return replica.Fenced(epoch)
+        return roles.Fenced(epoch)
     return Matching() if position.offset <= log_end_offset else Diverging(epoch, log_end_offset)
 
 
@@ -283,7 +283,7 @@ IN_TIME: dict[str, Patch] = {
 WALKING: dict[str, Patch] = {
     "KIP-279: one step back instead of a walk": single_step,
     "KIP-320: answers of any epoch believed": replaced(FollowerReplica, "answered", follow_any_epoch),
-    "logs never compared": replaced(replica, "judge", never_compare),
+    "logs never compared": replaced(roles, "judge", never_compare),
     "zombie: ISR changes of any epoch and version": replaced(Metadata, "_is_current", any_version),
     "ISR grows while HW moves: pending additions uncounted": replaced(
         LeaderReplica, "counted", property(lambda self: frozenset(self.record.isr))

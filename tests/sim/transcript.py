@@ -7,7 +7,7 @@ The brokers are those of the simulation (the real cores), the checker watches. A
 from __future__ import annotations
 
 from natslog.cluster.commands import AppointLeaders, Appointment, Command, DisableReplicas, MoveReplicas, Proposal
-from natslog.cluster.replica import BeforeStart, Diverging, Fenced, Matching
+from natslog.cluster.roles import BeforeStart, Diverging, Fenced, Matching
 from natslog.model import BrokerId, StreamRecord
 from tests.sim.cluster_broker import Answer, Fetch
 from tests.sim.cluster_process import NAME, STREAM

@@ -142,6 +142,22 @@ class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stream_ids: tuple[StreamId, ...]
 
 
+class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`broker` has created the logs of these streams on its disk, durably. Level 2."""
+
+    broker: BrokerId
+    incarnation: str
+    stream_ids: tuple[StreamId, ...]
+
+
+class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`broker` stops in order: it leaves these in-sync replicas, and keeps its eligibility. Level 2."""
+
+    broker: BrokerId
+    incarnation: str
+    stream_ids: tuple[StreamId, ...]
+
+
 class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Brings a stream's replicas onto other brokers; the old ones go when the new ones are in sync."""
 
@@ -189,6 +205,8 @@ Command: TypeAlias = (
     | ChangeIsrs
     | AppointLeaders
     | DisableReplicas
+    | HoldReplicas
+    | LeaveReplicas
     | MoveReplicas
     | FinishMoves
     | SetCursor

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from natslog.cluster.commands import AppointLeaders, Appointment, Command, FinishMoves, MoveReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
-from natslog.cluster.replica import quorum_position
+from natslog.cluster.roles import quorum_position
 from natslog.errors import NotEnoughBrokers
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 

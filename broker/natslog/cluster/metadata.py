@@ -33,7 +33,9 @@ from natslog.cluster.commands import (
     FinalizeUpgrade,
     FinishMoves,
     ForgetBroker,
+    HoldReplicas,
     IsrChange,
+    LeaveReplicas,
     MoveReplicas,
     Outcome,
     PauseStream,
@@ -149,7 +151,9 @@ class Metadata(msgspec.Struct, kw_only=True):
                 return True
             case BuryStream(id=stream_id, broker=broker):
                 return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
-            case ChangeIsrs() | AppointLeaders() | DisableReplicas() | MoveReplicas() | FinishMoves():
+            case DisableReplicas() | HoldReplicas() | LeaveReplicas():
+                return self._apply_of_broker(command)
+            case ChangeIsrs() | AppointLeaders() | MoveReplicas() | FinishMoves():
                 return self._apply_to_replicas(command)
             case SetCursor():
                 return self._set_cursor(command)
@@ -224,7 +228,8 @@ class Metadata(msgspec.Struct, kw_only=True):
         """It came back with another folder: whatever it held is gone. A stream that only it held has nobody to lead."""
         for record in list(self.streams.values()):
             if broker in record.candidates:
-                self._replace(_without(record, broker))
+                record = _without(record, broker)
+            self._replace(_no_longer_held(record, [broker]))
 
     # ---- streams ----
 
@@ -296,9 +301,25 @@ class Metadata(msgspec.Struct, kw_only=True):
 
     # ---- replicas ----
 
-    def _apply_to_replicas(
-        self, command: ChangeIsrs | AppointLeaders | DisableReplicas | MoveReplicas | FinishMoves
-    ) -> bool:
+    def _apply_of_broker(self, command: DisableReplicas | HoldReplicas | LeaveReplicas) -> bool:
+        """What a broker says of its own replicas: good for the incarnation that is registered."""
+        if not self._lives(command.broker, command.incarnation):
+            return False
+        records, changed = self.by_id(), False
+        for stream_id in command.stream_ids:
+            record = records.get(stream_id)
+            if record is None:
+                continue
+            match command:
+                case DisableReplicas():
+                    changed |= self._disable(record, command.broker)
+                case HoldReplicas():
+                    changed |= self._hold(record, command.broker)
+                case LeaveReplicas():
+                    changed |= self._leave(record, command.broker)
+        return changed
+
+    def _apply_to_replicas(self, command: ChangeIsrs | AppointLeaders | MoveReplicas | FinishMoves) -> bool:
         if isinstance(command, MoveReplicas):
             return self._move(self.stream(command.name), command.target)
         records = self.by_id()
@@ -310,10 +331,6 @@ class Metadata(msgspec.Struct, kw_only=True):
             case AppointLeaders(appointments=appointments):
                 for appointment in appointments:
                     changed |= self._appoint(records.get(appointment.stream_id), appointment)
-            case DisableReplicas(broker=broker, incarnation=incarnation, stream_ids=stream_ids):
-                if broker in self.brokers and self.brokers[broker].incarnation == incarnation:
-                    for stream_id in stream_ids:
-                        changed |= self._disable(records.get(stream_id), broker)
             case FinishMoves(moves=moves, moved_us=moved_us):
                 for stream_id, version in moves:
                     changed |= self._finish_move(records.get(stream_id), version, moved_us)
@@ -347,9 +364,21 @@ class Metadata(msgspec.Struct, kw_only=True):
         unproven = set(record.unproven) - {appointment.leader}
         return self._replace(with_isr(appointed, appointment.isr, unproven=unproven))
 
-    def _disable(self, record: StreamRecord | None, broker: BrokerId) -> bool:
+    def _hold(self, record: StreamRecord, broker: BrokerId) -> bool:
+        if broker not in record.replicas or broker in record.holders:
+            return False
+        return self._replace(_next_version(record, holders=tuple(sorted((*record.holders, broker)))))
+
+    def _leave(self, record: StreamRecord, broker: BrokerId) -> bool:
+        """Never below `min_isr`, and not as the leader: what is there then is left to those who stay."""
+        if broker not in record.isr or broker == record.leader or len(record.isr) <= record.settings.min_isr:
+            return False
+        left = [member for member in record.isr if member != broker]
+        return self._replace(with_isr(record, left, unproven=record.unproven))
+
+    def _disable(self, record: StreamRecord, broker: BrokerId) -> bool:
         """The last one that holds everything stays: nobody else could ever lead."""
-        if record is None or broker not in record.candidates or set(record.candidates) == {broker}:
+        if broker not in record.candidates or set(record.candidates) == {broker}:
             return False
         return self._replace(_without(record, broker))
 
@@ -381,7 +410,8 @@ class Metadata(msgspec.Struct, kw_only=True):
         isr = [broker for broker in record.isr if broker in target]
         # another epoch, so that one who is moved back is never counted by what it asked before its files went
         epoch = Epoch(record.leader_epoch + bool(left))
-        finished = msgspec.structs.replace(record, replicas=target, target=(), leader_epoch=epoch)
+        kept = _no_longer_held(record, left)
+        finished = msgspec.structs.replace(kept, replicas=target, target=(), leader_epoch=epoch)
         return self._replace(with_isr(finished, isr, unproven=set(record.unproven) & set(target)))
 
 
@@ -408,6 +438,12 @@ def _without(record: StreamRecord, broker: BrokerId) -> StreamRecord:
         eligible=tuple(member for member in left.eligible if member != broker),
         unproven=tuple(member for member in left.unproven if member != broker),
     )
+
+
+def _no_longer_held(record: StreamRecord, brokers: Iterable[BrokerId]) -> StreamRecord:
+    """The files of these replicas are gone, or will be."""
+    holders = tuple(broker for broker in record.holders if broker not in set(brokers))
+    return record if holders == record.holders else _next_version(record, holders=holders)
 
 
 def cannot_be_edited(setting: str) -> InvalidRequest:

@@ -1,423 +1,632 @@
-"""The two roles of a replica. A leader decides what is committed and who is in sync; a follower decides how to become
-its leader's copy. Both are told what happened and say what to do; neither touches a file, a clock or a socket.
+"""One replica of one stream on one broker: a pure state machine that decides what the broker does with it.
 
-Theory of operation. A follower asks for records from its log end offset (LEO) on, which says that everything below is
-on its stable storage, and names the epoch of its last record. The leader looks that up in its own epoch history: where
-the follower has records that the leader has not, the answer is where to cut, and the follower walks back until both
-agree. The high watermark (HW) is the least LEO of the in-sync replicas and of those about to join them.
+Theory of operation. The machine compares what the metadata wants (`changed`) with the state it is in, and names one
+`Step` at a time (`next_step`); the executor carries the step out on real files and sockets, or in the simulation on
+virtual ones, and reports `done` or `failed`. What needs no waiting is a `Notice` (`take_notices`). What happened
+meanwhile is told by the other inputs: `appended`, `fetched`, `answered`, `damaged`, `tick`, `transfer`, `stop`.
 
-Invariants, each a trap of FAULTS.md's table:
-- every question and answer carries the leader epoch; one of another epoch is refused or ignored;
-- HW counts what was fetched in this epoch only, never goes back, and freezes while fewer than `min_isr` are in sync;
-- nothing is exposed by a new leader before HW has reached the start of its epoch;
-- HW never rests inside a run (`appended`), nor between what a new leader knew of it and the start of its epoch;
-- a replica is proposed for the ISR only with LEO >= HW and >= the epoch's start, and counts for HW from then on;
-- a follower cuts by epoch only, and never below what it knows to be committed: it halts instead.
+    Closed(problem) ──opened──▶ Idle ──▶ Following(role)     A role begins from Idle only, and ends in Idle: so no two
+        ▲                        │ ▲ ──▶ Leading(role)       roles ever overlap, whatever the metadata says meanwhile.
+        └────────────────────────┘ └────────┘
 
-Source: KIP-101, KIP-279, KIP-320, KIP-595 (divergence in the fetch answer), KIP-966.
+Invariants.
+- One step at a time; a role is that of the newest record, or is on its way out.
+- A role begins only in an incarnation that the metadata has registered, on a log that the metadata knows to exist
+  (`holders`), and never on a damaged one.
+- A replica with damage is taken out of the candidates first, then repaired. Where it is the only candidate nothing is
+  proposed and nothing is repaired: nobody else could lead, and an operator decides.
+- Only a leader with a metadata session states positions (`is_leading`); everyone else serves what is below its own
+  high watermark (HW) at most (`may_serve`).
+- HW never goes back.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
+from natslog.cluster.commands import (
+    AppointLeaders,
+    Appointment,
+    DisableReplicas,
+    HoldReplicas,
+)
+from natslog.cluster.replica_steps import (
+    BeginEpoch,
+    Close,
+    Closed,
+    Copy,
+    Damaged,
+    Drain,
+    Follow,
+    Following,
+    Halted,
+    Idle,
+    Leading,
+    Log,
+    Notice,
+    Open,
+    Propose,
+    ProposeIsr,
+    Repair,
+    SetAside,
+    State,
+    Step,
+    StopWriting,
+    Subscribe,
+    Surroundings,
+    Unfollow,
+    Unsubscribe,
+)
+from natslog.cluster.roles import (
+    Append,
+    BeginAt,
+    CutTo,
+    Fenced,
+    FetchPosition,
+    FollowerReplica,
+    Halt,
+    Ignore,
+    LeaderReplica,
+    Matching,
+    Timeouts,
+    Verdict,
+    judge,
+)
+from natslog.errors import CorruptLog, DataDirError, NatslogError, NotEnoughReplicas, StorageFailed
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 
-from natslog.cluster.commands import IsrChange
-from natslog.cluster.epochs import NO_EPOCH, EpochHistory
-from natslog.errors import NotEnoughReplicas
-from natslog.model import BrokerId, Epoch, StreamRecord
-
-
-class FetchPosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where a follower stands: everything below `offset` is on its disk, the last record being of `last_epoch`.
-
-    `version`: of the stream's record, as the follower knew it then.
-    """
-
-    epoch: Epoch
-    offset: int
-    last_epoch: Epoch
-    version: int = 0
-
-
-class Fenced(msgspec.Struct, frozen=True, tag=True):
-    """The question was of another epoch than the leader's."""
-
-    epoch: Epoch
-
-
-class Diverging(msgspec.Struct, frozen=True, tag=True):
-    """Of the follower's last epoch (or the nearest one below) the leader's records end at `end_offset`."""
-
-    epoch: Epoch
-    end_offset: int
-
-
-class BeforeStart(msgspec.Struct, frozen=True, tag=True):
-    """The records asked for are past retention: begin again at the leader's log start, which a record of `epoch` lay
-    below (`NO_EPOCH` where the leader does not know it either).
-    """
-
-    log_start_offset: int
-    epoch: Epoch = NO_EPOCH
-
-
-class Matching(msgspec.Struct, frozen=True, tag=True):
-    """The follower's log is a beginning of the leader's: records from its end on follow."""
-
-
-Verdict: TypeAlias = Fenced | Diverging | BeforeStart | Matching
-
-
-def judge(
-    position: FetchPosition, *, epoch: Epoch, epochs: EpochHistory, log_start_offset: int, log_end_offset: int
-) -> Verdict:
-    """What a leader of `epoch` makes of a follower's position."""
-    if position.epoch != epoch:
-        return Fenced(epoch)
-    if position.offset < log_start_offset:
-        return BeforeStart(log_start_offset, epochs.last_epoch_before(log_start_offset))
-    if position.offset == log_start_offset and position.last_epoch < epochs.last_epoch_before(log_start_offset + 1):
-        return Matching()  # it holds nothing that the leader could compare with
-    found, end_offset = epochs.end_of(position.last_epoch, log_end_offset)
-    if found != position.last_epoch or end_offset < position.offset:
-        return Diverging(found, max(end_offset, log_start_offset))
-    return Matching()
+_RETRY_MS = 1000.0
+_TRANSFER_WITHIN_MS = 3000.0
+_PROPOSE_AGAIN_MS = 2000.0
+_PROPOSE_AGAIN_AT_MOST_MS = 10_000.0
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
-    the ISR, until it asks knowing that: what it had before may be what it was put out for (damage). It may know before
-    the leader does; of an idle stream it asks once, and never again.
-    """
+class _Attempts:
+    """Proposals of one kind for one version of the record: the time between two doubles."""
 
-    caught_up_ms: float
-    known_version: int = 0
-    out_since_version: int = 0
-    end_offset: int | None = None
-    incarnation: str = ""
-    leader_end_at_fetch: int = 0
+    version: int
+    next_ms: float
+    pause_ms: float = _PROPOSE_AGAIN_MS
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """`lag_ms`: a follower so long behind leaves the ISR. `silence_ms`: a leader so long silent is reported.
-    `propose_again_ms`: a change that nothing was heard of is proposed anew.
-    """
-
-    lag_ms: float = 3000.0
-    silence_ms: float = 2500.0
-    propose_again_ms: float = 2000.0
+@dataclass(slots=True)
+class _Transfer:
+    to: BrokerId
+    since_ms: float
+    is_drained: bool = False
 
 
-class LeaderReplica:
-    """The leader's side of one stream, for one epoch.
+class Replica:
+    """See the module. All inputs return at once and touch nothing but this object.
 
     Args:
-        me: this broker, the record's leader. `log_end_offset`: where its epoch starts.
-        high_watermark: what is known to be committed. `now_ms`: of a clock that never jumps.
+        me: this broker. `record`: the stream, as the metadata has it.
+        now_ms: of a clock that never jumps; each input that depends on time is given it.
+
+    Attributes:
+        record: the newest that is known here; None once the stream was deleted or moved away.
+        damage: what was found damaged and is not repaired yet. `problem`: why the replica does not serve.
+        high_watermark: what is known to be committed; the executor acknowledges and exposes what lies below.
     """
 
     def __init__(
         self,
         me: BrokerId,
         record: StreamRecord,
-        *,
-        log_end_offset: int,
-        high_watermark: int,
+        surroundings: Surroundings,
         now_ms: float,
         timeouts: Timeouts = Timeouts(),
     ) -> None:
-        assert record.leader == me, "only the record's leader leads"
         self.me = me
-        self.record = record
-        self.epoch = record.leader_epoch
-        self.epoch_start = log_end_offset
-        self.log_end_offset = log_end_offset
-        self.high_watermark = high_watermark
-        self.followers: dict[BrokerId, Progress] = {}
-        self._leaps: deque[tuple[int, int]] = deque()  # what HW passes at once, in order: runs
-        if high_watermark < log_end_offset:  # it may hold runs; none of it is exposed before all of it is committed
-            self._leaps.append((high_watermark, log_end_offset))
+        self.stream_id: StreamId = record.id
+        self.record: StreamRecord | None = record
+        self.state: State = Closed()
+        self.log: Log | None = None
+        self.damage: NatslogError | None = None
+        self.high_watermark = 0
+        self._problem: NatslogError | None = None
+        self._surroundings = surroundings
         self._timeouts = timeouts
-        self._version = record.version
-        self._proposed: set[BrokerId] = set()  # members of all changes proposed for the record's present version
-        self._proposed_ms: float | None = None
-        self.update(record, now_ms)
-        self._advance()
+        self._now_ms = now_ms
+        self._step: Step | None = None
+        self._notices: list[Notice] = []
+        self._attempts: dict[str, _Attempts] = {}
+        self._not_before_ms = 0.0
+        self._transfer: _Transfer | None = None
+        self._has_stale_writer = False
+        self._is_halted = False
+        self._is_stopping = False
 
-    # ---- what happened ----
-
-    def update(self, record: StreamRecord, now_ms: float) -> int:
-        """The metadata says something new of this stream, in the same epoch. Returns HW."""
-        assert (record.leader, record.leader_epoch) == (self.me, self.epoch), "another epoch is another LeaderReplica"
-        joined, left = set(record.isr) - set(self.record.isr), set(self.record.isr) - set(record.isr)
-        self.record = record
-        others = [broker for broker in record.replicas if broker != self.me]
-        self.followers = {broker: self.followers.get(broker) or Progress(now_ms) for broker in others}
-        for broker in joined & set(self.followers):
-            self.followers[broker].caught_up_ms = now_ms
-        for broker in left & set(self.followers):
-            progress = self.followers[broker]
-            progress.out_since_version = record.version
-            if progress.known_version < record.version:
-                progress.end_offset = None
-        if record.version != self._version:
-            self._version, self._proposed, self._proposed_ms = record.version, set(), None
-        return self._advance()
-
-    def appended(self, end_offset: int, run_start: int | None = None) -> int:
-        """Everything below `end_offset` is on this broker's stable storage. Returns HW.
-
-        Args:
-            run_start: where given, all from there to `end_offset` is one run: HW passes it at once.
-        """
-        assert end_offset >= self.log_end_offset, "a leader never cuts its log"
-        if run_start is not None:
-            assert run_start == self.log_end_offset, "a run is told of as a whole"
-            self._leaps.append((run_start, end_offset))
-        self.log_end_offset = end_offset
-        return self._advance()
-
-    def fetched(self, follower: BrokerId, offset: int, incarnation: str, now_ms: float, version: int = 0) -> int:
-        """A follower whose log matches has everything below `offset`, and knows the record's `version`. Returns HW."""
-        progress = self.followers.get(follower)
-        if progress is None or version < progress.out_since_version:
-            return self.high_watermark  # no replica of this stream, or one that does not know yet that it is out
-        is_same_life = progress.incarnation == incarnation
-        if offset >= self.log_end_offset or (
-            is_same_life and (offset >= progress.leader_end_at_fetch > 0 or self._moves_on_in_run(progress, offset))
-        ):
-            progress.caught_up_ms = now_ms
-        progress.known_version = version
-        progress.leader_end_at_fetch = self.log_end_offset
-        progress.end_offset = offset
-        progress.incarnation = incarnation
-        return self._advance()
-
-    def _moves_on_in_run(self, progress: Progress, offset: int) -> bool:
-        """A run is shown when it is whole, however long it is: who copies it without a pause keeps up."""
-        has_moved = progress.end_offset is not None and offset > progress.end_offset
-        return has_moved and any(self.epoch_start <= start <= offset < end for start, end in self._leaps)
-
-    # ---- what follows from it ----
+    # ---- what others may ask ----
 
     @property
-    def counted(self) -> frozenset[BrokerId]:
-        """Whose LEO holds HW back: the ISR, and everyone whom a change that may still come true would add."""
-        return frozenset(self.record.isr) | self._proposed
+    def leading(self) -> LeaderReplica | None:
+        return self.state.role if isinstance(self.state, Leading) else None
 
-    def _advance(self) -> int:
-        if len(self.record.isr) >= self.record.settings.min_isr:
-            ends = [self._end_of(broker) for broker in self.counted]
-            if None not in ends:
-                reached = self._whole_runs_below(min(end for end in ends if end is not None))
-                self.high_watermark = max(self.high_watermark, reached)
-        return self.high_watermark
+    @property
+    def following(self) -> FollowerReplica | None:
+        return self.state.role if isinstance(self.state, Following) else None
 
-    def _whole_runs_below(self, end_offset: int) -> int:
-        """The same, or where the run starts that it is inside of."""
-        while self._leaps and self._leaps[0][1] <= end_offset:
-            self._leaps.popleft()
-        return min(end_offset, self._leaps[0][0]) if self._leaps else end_offset
+    @property
+    def problem(self) -> NatslogError | None:
+        """Why the replica does not serve, or not fully."""
+        closed = self.state.problem if isinstance(self.state, Closed) else None
+        return self._problem or closed or self.damage
 
-    def _end_of(self, broker: BrokerId) -> int | None:
-        if broker == self.me:
-            return self.log_end_offset
-        progress = self.followers.get(broker)
-        return progress.end_offset if progress is not None else None
+    @property
+    def is_leading(self) -> bool:
+        """Whether it leads, takes messages, knows what is committed, and may say so: it has a metadata session."""
+        return self.is_exposed and self._surroundings.has_session
 
     @property
     def is_exposed(self) -> bool:
-        """Whether HW is known well enough to be shown: all of earlier epochs is committed."""
-        return self.high_watermark >= self.epoch_start
-
-    def refusal(self) -> NotEnoughReplicas | None:
-        """Why nothing may be appended now."""
-        isr, min_isr = self.record.isr, self.record.settings.min_isr
-        if len(isr) >= min_isr:
-            return None
-        return NotEnoughReplicas(
-            f"stream {self.record.name!r} has {len(isr)} replicas in sync and needs {min_isr}: start the other brokers "
-            "(natslog cluster status shows which); writing resumes by itself",
-            stream=self.record.name,
-            isr=list(isr),
-            min_isr=min_isr,
-        )
-
-    def isr_change(self, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> IsrChange | None:
-        """The change to propose now, if any.
-
-        Args:
-            heard_ms: when each broker last asked this one for anything: of an idle stream a follower says nothing.
-        """
-        if self._proposed_ms is not None and now_ms - self._proposed_ms < self._timeouts.propose_again_ms:
-            return None
-        wanted = [broker for broker in self.record.replicas if self._belongs(broker, now_ms, heard_ms)]
-        proven = [broker for broker in wanted if broker in self.record.unproven and self._may_join(broker)]
-        withdrawn = self._proposed - set(wanted)  # an older proposal may still come true: another version ends it
-        if set(wanted) == set(self.record.isr) and not proven and not withdrawn:
-            return None
-        self._proposed |= set(wanted)
-        self._proposed_ms = now_ms
-        return IsrChange(
-            stream_id=self.record.id,
-            epoch=self.epoch,
-            version=self.record.version,
-            isr=tuple(wanted),
-            incarnations=tuple(self._incarnation_of(broker) for broker in wanted),
-            proven=tuple(proven),
-        )
-
-    def _incarnation_of(self, broker: BrokerId) -> str:
-        progress = self.followers.get(broker)
-        return progress.incarnation if progress is not None else ""
-
-    def _belongs(self, broker: BrokerId, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> bool:
-        if broker == self.me:
-            return True
-        if broker not in self.record.isr:
-            return self._may_join(broker) and not self._lags(broker, now_ms, heard_ms)
-        return not self._lags(broker, now_ms, heard_ms)
-
-    def _may_join(self, broker: BrokerId) -> bool:
-        end_offset = self._end_of(broker)
-        return end_offset is not None and end_offset >= max(self.high_watermark, self.epoch_start)
-
-    def _lags(self, broker: BrokerId, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> bool:
-        progress = self.followers[broker]
-        caught_up_ms = progress.caught_up_ms
-        if progress.end_offset is not None and progress.end_offset >= self.log_end_offset:
-            caught_up_ms = max(caught_up_ms, heard_ms.get(broker, 0.0))
-        return now_ms - caught_up_ms > self._timeouts.lag_ms
-
-    def needs_attention(self) -> bool:
-        """Whether `isr_change` may have something to say although every broker is heard of."""
-        record, end = self.record, self.log_end_offset
-        return (
-            bool(self._proposed)
-            or bool(record.unproven)
-            or len(record.isr) != len(record.replicas)
-            or any(progress.end_offset is None or progress.end_offset < end for progress in self.followers.values())
-        )
-
-    def is_caught_up(self, broker: BrokerId) -> bool:
-        """Whether this follower holds all there is."""
-        return self._end_of(broker) == self.log_end_offset
-
-
-@dataclass(frozen=True, slots=True)
-class CutTo:
-    """Drop everything from `end_offset` on, then ask again."""
-
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class BeginAt:
-    """Drop everything and begin at `log_start_offset`, as if behind a record of `epoch`."""
-
-    log_start_offset: int
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """The records of the answer continue the log; then HW is `min(leader's, own LEO)`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ignore:
-    """The answer is of another epoch: what the metadata says decides, once it has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """Following on would cut away what was committed."""
-
-    why: str
-
-
-Step: TypeAlias = CutTo | BeginAt | Append | Ignore | Halt
-
-
-@dataclass(slots=True)
-class FollowerReplica:
-    """The follower's side of one stream, for one epoch.
-
-    Attributes:
-        high_watermark: what it knows to be committed; at most its own LEO.
-    """
-
-    me: BrokerId
-    record: StreamRecord
-    high_watermark: int
-    heard_ms: float
-    timeouts: Timeouts = field(default_factory=Timeouts)
+        """Whether it leads, as far as it knows, and its HW is known well enough to be shown."""
+        state = self.state
+        return isinstance(state, Leading) and state.is_ready and state.role.is_exposed
 
     @property
-    def epoch(self) -> Epoch:
-        return self.record.leader_epoch
+    def may_serve(self) -> bool:
+        """Whether ranges that end at or below the HW known here may be served from here."""
+        record = self.record
+        if self.is_exposed:
+            return True
+        return (
+            isinstance(self.state, Following)
+            and record is not None
+            and self.me in record.isr
+            and self.damage is None
+            and not self._is_halted
+        )
 
-    def position(self, epochs: EpochHistory, log_end_offset: int) -> FetchPosition:
-        last_epoch = epochs.last_epoch_before(log_end_offset)
-        return FetchPosition(self.epoch, log_end_offset, last_epoch, self.record.version)
+    @property
+    def is_transferring(self) -> bool:
+        """Whether it has stopped taking messages, so that another replica may become leader."""
+        return self._transfer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is under way."""
+        return self._step is not None
+
+    @property
+    def is_reconciled(self) -> bool:
+        """Whether the replica is what the record says, as far as it can be."""
+        return self._step is None and (self._fits() or isinstance(self.state, Idle | Closed))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is closed for good."""
+        return self._ends and isinstance(self.state, Closed) and self._step is None
+
+    def refusal(self) -> NotEnoughReplicas | None:
+        """Why nothing may be appended now. From any thread."""
+        leading = self.leading
+        return leading.refusal() if leading is not None else None
+
+    def misses_leader(self, leader_heard_ms: float) -> Epoch | None:
+        """The epoch whose leader has not answered for so long that the metadata leader should know."""
+        following = self.following
+        if following is None or not following.misses_leader(self._now_ms, leader_heard_ms):
+            return None
+        return following.epoch
+
+    def unproven_position(self) -> tuple[int, Epoch, int] | None:
+        """(record version, last epoch, log end offset) where the metadata leader has to know it: the broker restarted
+        uncleanly, and no leader has compared the log with its own since.
+        """
+        record, log = self.record, self.log
+        if record is None or log is None or self.is_busy or self.damage is not None or self.leading is not None:
+            return None
+        if record.leader == self.me or self.me not in record.unproven:
+            return None
+        end = log.log_end_offset
+        return record.version, log.epochs.last_epoch_before(end), end
+
+    # ---- inputs: the metadata, time, the operator ----
+
+    def changed(self, record: StreamRecord | None) -> None:
+        """The metadata has this record now; None: the stream was deleted, or the replica was moved away."""
+        self.record = record
+        if not self._fits() or record is None:
+            return
+        state = self.state
+        if isinstance(state, Leading):
+            self._reached(state.role.update(record, self._now_ms))
+            if self._transfer is not None and self._transfer.to not in record.isr:
+                self._transfer = None
+        elif isinstance(state, Following):
+            state.role.record = record
+            if self.me not in record.isr and record.leader is not None:
+                self._notices.append(Follow(record.leader))  # asks once more, knowing that it is out of the ISR
+
+    def tick(self, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> None:
+        """Time has passed. `heard_ms`: when each follower last asked this broker for anything."""
+        self._now_ms = now_ms
+        state = self.state
+        if isinstance(state, Leading) and self._fits():
+            if self._transfer is not None and now_ms - self._transfer.since_ms > _TRANSFER_WITHIN_MS:
+                self._transfer = None
+            if (change := state.role.isr_change(now_ms, heard_ms)) is not None:
+                self._notices.append(ProposeIsr(change))
+        self._propose_transfer()
+        self._propose_for_itself()
+
+    def transfer(self, to: BrokerId, now_ms: float) -> bool:
+        """Stops taking messages, lets `to` catch up, then proposes it as leader. Where that takes too long the replica
+        goes on leading. Returns whether it was begun.
+        """
+        self._now_ms = now_ms
+        record = self.record
+        if record is None or record.leader != self.me or to == self.me or to not in record.isr:
+            return False
+        if self.leading is None:  # its epoch could not begin, so nothing was appended in it
+            self._propose_leader(record, to)
+            return True
+        if self._transfer is None:
+            self._transfer = _Transfer(to, now_ms)
+        return self._transfer.to == to
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the broker, before it stops, leaves the ISR, so that the leader does not wait for it."""
+        record = self.record
+        if self.following is None or record is None or self.me not in record.isr or self._surroundings.level < 2:
+            return False
+        return len(record.isr) > record.settings.min_isr
+
+    @property
+    def successor(self) -> BrokerId | None:
+        """An in-sync replica that this leader may hand its leadership to before the broker stops."""
+        leading = self.leading
+        if leading is None:
+            return None
+        others = (one for one in leading.record.isr if one != self.me and one not in leading.record.unproven)
+        return next(others, None)
+
+    def stop(self) -> None:
+        """The broker stops: the role ends, what was received is appended and acknowledged, the log is closed."""
+        self._is_stopping = True
+
+    # ---- inputs: the log ----
+
+    def appended(self, end_offset: int, run_start: int | None = None) -> None:
+        """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
+        if isinstance(self.state, Leading):
+            self._reached(self.state.role.appended(end_offset, run_start))
+            self._propose_transfer()
+
+    def damaged(self, error: NatslogError) -> None:
+        """Something on disk is not what was written, or can no longer be written. Where there is no other replica, the
+        log itself refuses writes, and reads go on around the damage.
+        """
+        if self.damage is None and self._is_replicated:
+            self.damage = error
+            self._notices.append(Damaged(error))
+
+    # ---- inputs: replication ----
+
+    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str, now_ms: float) -> Verdict:
+        """A follower asks from here on: everything below is on its stable storage, if its log matches."""
+        self._now_ms = now_ms
+        verdict = self.judged(position)
+        if isinstance(verdict, Matching) and isinstance(self.state, Leading):
+            role = self.state.role
+            self._reached(role.fetched(follower, position.offset, incarnation, now_ms, position.version))
+            self._propose_transfer()
+        return verdict
+
+    def judged(self, position: FetchPosition) -> Verdict:
+        """What a follower at this position is told."""
+        state, log = self.state, self.log
+        if not isinstance(state, Leading) or log is None:
+            return Fenced(Epoch(0))
+        return judge(
+            position,
+            epoch=state.role.epoch,
+            epochs=log.epochs,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+
+    def position(self) -> FetchPosition | None:
+        """Where a follower asks from; None where it asks nobody now."""
+        following, log = self.following, self.log
+        if following is None or log is None or self.is_busy:
+            return None
+        return following.position(log.epochs, log.log_end_offset)
 
     def answered(
-        self, epoch: Epoch, verdict: Verdict, now_ms: float, *, epochs: EpochHistory, log_end_offset: int
-    ) -> Step:
-        """What an answer from a leader of `epoch` asks for.
-
-        It must be the answer to the question asked last, by this process, with the log as it was then: an older one of
-        the same epoch could cut away what was fetched, and counted, since.
+        self, epoch: Epoch, verdict: Verdict, *, has_records: bool, now_ms: float
+    ) -> Copy | CutTo | BeginAt | None:
+        """The leader's answer to the question asked last. Returns the step to be taken now, if any; afterwards `done`,
+        then `informed`.
         """
-        if epoch != self.epoch or isinstance(verdict, Fenced):
-            return Ignore()
-        self.heard_ms = now_ms
-        match verdict:
-            case Matching():
-                return Append()
-            case BeforeStart(log_start_offset=start, epoch=start_epoch):
-                if start < self.high_watermark:
-                    return Halt(f"the leader begins at {start} and wants offsets cut that are committed here")
-                return BeginAt(start, start_epoch)
-            case Diverging(epoch=diverging_epoch, end_offset=leader_end):
-                _, own_end = epochs.end_of(diverging_epoch, log_end_offset)
-                end_offset = min(own_end, leader_end, log_end_offset)
-                if end_offset < self.high_watermark:
-                    return Halt(
-                        f"the leader's log of epoch {diverging_epoch} ends at {leader_end}, below offset "
-                        f"{self.high_watermark}, which is committed here"
-                    )
-                return CutTo(end_offset)
+        self._now_ms = now_ms
+        state, log = self.state, self.log
+        if not isinstance(state, Following) or log is None or self._step is not None or not self._fits():
+            return None
+        answer = state.role.answered(epoch, verdict, now_ms, epochs=log.epochs, log_end_offset=log.log_end_offset)
+        match answer:
+            case Append():
+                step: Copy | CutTo | BeginAt | None = Copy() if has_records else None
+            case CutTo() | BeginAt():
+                step = answer
+            case Halt(why=why):
+                self._halt(why)
+                step = None
+            case Ignore():
+                step = None
+        self._step = step
+        return step
 
-    def advanced(self, leader_high_watermark: int, settled_end_offset: int) -> int:
-        """After the append. Returns HW.
+    def informed(self, epoch: Epoch, leader_high_watermark: int) -> None:
+        """After what an answer brought was appended: the leader's HW when it answered."""
+        state = self.state
+        if isinstance(state, Following) and self.log is not None and state.role.epoch == epoch:
+            self._reached(state.role.advanced(leader_high_watermark, self.log.settled_end_offset))
 
-        Args:
-            settled_end_offset: the log end offset; where the log holds only a part of its last run, that run's start.
+    # ---- inputs: steps ----
+
+    def opened(self, log: Log) -> None:
+        """The step `Open` succeeded."""
+        self._end_step(Open)
+        self.log, self.state = log, Idle()
+        self.high_watermark = log.high_watermark
+        self._propose_for_itself()
+
+    def done(self) -> None:
+        """The step under way succeeded."""
+        step, self._step = self._step, None
+        match step:
+            case BeginEpoch():
+                self._begin_to_lead(step.epoch)
+            case Subscribe(subject=subject) if isinstance(self.state, Leading):
+                self.state.subscribed_to, self.state.is_ready = subject, True
+            case Unsubscribe() if isinstance(self.state, Leading):
+                self.state.subscribed_to = ""
+            case Drain() if self._transfer is not None:
+                self._transfer.is_drained = True
+                self._propose_transfer()
+            case StopWriting():
+                self._has_stale_writer = False
+                if isinstance(self.state, Leading):
+                    self.state.is_writing = False
+            case Repair():
+                self.damage = self._problem = None
+                self.high_watermark = self.log.high_watermark if self.log is not None else 0
+            case SetAside():
+                self.damage = self._problem = None
+                self.state = Closed()
+            case Close():
+                self.log, self.state = None, Closed()
+                if isinstance(self.damage, StorageFailed):
+                    self.damage = None  # what is on disk now is what it has; opening it tells
+            case BeginAt(log_start_offset=start) if isinstance(self.state, Following):
+                self.state.role.high_watermark = max(self.state.role.high_watermark, start)
+                self.high_watermark = max(self.high_watermark, start)
+            case _:
+                pass
+
+    def failed(self, error: NatslogError) -> None:
+        """The step under way could not be carried out. What may succeed later is tried again; what is damage is
+        treated as such.
         """
-        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, settled_end_offset))
-        return self.high_watermark
+        step, self._step = self._step, None
+        self._not_before_ms = self._now_ms + _RETRY_MS
+        match step:
+            case Open():
+                self.state = Closed(error)
+                if isinstance(error, CorruptLog | DataDirError):
+                    self.damaged(error)
+            case BeginEpoch():
+                self._problem = error
+                if not error.retriable:
+                    self.damaged(error)  # a replica with a disk that works is to lead
+            case Copy() | CutTo() | BeginAt():
+                if isinstance(error, CorruptLog | StorageFailed):
+                    self.damaged(error)
+            case _:
+                self._problem = self._problem or error
 
-    def misses_leader(self, now_ms: float, leader_heard_ms: float) -> bool:
-        """Whether the leader has been silent for so long that the metadata leader should know."""
-        return now_ms - max(self.heard_ms, leader_heard_ms) > self.timeouts.silence_ms
+    def take_notices(self) -> list[Notice]:
+        """Those since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
 
+    def next_step(self) -> Step | None:
+        """What is to be done now, if anything; it is under way from here on, until `done`, `opened` or `failed`."""
+        if self._step is not None:
+            return None
+        if self._has_stale_writer:
+            self._step = StopWriting(abandon=True)
+        else:
+            self._step = self._chosen_step()
+        return self._step
 
-def quorum_position(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
-    """Who leads where every candidate has restarted uncleanly: the longest log by (epoch of the last record, LEO).
+    # ---- what follows ----
 
-    A minority of the candidates may have lost the end of their logs; a majority of positions is one more, so it holds
-    at least one log with everything that was committed. None while there are fewer.
-    """
-    known = sorted(set(candidates))
-    given = [broker for broker in known if broker in positions]
-    if len(given) < len(known) // 2 + 1:
+    @property
+    def _ends(self) -> bool:
+        return self._is_stopping or self.record is None or self.me not in self.record.replicas
+
+    @property
+    def _is_replicated(self) -> bool:
+        return self.record is not None and self.record.settings.replicas > 1
+
+    @property
+    def _others_hold_it(self) -> bool:
+        """Whether another replica may hold all that is committed."""
+        return self.record is not None and bool(set(self.record.candidates) - {self.me})
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the metadata knows that the log exists on this disk, as far as the level provides for it."""
+        return self._surroundings.level < 2 or (self.record is not None and self.me in self.record.holders)
+
+    def _fits(self) -> bool:
+        """Whether the present role is the one that the record asks for."""
+        record, state = self.record, self.state
+        if record is None or self._ends or self._is_halted or (self.damage is not None and self._others_hold_it):
+            return False
+        if isinstance(state, Leading):
+            return (record.leader, record.leader_epoch) == (self.me, state.role.epoch) and state.is_writing
+        if isinstance(state, Following):
+            return (record.leader, record.leader_epoch) == (state.role.record.leader, state.role.epoch)
+        return False
+
+    def _chosen_step(self) -> Step | None:
+        state = self.state
+        if isinstance(state, Leading):
+            step = self._step_of_leader(state) if self._fits() else self._step_out_of_lead(state)
+            if step is not None or isinstance(self.state, Leading):
+                return step
+        elif isinstance(state, Following):
+            if self._fits():
+                return None
+            self._notices.append(Unfollow())
+            self.state = Idle()
+        if isinstance(self.state, Closed):
+            return self._step_of_closed(self.state)
+        return self._step_of_idle()
+
+    def _step_of_leader(self, state: Leading) -> Step | None:
+        takes_messages = self._surroundings.has_session and self._transfer is None
+        subject = state.role.record.settings.subject if takes_messages else ""
+        if subject != state.subscribed_to:
+            return Subscribe(subject) if subject else Unsubscribe()
+        if not state.is_ready:
+            state.is_ready = True  # without a session; it subscribes when it has one
+        if self._transfer is not None and not self._transfer.is_drained:
+            return Drain()
         return None
-    return max(given, key=lambda broker: (*positions[broker], -broker))
+
+    def _step_out_of_lead(self, state: Leading) -> Step | None:
+        self._transfer = None
+        if state.subscribed_to:
+            return Unsubscribe()
+        if state.is_writing:
+            return StopWriting(abandon=not self._is_stopping)
+        self.state = Idle()
+        return None
+
+    def _step_of_closed(self, state: Closed) -> Step | None:
+        record = self.record
+        if self._ends or record is None or not self._surroundings.is_registered:
+            return None
+        if state.problem is not None and self._now_ms < self._not_before_ms:
+            return None
+        if self.damage is not None:
+            return SetAside() if self._may_repair(record) else None
+        if state.problem is not None and isinstance(state.problem, CorruptLog):
+            return None  # one replica: an operator has to restore it
+        return Open(
+            must_exist=self._surroundings.level >= 2 and self.me in record.holders and self.me in record.candidates
+        )
+
+    def _step_of_idle(self) -> Step | None:
+        record = self.record
+        if self._ends or record is None:
+            return Close()
+        if not self._surroundings.is_registered or self._is_halted:
+            return None
+        if self.damage is not None:
+            if self._now_ms < self._not_before_ms or not self._may_repair(record):
+                return None
+            return Close() if isinstance(self.damage, StorageFailed) else Repair()
+        if record.leader is None or not self._is_held:
+            return None
+        if record.leader == self.me:
+            is_waiting = self._problem is not None and (
+                self._now_ms < self._not_before_ms or not self._surroundings.has_room
+            )
+            return None if is_waiting else BeginEpoch(record.leader_epoch)
+        self.state = Following(FollowerReplica(self.me, record, self.high_watermark, self._now_ms, self._timeouts))
+        self._problem = None
+        self._notices.append(Follow(record.leader))
+        return None
+
+    def _may_repair(self, record: StreamRecord) -> bool:
+        """Whether another replica leads, holds everything, and nobody counts on this one."""
+        is_counted = self.me in record.candidates
+        return record.settings.replicas > 1 and not is_counted and record.leader not in (None, self.me)
+
+    def _begin_to_lead(self, epoch: Epoch) -> None:
+        record, log = self.record, self.log
+        assert log is not None, "an epoch begins on an open log"
+        self._problem = None
+        if record is None or (record.leader, record.leader_epoch) != (self.me, epoch):
+            self._has_stale_writer = True  # the record has moved on while the epoch began
+            return
+        role = LeaderReplica(
+            self.me,
+            record,
+            log_end_offset=log.settled_end_offset,
+            high_watermark=self.high_watermark,
+            now_ms=self._now_ms,
+            timeouts=self._timeouts,
+        )
+        self._attempts.clear()
+        self.state = Leading(role)
+        self._reached(role.high_watermark)
+
+    def _halt(self, why: str) -> None:
+        record = self.record
+        assert record is not None, "a follower has a record"
+        self._is_halted = True
+        self._problem = CorruptLog(
+            f"stream {record.name!r}: {why}. Nothing was changed here: compare both brokers' logs with natslog verify, "
+            "keep a copy, and move the replica that is wrong",
+            stream=record.name,
+        )
+        self._notices.append(Halted(self._problem.message))
+
+    def _reached(self, high_watermark: int) -> None:
+        self.high_watermark = max(self.high_watermark, high_watermark)
+
+    def _end_step(self, kind: type[Step]) -> None:
+        assert isinstance(self._step, kind), f"{kind.__name__} was not under way, but {self._step}"
+        self._step = None
+
+    # ---- proposals ----
+
+    def _propose_transfer(self) -> None:
+        transfer, leading = self._transfer, self.leading
+        if transfer is None or leading is None or not transfer.is_drained or not self._fits():
+            return
+        if not leading.is_caught_up(transfer.to) or leading.high_watermark < leading.log_end_offset:
+            return
+        self._propose_leader(leading.record, transfer.to)
+
+    def _propose_leader(self, record: StreamRecord, leader: BrokerId) -> None:
+        if self._may_propose("transfer", record.version):
+            appointment = Appointment(stream_id=record.id, version=record.version, leader=leader, isr=record.isr)
+            self._notices.append(Propose(AppointLeaders(appointments=(appointment,))))
+
+    def _propose_for_itself(self) -> None:
+        """That the log exists here; that it is damaged."""
+        record, around = self.record, self._surroundings
+        if record is None or self._ends or not around.is_registered:
+            return
+        me, incarnation, ids = self.me, around.incarnation, (self.stream_id,)
+        if self.damage is not None:
+            is_counted = self.me in record.candidates and self.following is None
+            if is_counted and self._others_hold_it and self._may_propose("disable", record.version):
+                self._notices.append(Propose(DisableReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
+        elif self.log is not None and not self._is_held and self._may_propose("hold", record.version):
+            self._notices.append(Propose(HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
+
+    def _may_propose(self, kind: str, version: int) -> bool:
+        """Whether it is time to propose this; a proposal that changes nothing is repeated ever more rarely."""
+        if not self._surroundings.has_session:
+            return False
+        known = self._attempts.get(kind)
+        if known is None or known.version != version:
+            self._attempts[kind] = _Attempts(version, self._now_ms + _PROPOSE_AGAIN_MS)
+            return True
+        if self._now_ms < known.next_ms:
+            return False
+        known.pause_ms = min(2 * known.pause_ms, _PROPOSE_AGAIN_AT_MOST_MS)
+        known.next_ms = self._now_ms + known.pause_ms
+        return True

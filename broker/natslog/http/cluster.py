@@ -194,7 +194,7 @@ async def transfer_stream(request: web.Request) -> web.Response:
     if not record.target:
         await broker.change_cluster(broker.cluster.group.propose(MoveReplicas(name=record.name, target=preferred)))
     if to != record.leader:
-        await broker.change_cluster(broker.hosting.handing_over.handed_over(stream, to))
+        await broker.change_cluster(stream.transfer_leadership(to))
         if broker.state.stream(record.name).leader != to:
             raise MetadataUnavailable(f"stream {record.name!r} was not handed over to broker {to} in time: ask again")
     return web.json_response({"stream": record.name, "leader": to})

@@ -112,7 +112,7 @@ class _BrokerCollector:
             "natslog_metadata_elections", "Times this broker became metadata leader", value=group.elections
         )
         yield CounterMetricFamily(
-            "natslog_leaderships", "Times this broker began to lead a stream", value=hosting.leaders_appointed
+            "natslog_leaderships", "Times this broker began to lead a stream", value=hosting.services.leaders_appointed
         )
         fetched = CounterMetricFamily("natslog_fetched_bytes", "Bytes copied from a leader", labels=["leader"])
         for leader, fetcher in hosting.fetchers.items():

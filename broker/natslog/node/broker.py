@@ -116,7 +116,7 @@ class Broker:
         cluster = self.cluster
         cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
         cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
-        cluster.hears_nats = lambda: self.link.is_heard
+        cluster.hears_nats = lambda: self.link.is_heard and self.hosting.services.has_room
         cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
         cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
@@ -153,7 +153,7 @@ class Broker:
                     return
                 if self.streams.get(name) is not stream:  # deleted, or moved away, meanwhile
                     break
-                await wait_for_at_most(_LOOK_AGAIN_S, stream.settled.wait())
+                await wait_for_at_most(_LOOK_AGAIN_S, stream.reconciled.wait())
 
     async def stop(self) -> None:
         """Hands over, stops taking messages, commits and acks what has come, and leaves, within some seconds."""
@@ -166,11 +166,11 @@ class Broker:
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_HAND_OVER_WITHIN_S):
-                    streams = list(self.streams.values())
-                    await self.hosting.handing_over.all_of(streams)
-                    await self.hosting.handing_over.leave(streams, self._data_dir.incarnation)
+                    await self.hosting.hand_over_all()
         except TimeoutError:
-            logger.warning("not every stream could be handed over; the others will notice")
+            logger.warning(
+                "the leadership of some streams was not transferred in time: other brokers take over after a timeout"
+            )
         try:
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await self._stop_all()
@@ -239,11 +239,11 @@ class Broker:
     # ---- the cluster ----
 
     def _on_applied(self) -> None:
-        self.hosting.look()
+        self.hosting.reconcile()
 
     def _hand_over(self, frame: HandOver) -> None:
         for stream_id, to in frame.streams:
-            self.hosting.handing_over.hand_over(stream_id, to)
+            self.hosting.transfer_leadership(stream_id, to)
 
     def _serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
         sessions = self.hosting.sessions
@@ -264,7 +264,7 @@ class Broker:
         while (stream := self.streams.get(name)) is None or not stream.is_ready:
             if time.monotonic() > give_up_at:
                 raise NotReady(f"stream {name!r} is not led here yet: ask again in a moment", stream=name)
-            coming = self.cluster.group.changed() if stream is None else stream.settled.wait()
+            coming = self.cluster.group.changed() if stream is None else stream.reconciled.wait()
             await wait_for_at_most(_LOOK_AGAIN_S, coming)
 
     async def _answer_leading(self) -> dict[str, Any]:
@@ -335,9 +335,14 @@ class Broker:
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
+        """An error in operation was raised to the caller too, if it is still there; anything else is a bug."""
         self._under_way.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:  # its asker, if still there, has it too
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, NatslogError) or self.stopping:
             logger.debug("%s ended with: %s", task.get_name(), error)
+        else:
+            self._halt(task.get_name(), error)
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Carries a change out even where the client that asked for it hangs up in the middle."""
@@ -408,7 +413,7 @@ class Broker:
         """The replica here, if there is one, has done what was changed."""
         stream = self.streams.get(name)
         if stream is not None:
-            await self.hosting.settled(stream)
+            await self.hosting.reconciled(stream)
 
     async def delete_stream(self, name: str, request_id: str | None = None) -> None:
         """The stream is gone at once; its files after a grace period.

@@ -29,6 +29,7 @@ class DiskPulse:
 
     def __init__(self, file: Path) -> None:
         self.hangs = False
+        self.free_bytes = 2**63  # until it is known
         self._file = file
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pulse")
 
@@ -50,6 +51,8 @@ class DiskPulse:
             fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_DSYNC | os.O_CLOEXEC, 0o600)
             try:
                 os.pwrite(fd, b"%20d" % time.monotonic_ns(), 0)
+                stats = os.fstatvfs(fd)
+                self.free_bytes = int(stats.f_bavail * stats.f_frsize)
             finally:
                 os.close(fd)
         except OSError as error:

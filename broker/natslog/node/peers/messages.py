@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from natslog.cluster.commands import Proposal
-from natslog.cluster.replica import FetchPosition, Verdict
+from natslog.cluster.roles import FetchPosition, Verdict
 from natslog.consensus import Message
 from natslog.errors import ClusterMismatch
 from natslog.model import BrokerId, Epoch, StreamId

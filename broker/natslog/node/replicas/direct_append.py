@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
-from natslog.cluster.replica import LeaderReplica
+from natslog.cluster.roles import LeaderReplica
 from natslog.errors import InvalidRequest, NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown, StorageFailed
 from natslog.ingest.dedupe import Ids, Offsets, ids_of_headers
 from natslog.model import StreamRecord
@@ -60,7 +60,7 @@ async def commit(stream: HostedStream, asked: Commit) -> Committed:
         committed yet; asking again tells.
     """
     leading, ingest = stream.leading, stream.ingest
-    if leading is None or ingest is None or stream.is_handing_over:
+    if leading is None or ingest is None or stream.is_transferring:
         raise _not_leading(stream.wanted)
     work = _RunWork(stream, ingest, asked, asyncio.get_running_loop().create_future())
     ingest.hand_to_writer(work.run)

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from natslog.arrow import ipc
-from natslog.cluster.replica import BeforeStart, Diverging, Fenced, FetchPosition, Matching, judge
+from natslog.cluster.roles import Fenced, FetchPosition, Matching
 from natslog.errors import CorruptLog, NatslogError
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId
@@ -134,21 +134,7 @@ class FetchSession:
         stream = self._find(stream_id)
         if stream is not None and stream.leading is not None:
             stream.sessions.add(self)
-            if isinstance(self._judged(stream, position), Matching):
-                stream.fetched(self.follower, position, self.incarnation)
-
-    @staticmethod
-    def _judged(stream: HostedStream, position: FetchPosition) -> Fenced | Diverging | BeforeStart | Matching:
-        log, leading = stream.usable_log(), stream.leading
-        if leading is None:
-            return Fenced(Epoch(0))
-        return judge(
-            position,
-            epoch=leading.epoch,
-            epochs=log.epochs,
-            log_start_offset=log.log_start_offset,
-            log_end_offset=log.log_end_offset,
-        )
+            stream.fetched(self.follower, position, self.incarnation)
 
     async def _gathered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
         answers: list[FetchAnswer] = []
@@ -174,7 +160,7 @@ class FetchSession:
             return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
         stream.sessions.add(self)
         leading, log = stream.leading, stream.log
-        verdict = self._judged(stream, position)
+        verdict = stream.judged(position)
         data: list[bytes] = []
         if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
             if stream.is_at_tail(position.offset):

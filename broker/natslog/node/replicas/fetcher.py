@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
 from natslog.arrow import ipc
-from natslog.cluster.replica import Append, BeginAt, CutTo, Halt, Ignore
-from natslog.errors import CorruptLog, NatslogError, StorageFailed, StorageFull, StorageUnavailable
+from natslog.cluster.roles import Matching
+from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
+from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms, now_us
@@ -47,6 +48,7 @@ class Fetcher:
         link: Callable[[], DialledLink | None],
         incarnation: str,
         executor: Executor,
+        on_bug: Callable[[str, BaseException], None],
     ) -> None:
         self.leader = leader
         self.heard_ms = monotonic_ms()
@@ -64,17 +66,24 @@ class Fetcher:
         self._usual_s = 1.0
         self._complained_s = -_COMPLAIN_EVERY_S
         self._task = asyncio.create_task(self._run(), name=f"fetching from broker {leader}")
+        self._on_bug = on_bug
+        self._task.add_done_callback(self._ended)
 
     def follow(self, stream: HostedStream) -> None:
-        self._streams[stream.record.id] = stream
-        self._forget.discard(stream.record.id)
-        self._changed[stream.record.id] = None
+        self._streams[stream.id] = stream
+        self._forget.discard(stream.id)
+        self._changed[stream.id] = None
         self._something.set()
 
     def forget(self, stream: HostedStream) -> None:
-        if self._streams.pop(stream.record.id, None) is not None:
-            self._forget.add(stream.record.id)
-            self._changed.pop(stream.record.id, None)
+        if self._streams.pop(stream.id, None) is not None:
+            self._forget.add(stream.id)
+            self._changed.pop(stream.id, None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What may fail in operation is dealt with where it fails: anything else is a bug, and stops the broker."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_bug(task.get_name(), error)
 
     @property
     def streams(self) -> list[HostedStream]:
@@ -93,9 +102,6 @@ class Fetcher:
                 await self._round(link)
             except TimeoutError:
                 self._session_of = None
-            except Exception as error:
-                logger.exception("fetching from broker %d failed and goes on", self.leader, exc_info=error)
-                await asyncio.sleep(_AGAIN_S)
 
     async def _round(self, link: DialledLink) -> None:
         session = (link, link.peer)
@@ -107,10 +113,11 @@ class Fetcher:
         changed = []
         for stream_id in list(self._changed):
             stream = self._streams.get(stream_id)
-            if stream is not None and stream.following is not None and stream.log is not None:
-                log = stream.log
-                changed.append((stream_id, stream.following.position(log.epochs, log.log_end_offset)))
             del self._changed[stream_id]
+            if stream is not None and (position := stream.position()) is not None:
+                changed.append((stream_id, position))
+            elif stream is not None:
+                self._again(stream)
         forget, self._forget = tuple(self._forget), set()
         self._number += 1
         self._response = asyncio.get_running_loop().create_future()
@@ -141,87 +148,61 @@ class Fetcher:
             await asyncio.gather(*works)
 
     async def _apply(self, stream: HostedStream, answer: FetchAnswer, data: memoryview) -> None:
+        def append(log: ReplicaLog) -> Awaitable[None] | None:
+            return self._append(log, stream, answer.epoch, data)
+
         try:
-            async with stream.writing:
-                await self._apply_alone(stream, answer, data)
-        except (StorageFull, StorageUnavailable, StorageFailed, CorruptLog) as error:
+            has_changed = await stream.answered(
+                answer.epoch, answer.verdict, append if answer.length else None, answer.high_watermark
+            )
+        except NatslogError as error:
             self._complain(stream, error)
+            self._again(stream)
+            return
+        if stream.id not in self._streams:
+            return
+        if has_changed:
+            self._changed[stream.id] = None
+        elif not isinstance(answer.verdict, Matching) or answer.length or stream.is_behind(answer.high_watermark):
             self._again(stream)
 
     def _complain(self, stream: HostedStream, error: NatslogError) -> None:
         if time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S:
             self._complained_s = time.monotonic()
-            logger.error("stream %s is not copied from broker %d: %s", stream.record.name, self.leader, error.message)
-
-    async def _apply_alone(self, stream: HostedStream, answer: FetchAnswer, data: memoryview) -> None:
-        following, log = stream.following, stream.log
-        if following is None or log is None:
-            return
-        step = following.answered(
-            answer.epoch, answer.verdict, monotonic_ms(), epochs=log.epochs, log_end_offset=log.log_end_offset
-        )
-        match step:
-            case Append():
-                if answer.length:
-                    await self._append(stream, following.epoch, data)
-                    self._changed[stream.record.id] = None
-                elif answer.high_watermark > log.log_end_offset:
-                    self._again(stream)
-                stream.followed(answer.high_watermark)
-            case CutTo(end_offset=end_offset):
-                logger.warning(
-                    "stream %s: cut from %d to %d, where it parts from the log of epoch %d",
-                    stream.record.name,
-                    log.log_end_offset,
-                    end_offset,
-                    answer.epoch,
-                )
-                await self._in_thread(log.cut_to, end_offset)
-                self._changed[stream.record.id] = None
-            case BeginAt(log_start_offset=start, epoch=epoch):
-                logger.warning("stream %s: begins anew at %d, where the leader's log begins", stream.record.name, start)
-                await self._in_thread(log.begin_at, start, epoch, now_us())
-                following.high_watermark = max(following.high_watermark, start)
-                self._changed[stream.record.id] = None
-            case Halt(why=why):
-                stream.problem = CorruptLog(
-                    f"stream {stream.record.name!r}: {why}. Nothing was changed here: look at both brokers' logs with "
-                    "natslog verify, keep a copy, and move the replica that is wrong",
-                    stream=stream.record.name,
-                )
-                logger.critical("%s", stream.problem.message)
-                stream.following = None
-                self.forget(stream)
-            case Ignore():
-                self._again(stream)
+            logger.error("stream %s is not copied from broker %d: %s", stream.name, self.leader, error.message)
 
     def _again(self, stream: HostedStream) -> None:
         """Asks anew in a moment."""
 
         def mark() -> None:
-            if stream.record.id in self._streams:
-                self._changed[stream.record.id] = None
+            if stream.id in self._streams:
+                self._changed[stream.id] = None
 
         asyncio.get_running_loop().call_later(_AGAIN_S, mark)
 
-    async def _append(self, stream: HostedStream, epoch: Epoch, data: memoryview) -> None:
-        started = time.perf_counter()
-        if len(data) <= _SMALL_BYTES and self._usual_s < _QUICK_S:
-            _append_copies(stream, epoch, data)
-        else:
-            await self._in_thread(_append_copies, stream, epoch, data)
-        if len(data) <= _SMALL_BYTES:
-            self._usual_s += (time.perf_counter() - started - self._usual_s) / 8
+    def _append(self, log: ReplicaLog, stream: HostedStream, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
+        """Little, on a disk that has been quick, is appended here and now; more in a thread."""
         self.fetched_bytes += len(data)
+        if len(data) > _SMALL_BYTES or self._usual_s >= _QUICK_S:
+            return self._append_in_thread(log, stream.name, epoch, data)
+        started = time.perf_counter()
+        _append_copies(log, stream.name, epoch, data)
+        self._note_time(started)
+        return None
 
-    async def _in_thread(self, work: Callable[..., None], *arguments: object) -> None:
-        """As `run_in_executor`; a thread cannot be cancelled, so who cancels waits for it."""
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+    async def _append_in_thread(self, log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:
+        started = time.perf_counter()
+        running = asyncio.get_running_loop().run_in_executor(self._executor, _append_copies, log, name, epoch, data)
         try:
             await asyncio.shield(running)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # a thread cannot be cancelled
             await asyncio.wait([running])
             raise
+        if len(data) <= _SMALL_BYTES:
+            self._note_time(started)
+
+    def _note_time(self, started: float) -> None:
+        self._usual_s += (time.perf_counter() - started - self._usual_s) / 8
 
     async def close(self) -> None:
         """Nothing is written any more when this returns."""
@@ -229,15 +210,21 @@ class Fetcher:
         await asyncio.wait([self._task])
 
 
-def _append_copies(stream: HostedStream, epoch: Epoch, data: memoryview) -> None:
+def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:
     """Proves each batch, then appends them as one commit.
 
     Raises:
-        CorruptLog: one is not what was written, or of a later epoch than the answering leader's: what that one wrote is
-            for its own followers, who have compared their logs with it.
+        CorruptAnswer: one is not what was written, or of a later epoch than the answering leader's: what that one
+            wrote is for its own followers, who have compared their logs with it.
     """
-    source = f"stream {stream.record.name!r}, from its leader"
-    batches = [EncodedBatch(header, [message]) for header, message in ipc.split_messages(data, source=source)]
-    if batches[-1].header.epoch > epoch:
-        raise CorruptLog(f"{source} of epoch {epoch}: records of epoch {batches[-1].header.epoch}")
-    stream.usable_log().append_copies(batches, now_us())
+    source = f"stream {name!r}, from its leader"
+    try:
+        batches = [EncodedBatch(header, [message]) for header, message in ipc.split_messages(data, source=source)]
+    except CorruptLog as error:
+        raise CorruptAnswer(error.message, **error.facts) from error
+    first, last = batches[0].header, batches[-1].header
+    if last.epoch > epoch:
+        raise CorruptAnswer(f"{source} of epoch {epoch}: records of epoch {last.epoch}")
+    if first.base_offset != log.log_end_offset:
+        raise CorruptAnswer(f"{source}: offset {first.base_offset}, and {log.log_end_offset} comes next")
+    log.append_copies(batches, now_us())

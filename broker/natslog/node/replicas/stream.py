@@ -1,29 +1,53 @@
-"""A stream on this broker: its record, its log, its role, its ingest and subscription."""
+"""A stream on this broker: carries out what its `cluster.replica.Replica` decides, on files, NATS and links.
+
+Theory of operation. Every input goes to the state machine first; then `_act` does what follows: it releases what the
+high watermark (HW) has passed, hands notices on, and carries out steps one after another in a task of the stream's own.
+Nothing here decides. The log is written by one owner at a time: the ingest while the replica leads, steps otherwise.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import Protocol
+from typing import Any, Protocol, assert_never
 
-from natslog.cluster.replica import FetchPosition, FollowerReplica, LeaderReplica
-from natslog.errors import CorruptLog, NatslogError
+from natslog.cluster.replica import Replica
+from natslog.cluster.replica_steps import (
+    BeginEpoch,
+    Close,
+    Copy,
+    Damaged,
+    Drain,
+    Follow,
+    Halted,
+    Notice,
+    Open,
+    Propose,
+    ProposeIsr,
+    Repair,
+    SetAside,
+    Step,
+    StopWriting,
+    Subscribe,
+    Unfollow,
+    Unsubscribe,
+)
+from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
+from natslog.errors import CorruptLog, NatslogError, StorageFailed
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
-from natslog.model import BrokerId, StreamId, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.replicas.log_folder import storage_error
+from natslog.node.replicas.services import Services
+from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.ingest_memory import IngestStats
 from natslog.node.writes.stream_ingest import StreamIngest
-from natslog.wire.link import NatsLink
 
 logger = logging.getLogger("natslog.node")
 
-_USUAL_SHARE = 0.25
-_UNSEALED_IN_PEACE = 8
-_LONGEST_PAUSE_S = 0.25
+_SUBSCRIBE_WITHIN_S = 2.0
 _TAIL_BYTES = 1024 * 1024
 
 
@@ -33,125 +57,125 @@ class SessionMark(Protocol):
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None: ...
 
 
-class Pacer:
-    """Keeps background work of one thread to a share of a core, so that commits have the rest."""
-
-    def __init__(self, is_stopping: Callable[[], bool]) -> None:
-        self.is_stopping = is_stopping
-        self.share = _USUAL_SHARE
-        self._worked_s = time.thread_time()
-
-    def pause(self) -> None:
-        """Sleeps as long as the work since the last pause asks for."""
-        worked_s = time.thread_time() - self._worked_s
-        if not self.is_stopping():
-            time.sleep(min(_LONGEST_PAUSE_S, worked_s * (1 / self.share - 1)))
-        self._worked_s = time.thread_time()
-
-
 class HostedStream:
-    """A replica, and the role it has: leading (with ingest and a subscription), following, or neither for now.
+    """A replica on this broker.
 
     Attributes:
-        record: as its role was made from; `wanted`: as the metadata has it now.
-        log: None where it could not be opened; `problem` says why, and every read and write answers with it.
-        writing: held by whoever writes the log or changes the role.
-        sessions: followers' links that want to hear of it.
-        advanced: set, and replaced, whenever the high watermark moves.
-        damage: what was found damaged and is not repaired yet.
+        wanted: its record, as the metadata has it now, or had it last.
+        sessions: followers' links that are told of news.
+        advanced: set, and replaced, whenever HW moves or the role changes.
+        reconciled: set, and replaced, whenever the replica has become what its record says, as far as it can.
         sent_bytes: to readers, from this replica, as far as answers were begun.
     """
 
-    def __init__(self, record: StreamRecord, me: BrokerId, log: ReplicaLog | None = None) -> None:
+    def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
         self.me = me
-        self.record = self.wanted = record
-        self.log = log
-        self.problem: NatslogError | None = None
-        self.damage: NatslogError | None = None
-        self.mend_not_before_ms = 0.0
-        self.leading: LeaderReplica | None = None
-        self.following: FollowerReplica | None = None
-        self.ingest: StreamIngest | None = None
+        self.wanted = record
         self.stats = IngestStats()
         self.sent_bytes = 0
-        self.subscription: object | None = None
-        self.writing = asyncio.Lock()
         self.sessions: set[SessionMark] = set()
         self.advanced = asyncio.Event()
-        self.is_handing_over = False
-        self.is_ready = False
-        self.settled = asyncio.Event()
+        self.reconciled = asyncio.Event()
+        self._services = services
+        self._replica = Replica(me, record, services, monotonic_ms())
+        self._folder = services.log_folder(record.id)
+        self._log: ReplicaLog | None = None
+        self._ingest: StreamIngest | None = None
+        self._subscription: object | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._paused = record.paused
+        self._settings = record.settings
 
-    def has_role_of(self, record: StreamRecord) -> bool:
-        """Whether its role is the one that this record asks for."""
-        if record.leader == self.me:
-            return self.leading is not None
-        return self.leading is None and (record.leader is None or self.following is not None)
+    # ---- where it stands: from the event loop ----
 
-    def usable_log(self) -> ReplicaLog:
-        """Raises the problem where there is one."""
-        if self.log is None:
-            raise self.problem or CorruptLog(f"the log of stream {self.record.name!r} could not be opened")
-        return self.log
+    @property
+    def record(self) -> StreamRecord:
+        return self.wanted
 
-    # ---- where it stands: the event loop ----
+    @property
+    def leader_epoch(self) -> Epoch:
+        """Of the present role; what is served from here is as of this epoch."""
+        role = self._replica.leading or self._replica.following
+        return role.epoch if role is not None else self.wanted.leader_epoch
+
+    @property
+    def name(self) -> str:
+        return self.wanted.name
+
+    @property
+    def id(self) -> StreamId:
+        return self.wanted.id
+
+    @property
+    def log(self) -> ReplicaLog | None:
+        """None where it is not open; `problem` says why."""
+        return self._log
+
+    @property
+    def ingest(self) -> StreamIngest | None:
+        """Of the leader."""
+        return self._ingest
+
+    @property
+    def leading(self) -> LeaderReplica | None:
+        return self._replica.leading
+
+    @property
+    def following(self) -> FollowerReplica | None:
+        return self._replica.following
 
     @property
     def is_leading(self) -> bool:
-        """Whether it leads, takes messages, and knows what is committed."""
-        return self.leading is not None and self.is_ready and self.leading.is_exposed
+        """Whether it leads, takes messages, and may state positions."""
+        return self._replica.is_leading
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it leads and its subscription was requested."""
+        return self._replica.is_exposed
 
     @property
     def may_serve(self) -> bool:
-        """Whether readers may be served from here, up to the high watermark known here."""
-        return self.is_leading or (self.following is not None and self.me in self.wanted.isr and self.damage is None)
+        """Whether ranges below the HW known here may be served from here."""
+        return self._replica.may_serve
 
-    def appended(self, end_offset: int, run_start: int | None = None) -> int:
-        """The leader's log ends here now, on stable storage; in a run from `run_start` on, where given. Returns HW."""
-        if self.leading is None:
-            return 0
-        high_watermark = self.leading.appended(end_offset, run_start)
-        for session in self.sessions:
-            session.mark(self.record.id, has_records=True)
-        self._moved(high_watermark)
-        return high_watermark
+    @property
+    def is_transferring(self) -> bool:
+        return self._replica.is_transferring
 
-    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> None:
-        """A follower, whose log matches, has everything below its position on its stable storage."""
-        assert self.leading is not None, "only a leader is fetched from"
-        now_ms = monotonic_ms()
-        self._moved(self.leading.fetched(follower, position.offset, incarnation, now_ms, position.version))
+    @property
+    def is_reconciled(self) -> bool:
+        return self._replica.is_reconciled
 
-    def updated(self, record: StreamRecord) -> None:
-        """The record says something new within the same epoch."""
-        self.record = record
-        if self.leading is not None:
-            self._moved(self.leading.update(record, monotonic_ms()))
-        elif self.following is not None:
-            self.following.record = record
+    @property
+    def damage(self) -> NatslogError | None:
+        return self._replica.damage
 
-    def followed(self, leader_high_watermark: int) -> None:
-        """After an append of what the leader sent."""
-        assert self.following is not None, "only a follower follows"
-        self._moved(self.following.advanced(leader_high_watermark, self.usable_log().settled_end_offset))
+    @property
+    def problem(self) -> NatslogError | None:
+        """Why the replica does not serve, or not fully."""
+        return self._replica.problem or (self._log.failure if self._log is not None else None)
 
-    def _moved(self, high_watermark: int) -> None:
-        chain = self.usable_log().chain
-        if high_watermark == chain.committed:
-            return
-        chain.committed = high_watermark
-        self.advanced.set()
-        self.advanced = asyncio.Event()
-        if self.leading is not None:
-            for session in self.sessions:
-                session.mark(self.record.id, has_records=False)
-        if self.ingest is not None:
-            self.ingest.release(high_watermark)
+    @property
+    def successor(self) -> BrokerId | None:
+        return self._replica.successor
 
-    def refusal(self) -> NatslogError | None:
-        """Why nothing may be appended now. From any thread."""
-        leading = self.leading
-        return leading.refusal() if leading is not None else None
+    @property
+    def may_leave(self) -> bool:
+        return self._replica.may_leave
+
+    def usable_log(self) -> ReplicaLog:
+        """Raises the problem where there is one."""
+        if self._log is None:
+            raise self._replica.problem or CorruptLog(f"the log of stream {self.name!r} is not open yet")
+        return self._log
+
+    def misses_leader(self, heard_ms: float) -> Epoch | None:
+        return self._replica.misses_leader(heard_ms)
+
+    def unproven_position(self) -> tuple[int, Epoch, int] | None:
+        return self._replica.unproven_position()
 
     def is_at_tail(self, offset: int) -> bool:
         """Whether what follows is little, and in the segment that was written just now."""
@@ -161,48 +185,300 @@ class HostedStream:
         first = last.index.first_covering(offset)
         return first == len(last.index) or last.size_bytes - last.index.positions[first] <= _TAIL_BYTES
 
+    # ---- inputs ----
+
+    def changed(self, record: StreamRecord | None) -> None:
+        """The metadata has this record now; None: deleted, or moved away."""
+        if record is not None:
+            self.wanted = record
+        self._replica.changed(record)
+        self._adopt_settings()
+        self._act()
+
+    def tick(self, heard_ms: dict[BrokerId, float]) -> None:
+        failure = self._log.failure if self._log is not None else None
+        if isinstance(failure, StorageFailed):
+            self._replica.damaged(failure)
+        self._replica.tick(monotonic_ms(), heard_ms)
+        self._act()
+
+    def appended(self, end_offset: int, run_start: int | None = None) -> None:
+        """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
+        self._replica.appended(end_offset, run_start)
+        for session in self.sessions:
+            session.mark(self.id, has_records=True)
+        self._act()
+
+    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> Verdict:
+        """A follower asks from this position on."""
+        verdict = self._replica.fetched(follower, position, incarnation, monotonic_ms())
+        self._act()
+        return verdict
+
+    def judged(self, position: FetchPosition) -> Verdict:
+        return self._replica.judged(position)
+
     def note_damage(self, error: NatslogError) -> None:
-        """Something on disk is not what was written. From any thread; what follows is decided elsewhere."""
-        if self.damage is None:
-            self.damage = error
-            logger.error("stream %s: %s", self.record.name, error.message)
+        """Something on disk is not what was written. From any thread."""
 
-    # ---- NATS ----
+        def note() -> None:
+            self._replica.damaged(error)
+            self._act()
 
-    async def subscribe(self, link: NatsLink) -> None:
-        if self.ingest is not None and self.subscription is None:
-            settings = self.record.settings
-            self.subscription = await link.attach(settings.subject, self.ingest.receive, queue=settings.group or "")
+        self._loop.call_soon_threadsafe(note)
 
-    async def unsubscribe(self, link: NatsLink) -> None:
-        if self.subscription is not None:
-            handle, self.subscription = self.subscription, None
-            await link.detach(handle)
-
-    async def stop(self, executor: Executor) -> None:
-        """Appends what was received, acks what is committed, then closes the log. The subscription must be gone."""
-        if self.ingest is not None:
-            await self.ingest.stop()
-        if self.log is not None:
-            await asyncio.get_running_loop().run_in_executor(executor, self.log.close)
-
-    def maintain(self, pacer: Pacer) -> None:
-        """In a thread, beside commits: checkpoints, drops what is past retention, seals. One failing stops no other."""
-        log = self.log  # it may be let go of, or opened anew, at any time
-        if log is None:
+    async def transfer_leadership(self, to: BrokerId) -> None:
+        """Returns when it was transferred, or could not be in time: then this replica goes on leading."""
+        if not self._replica.transfer(to, monotonic_ms()):
             return
-        for work in (log.checkpoint, lambda: self._drop_expired(log), lambda: _seal_all(log, pacer)):
+        self._act()
+        while self._replica.is_transferring:
+            await self.reconciled.wait()
+
+    async def stop(self) -> None:
+        """Returns when what was received is appended and acknowledged as far as it is committed, and the log closed."""
+        self._replica.stop()
+        self._act()
+        await self.finished()
+
+    async def finished(self) -> None:
+        """Returns when the log is closed for good."""
+        while not self._replica.is_finished:
+            await self.reconciled.wait()
+
+    # ---- following: called by the fetcher ----
+
+    def position(self) -> FetchPosition | None:
+        return self._replica.position()
+
+    def is_behind(self, leader_high_watermark: int) -> bool:
+        """Whether the leader has committed more than the log here holds."""
+        return self._log is not None and leader_high_watermark > self._log.log_end_offset
+
+    async def answered(
+        self, epoch: Epoch, verdict: Verdict, append: Callable[[ReplicaLog], Any] | None, high_watermark: int
+    ) -> bool:
+        """Takes a leader's answer. Returns whether the log has changed, so that the position is to be sent at once.
+
+        Args:
+            append: appends the records of the answer, where it has any; may return an awaitable.
+
+        Raises:
+            NatslogError: the log could not be changed; it is asked for again later.
+        """
+        step = self._replica.answered(epoch, verdict, has_records=append is not None, now_ms=monotonic_ms())
+        if step is not None:
             try:
-                work()
-            except (NatslogError, OSError) as error:
-                logger.error("stream %s: upkeep failed, to be tried again: %s", self.record.name, error)
+                await self._change_log(step, append)
+            except NatslogError as error:
+                self._replica.failed(error)
+                self._act()
+                raise
+            self._replica.done()
+        self._replica.informed(epoch, high_watermark)
+        self._act()
+        return step is not None
 
-    def _drop_expired(self, log: ReplicaLog) -> None:
-        if dropped := log.enforce_retention(now_us()):
-            logger.info("stream %s: retention dropped %d segments", self.record.name, dropped)
+    async def _change_log(self, step: Copy | CutTo | BeginAt, append: Callable[[ReplicaLog], Any] | None) -> None:
+        log = self.usable_log()
+        match step:
+            case Copy():
+                assert append is not None, "records are copied where there are some"
+                if (work := append(log)) is not None:
+                    await work
+            case CutTo(end_offset=end):
+                logger.warning(
+                    "stream %s: cut from %d to %d, where it parts from the leader's log",
+                    self.name,
+                    log.log_end_offset,
+                    end,
+                )
+                await self._in_thread(log.cut_to, end)
+            case BeginAt(log_start_offset=start, epoch=epoch):
+                logger.warning("stream %s: begins anew at %d, where the leader's log begins", self.name, start)
+                await self._in_thread(log.begin_at, start, epoch, now_us())
 
+    async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
+        """As `run_in_executor`; a thread cannot be cancelled, so a cancelled caller waits for it."""
+        running = self._loop.run_in_executor(self._services.writers, work, *arguments)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
 
-def _seal_all(log: ReplicaLog, pacer: Pacer) -> None:
-    pacer.share = _USUAL_SHARE if len(log.chain.unsealed) <= _UNSEALED_IN_PEACE else 1.0
-    while not pacer.is_stopping() and log.seal_next(pacer.pause):
-        pass
+    # ---- what follows from an input ----
+
+    def _act(self) -> None:
+        self._release()
+        step = self._replica.next_step() if self._task is None else None
+        for notice in self._replica.take_notices():
+            self._hand_on(notice)
+        if step is not None:
+            self._task = self._services.spawn(self._carry_out(step), f"stream {self.name}")
+
+    def _release(self) -> None:
+        """HW is here now."""
+        if self._log is None or self._log.chain.committed == self._replica.high_watermark:
+            return
+        self._log.chain.committed = self._replica.high_watermark
+        self._wake()
+        if self._replica.leading is not None:
+            for session in self.sessions:
+                session.mark(self.id, has_records=False)
+        if self._ingest is not None:
+            self._ingest.release(self._replica.high_watermark)
+
+    def _wake(self) -> None:
+        self.advanced.set()
+        self.advanced = asyncio.Event()
+
+    def _hand_on(self, notice: Notice) -> None:
+        services = self._services
+        match notice:
+            case Follow(leader=leader):
+                services.fetcher_of(leader).follow(self)
+            case Unfollow():
+                services.forget(self)
+            case Propose(command=command):
+                services.propose(command)
+            case ProposeIsr(change=change):
+                services.propose_isr(change)
+            case Halted(why=why):
+                logger.critical("%s", why)
+            case Damaged(error=error):
+                logger.error("stream %s: %s", self.name, error.message)
+            case _:
+                assert_never(notice)
+
+    async def _carry_out(self, first: Step) -> None:
+        step: Step | None = first
+        while step is not None:
+            was_leading = self._replica.leading is not None
+            try:
+                await self._perform(step)
+            except NatslogError as error:
+                logger.error("stream %s: %s", self.name, error.message)
+                self._replica.failed(error)
+            else:
+                if not isinstance(step, Open):
+                    self._replica.done()
+            if was_leading != (self._replica.leading is not None):
+                self._role_changed()
+            self._release()
+            self._adopt_settings()
+            step = self._replica.next_step()
+            for notice in self._replica.take_notices():
+                self._hand_on(notice)
+        self._task = None
+        self.reconciled.set()
+        self.reconciled = asyncio.Event()
+        self._act()
+
+    def _role_changed(self) -> None:
+        """It has begun to lead, or ended: readers and followers that wait are told."""
+        leading = self._replica.leading
+        if leading is not None:
+            self._services.leaders_appointed += 1
+            log = logger.info if leading.epoch > 1 else logger.debug
+            log("stream %s: leads epoch %d from %d", self.name, leading.epoch, leading.epoch_start)
+        else:
+            logger.info("stream %s: stopped leading", self.name)
+        for session in self.sessions:
+            session.mark(self.id, has_records=True)
+        self._wake()
+
+    async def _perform(self, step: Step) -> None:
+        """Carries a step out. Raises NatslogError: it failed."""
+        match step:
+            case Open(must_exist=must_exist):
+                await self._open(must_exist)
+            case SetAside():
+                await self._in_thread(self._folder.set_aside, self.name)
+            case Repair():
+                await self._in_thread(self._folder.repair, self.usable_log(), self.name)
+            case Close():
+                log, self._log = self.usable_log(), None
+                await self._in_thread(log.close)
+            case BeginEpoch(epoch=epoch):
+                await self._begin_epoch(epoch)
+            case Subscribe(subject=subject):
+                await self._subscribe(subject)
+            case Unsubscribe():
+                if self._subscription is not None:
+                    handle, self._subscription = self._subscription, None
+                    await self._services.nats.detach(handle)
+            case Drain():
+                if self._ingest is not None:
+                    await self._ingest.drained()
+            case StopWriting(abandon=abandon):
+                await self._stop_writing(abandon=abandon)
+            case Copy() | CutTo() | BeginAt():
+                raise AssertionError("what an answer asks for is done where the answer is taken")
+            case _:
+                assert_never(step)
+
+    async def _open(self, must_exist: bool) -> None:
+        record = self.wanted
+        log = await self._in_thread(lambda: self._folder.open(record, must_exist=must_exist))
+        self._log = log
+        self._replica.opened(log)
+        if log.chain.damages:
+            self._replica.damaged(log.failure or CorruptLog("a part of the log is damaged"))
+
+    async def _begin_epoch(self, epoch: Epoch) -> None:
+        log, record, services = self.usable_log(), self.wanted, self._services
+        try:
+            await self._in_thread(log.begin_epoch, epoch)
+        except OSError as error:
+            raise storage_error(error, f"stream {record.name!r}: its epoch could not begin") from error
+        ingest = StreamIngest(
+            record.name,
+            log,
+            sender=services.nats,
+            executor=services.writers,
+            memory=services.memory,
+            paused=record.paused,
+            stats=self.stats,
+            appended=self.appended,
+            refusal=self._replica.refusal,
+        )
+        ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)
+        if damage is not None:
+            logger.error("stream %s: some message ids cannot be read: %s", record.name, damage.message)
+            if record.settings.replicas > 1:  # a replica that has them all is to lead
+                raise damage
+        self._ingest = ingest
+        self._paused, self._settings = record.paused, record.settings
+        ingest.start(services.on_bug)
+
+    async def _subscribe(self, subject: str) -> None:
+        """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
+        nats, ingest, group = self._services.nats, self._ingest, self.wanted.settings.group or ""
+        assert ingest is not None, "a leader has an ingest"
+        if self._subscription is not None:
+            await nats.move(self._subscription, subject, queue=group)
+            return
+        self._subscription = await nats.attach(subject, ingest.receive, queue=group)
+        if nats.is_up:
+            try:
+                await nats.flush(_SUBSCRIBE_WITHIN_S)
+            except NatslogError as error:
+                logger.warning("stream %s: NATS did not confirm the subscription: %s", self.name, error.message)
+
+    async def _stop_writing(self, *, abandon: bool) -> None:
+        if self._ingest is not None:
+            await (self._ingest.abandon() if abandon else self._ingest.stop())
+            self._ingest = None
+
+    def _adopt_settings(self) -> None:
+        """What was edited, in force at once."""
+        record, was = self.wanted, self._settings
+        if self._log is not None:
+            self._log.settings = record.settings
+        if self._ingest is None or (record.settings, record.paused) == (was, self._paused):
+            return
+        self._settings, self._paused = record.settings, record.paused
+        self._ingest.paused = record.paused
+        if record.settings.dedupe_window_s != was.dedupe_window_s:
+            self._ingest.change_window(record.settings.dedupe_window_s)

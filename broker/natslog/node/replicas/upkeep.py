@@ -11,17 +11,37 @@ from concurrent.futures import Executor
 from natslog.cluster.commands import BuryStream, Tombstone
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
+from natslog.log import ReplicaLog
 from natslog.node.clock import now_us
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.hosting import Hosting
-from natslog.node.replicas.stream import HostedStream, Pacer
+from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import Staging
 
 logger = logging.getLogger("natslog.node")
 
 _RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
+_USUAL_SHARE = 0.25
+_UNSEALED_IN_PEACE = 8
+_LONGEST_PAUSE_S = 0.25
 _SEEN_AT_LEAST_S = 600.0
 """A tombstone is seen for so long, or its grace period if that is shorter, before files go: the wall clock may jump."""
+
+
+class Pacer:
+    """Keeps background work of one thread to a share of a core, so that commits have the rest."""
+
+    def __init__(self, is_stopping: Callable[[], bool]) -> None:
+        self.is_stopping = is_stopping
+        self.share = _USUAL_SHARE
+        self._worked_s = time.thread_time()
+
+    def pause(self) -> None:
+        """Sleeps as long as the work since the last pause asks for."""
+        worked_s = time.thread_time() - self._worked_s
+        if not self.is_stopping():
+            time.sleep(min(_LONGEST_PAUSE_S, worked_s * (1 / self.share - 1)))
+        self._worked_s = time.thread_time()
 
 
 class Upkeep:
@@ -74,7 +94,7 @@ class Upkeep:
         pacer = Pacer(self._stopping.is_set)
         for stream in streams:
             if not pacer.is_stopping():
-                stream.maintain(pacer)
+                maintain(stream, pacer)
 
     # ---- what was deleted ----
 
@@ -98,7 +118,7 @@ class Upkeep:
         return now_us() - tombstone.deleted_us >= grace_s * 1_000_000 and seen_s >= min(grace_s, _SEEN_AT_LEAST_S)
 
     async def _bury(self, tombstone: Tombstone) -> None:
-        await self._hosting.bury(tombstone.id)
+        await self._hosting.delete_files(tombstone.id)
         logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
         await self._group.propose(BuryStream(id=tombstone.id, broker=tombstone.broker))
 
@@ -116,3 +136,26 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
             stream.ingest.roll()
             excess -= recovery_bytes[stream.record.name]
     return [stream for stream in streams if stream.log is not None and stream.log.needs_upkeep()]
+
+
+def maintain(stream: HostedStream, pacer: Pacer) -> None:
+    """In a thread, beside commits: checkpoints, applies retention, seals. One that fails stops no other."""
+    log = stream.log  # it may be closed, or opened anew, at any time
+    if log is None:
+        return
+    for work in (log.checkpoint, lambda: _drop_expired(stream, log), lambda: _seal_all(log, pacer)):
+        try:
+            work()
+        except (NatslogError, OSError) as error:
+            logger.error("stream %s: maintenance failed, and is tried again: %s", stream.name, error)
+
+
+def _drop_expired(stream: HostedStream, log: ReplicaLog) -> None:
+    if dropped := log.enforce_retention(now_us()):
+        logger.info("stream %s: retention dropped %d segments", stream.name, dropped)
+
+
+def _seal_all(log: ReplicaLog, pacer: Pacer) -> None:
+    pacer.share = _USUAL_SHARE if len(log.chain.unsealed) <= _UNSEALED_IN_PEACE else 1.0
+    while not pacer.is_stopping() and log.seal_next(pacer.pause):
+        pass

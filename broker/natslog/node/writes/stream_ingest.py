@@ -54,6 +54,7 @@ logger = logging.getLogger("natslog.ingest")
 _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
 _QUICK_S = 0.001
+_LOOK_AGAIN_S = 0.005
 _QUICK_BYTES = 32 * 1024
 
 
@@ -88,7 +89,8 @@ class StreamIngest:
     """Takes frames, returns acks. `start` and `stop` it in the event loop.
 
     Args:
-        appended: told, in the event loop, where the log ends now; returns HW.
+        appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
+            follows. Without it all that is appended is committed.
         refusal: why nothing may be appended now, if so; asked from any thread.
     """
 
@@ -102,7 +104,7 @@ class StreamIngest:
         memory: IngestMemory,
         paused: bool,
         stats: IngestStats | None = None,
-        appended: Callable[[int], int] = lambda end_offset: end_offset,
+        appended: Callable[[int], object] | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
     ) -> None:
         self.name = name
@@ -115,7 +117,7 @@ class StreamIngest:
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._last_complaint = -_LOG_EVERY_S
-        self._appended = appended
+        self._appended = appended or self.release
         self._refusal = refusal
         self._uncommitted: deque[_Outcome] = deque()
         self._abandoned = False
@@ -151,10 +153,11 @@ class StreamIngest:
             self._memory.give_back(outcome.frame_bytes)
         self._uncommitted.clear()
 
-    @property
-    def waits_for_commit(self) -> bool:
-        """Whether anything gathered or appended is not answered yet."""
-        return bool(self._gathered or self._uncommitted or self._has_turn)
+    async def drained(self) -> None:
+        """Returns when all that was received so far is appended; nothing more must be coming."""
+        while self._gathered or self._has_turn:  # noqa: ASYNC110 (the writer's thread sets no event)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(0)  # what the last turn handed to the loop is through
 
     # ---- receiving: the event loop ----
 
@@ -240,7 +243,10 @@ class StreamIngest:
         self.stats.commits += 1
         self.stats.commit_seconds += outcome.seconds
         self._uncommitted.append(outcome)
-        self.release(self._appended(outcome.end_offset))
+        if outcome.duplicates < outcome.rows:
+            self._appended(outcome.end_offset)  # releases what has become committed by it
+        else:
+            self.release(self.log.high_watermark)
 
     def release(self, high_watermark: int) -> None:
         """HW is here now: answers everything below it."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster.replica import Fenced, FetchPosition, LeaderReplica
+from natslog.cluster.roles import Fenced, FetchPosition, LeaderReplica
 from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.segment import read_at

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.replica import (
+from natslog.cluster.roles import (
     Append,
     BeforeStart,
     BeginAt,

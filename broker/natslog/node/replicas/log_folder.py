@@ -1,0 +1,78 @@
+"""The blocking work on a replica's log folder: open it, repair it, keep a damaged one under another name."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from natslog.errors import CorruptLog, NatslogError, StorageFailed, StorageFull
+from natslog.log import LogOptions, ReplicaLog
+from natslog.log.checked_file import sync_folder
+from natslog.model import StreamRecord
+from natslog.node.clock import now_us
+
+logger = logging.getLogger("natslog.node")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """Args: `path` of the folder, which may not exist yet."""
+
+    path: Path
+    options: LogOptions
+
+    def open(self, record: StreamRecord, *, must_exist: bool) -> ReplicaLog:
+        """The log, recovered; a new one where there is none and none has to be.
+
+        Raises:
+            CorruptLog, DataDirError: it cannot be opened. StorageFull, StorageFailed: it may be, later.
+        """
+        if must_exist and not self.path.is_dir():
+            raise CorruptLog(
+                f"stream {record.name!r}: {self.path} is missing, and this broker has stored messages of the stream "
+                "there. Mount the file system or restore the folder; with several replicas it is fetched again",
+                file=str(self.path),
+            )
+        try:
+            log = ReplicaLog(self.path, record.id, record.settings, self.options)
+        except OSError as error:
+            raise storage_error(error, f"stream {record.name!r}: its folder {self.path} cannot be used") from error
+        log.chain.committed = log.checkpointed
+        return log
+
+    def repair(self, log: ReplicaLog, name: str) -> None:
+        """Drops what is damaged from the log; it is fetched again from the leader.
+
+        Raises:
+            NatslogError: it could not be dropped yet.
+        """
+        start = log.first_damaged_offset()
+        if start is not None:
+            logger.warning("stream %s: damaged from offset %d on; it is fetched again from the leader", name, start)
+            log.discard_from(start, now_us())
+
+    def set_aside(self, name: str) -> None:
+        """Keeps a folder that cannot be opened under another name.
+
+        Raises:
+            StorageFailed: it could not be renamed.
+        """
+        if not self.path.exists():
+            return
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
+            number += 1
+        try:
+            self.path.rename(aside)
+            sync_folder(aside.parent)
+        except OSError as error:
+            raise storage_error(error, f"stream {name!r}: its damaged folder could not be renamed") from error
+        logger.warning("stream %s: its damaged folder is kept as %s; it is fetched again from the leader", name, aside)
+
+
+def storage_error(error: OSError, what: str) -> NatslogError:
+    """What the caller can do about it: wait for room, or look at the disk."""
+    kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
+    return kind(f"{what}: {error.strerror or error}")

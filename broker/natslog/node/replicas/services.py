@@ -1,0 +1,77 @@
+"""What the replicas of a broker share: its threads, its connection to NATS, its metadata, its memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from natslog.cluster.commands import Command, IsrChange
+from natslog.config import BrokerConfig
+from natslog.log import LogOptions
+from natslog.model import BrokerId
+from natslog.node.data_dir import DataDir
+from natslog.node.metadata.group import MetadataGroup
+from natslog.node.replicas.log_folder import LogFolder
+from natslog.node.writes.ingest_memory import IngestMemory
+from natslog.wire.link import NatsLink
+
+OnBug = Callable[[str, BaseException], None]
+
+
+class Followed(Protocol):
+    """Where a follower fetches from; see `Fetcher`."""
+
+    def follow(self, stream: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Services:
+    """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker watches over."""
+
+    config: BrokerConfig
+    data_dir: DataDir
+    group: MetadataGroup
+    nats: NatsLink
+    writers: Executor
+    readers: Executor
+    memory: IngestMemory
+    on_bug: OnBug
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    fetcher_of: Callable[[BrokerId], Followed]
+    forget: Callable[[Any], None]
+    propose: Callable[[Command], None]
+    propose_isr: Callable[[IsrChange], None]
+    leaders_appointed: int = 0
+
+    def log_folder(self, stream_id: str) -> LogFolder:
+        config = self.config
+        options = LogOptions(
+            config.segment_bytes, config.segment_age_s, config.min_free_bytes, bool(self.data_dir.after)
+        )
+        return LogFolder(self.data_dir.stream_folder(stream_id), options)
+
+    # ---- `cluster.replica_steps.Surroundings` ----
+
+    @property
+    def incarnation(self) -> str:
+        return self.data_dir.incarnation
+
+    @property
+    def is_registered(self) -> bool:
+        known = self.group.state.brokers.get(BrokerId(self.config.broker_id))
+        return known is not None and known.incarnation == self.data_dir.incarnation
+
+    @property
+    def has_session(self) -> bool:
+        return self.group.has_session()
+
+    @property
+    def has_room(self) -> bool:
+        return self.group.disk.free_bytes >= self.config.min_free_bytes
+
+    @property
+    def level(self) -> int:
+        return self.group.state.feature_level
