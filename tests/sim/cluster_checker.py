@@ -10,6 +10,9 @@
    damage), 2 and 4 hold all the same.
 6. Back in time: after healing, or while a majority lives, new messages are acked within 10 s (the world asks).
 7. Metadata: everywhere the same commands, each once, in one order, with the same outcome; a version is one record.
+   What is refused is not proposed for ever.
+8. No reader is told that its position is beyond the end while it is not, and no position is stated that is older than
+   a metadata session.
 """
 
 from __future__ import annotations
@@ -18,18 +21,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from natslog.cluster.commands import Outcome, PauseStream, Proposal
+from natslog.cluster.commands import Command, Outcome, PauseStream, Proposal
 from natslog.cluster.metadata import Metadata
-from natslog.model import BrokerId, StreamRecord
-from tests.sim.cluster_process import NAME, Entry, Life
+from natslog.model import BrokerId, StreamId, StreamRecord
+from tests.sim.cluster_process import Entry, Life
 from tests.sim.raft_checker import Violation, require
 
 if TYPE_CHECKING:
-    from tests.sim.cluster_broker import Broker
+    from tests.sim.cluster_replica import SimReplica
     from tests.sim.cluster_world import Cluster
 
 PUBLISHERS = 3
 NOBODY = -1
+STALE_MS = 8_000.0
+"""A position that a leader states may be as old as its session, and what is under way."""
+MOST_ALIKE = 40
+"""Proposals of one kind by one broker for one version of a record: more is a storm."""
 
 
 def publisher_of(message: int) -> int:
@@ -37,36 +44,34 @@ def publisher_of(message: int) -> int:
     return message % PUBLISHERS
 
 
-class Checker:
-    """Sees everything at once, as nobody in the cluster can.
+class StreamChecker:
+    """Of one stream. Sees everything at once, as nobody in the cluster can.
 
     Attributes:
         committed: the one history. `record`: the newest that any broker knows.
         runs: what is there whole or not at all: record → its run's first and end offset, as its batch's mark says.
     """
 
-    def __init__(self, cluster: Cluster, state: Metadata) -> None:
+    def __init__(self, cluster: Cluster, checker: Checker, record: StreamRecord) -> None:
         self.cluster = cluster
+        self.checker = checker
+        self.id = record.id
         self.committed: list[Entry] = []
         self.offsets: dict[int, int] = {}
         self.runs: dict[Entry, tuple[int, int]] = {}
         self.acked: dict[int, int] = {}
         self.most_acked = NOBODY
         self.read: list[Entry] = []
+        self.read_until: list[tuple[float, int]] = [(0.0, 0)]  # how much had been read by when
         self.sent: dict[int, int] = {}
         self._floors: dict[int, int] = {}
         self._newest_of = [NOBODY] * PUBLISHERS
-        self.record = state.streams[NAME]
-        self.brokers = state.brokers
-        self.records = {self.record.version: _agreed(self.record)}
-        self._commands: dict[int, tuple[str, Outcome]] = {}
-        self._pauses: set[str] = set()
-        self._last_index = 0
-        self._is_paused = False
+        self.record = record
+        self.records = {record.version: _agreed(record)}
 
     # ---- 1 and 2: what is committed ----
 
-    def advanced(self, broker: Broker, start: int, end: int) -> None:
+    def advanced(self, broker: SimReplica, start: int, end: int) -> None:
         """HW of a broker has risen."""
         log, committed = broker.log, self.committed
         if end > log.synced:
@@ -102,7 +107,7 @@ class Checker:
         for number in self.record.candidates:
             if self._may_have_lost(number):
                 continue
-            log = self.cluster.disks[number].log
+            log = self.cluster.disks[number].log_of(self.id)
             if log.synced < len(self.committed) or log.records[start : len(self.committed)] != self.committed[start:]:
                 record = self.record
                 raise Violation(
@@ -112,13 +117,15 @@ class Checker:
 
     def _may_have_lost(self, number: BrokerId) -> bool:
         """Damaged, and says so; or on the disk that lies, and nobody has believed it yet in its present life."""
+        log = self.cluster.disks[number].log_of(self.id)
+        is_damaged = log.is_damaged or not log.exists
         if number != self.cluster.liar:
-            return self.cluster.disks[number].is_damaged
+            return is_damaged
         broker = self.cluster.brokers[number]
-        is_registered = broker.is_up and self.brokers[number].incarnation == broker.incarnation
-        return self.cluster.disks[number].is_damaged or number in self.record.unproven or not is_registered
+        is_registered = broker.is_up and self.checker.brokers[number].incarnation == broker.incarnation
+        return is_damaged or number in self.record.unproven or not is_registered
 
-    def leads(self, broker: Broker, record: StreamRecord) -> None:
+    def leads(self, broker: SimReplica, record: StreamRecord) -> None:
         if record.leader_epoch < self.record.leader_epoch:
             return  # late: it will be told so by everyone
         records = broker.log.records[: broker.log.synced]
@@ -131,7 +138,7 @@ class Checker:
     def appends(self, record: StreamRecord) -> None:
         require(len(record.isr) >= record.settings.min_isr, "appended below min_isr")
 
-    def cut(self, broker: Broker, end: int) -> None:
+    def cut(self, broker: SimReplica, end: int) -> None:
         if end < len(self.committed):
             self._require_held(end, f"cut by {broker.me}")
 
@@ -149,7 +156,7 @@ class Checker:
 
     # ---- 4: what readers see ----
 
-    def reads(self, broker: Broker, end: int) -> None:
+    def reads(self, broker: SimReplica, end: int) -> None:
         records = broker.log.records
         start = max(0, min(len(self.read), end) - 30)
         if end > len(self.committed) or records[start:end] != self.committed[start:end]:
@@ -157,32 +164,33 @@ class Checker:
         both = min(end, len(self.read))
         if records[start:both] != self.read[start:both]:
             raise Violation(f"what was read below {both} has changed on broker {broker.me}")
-        self.read += records[both:end]
+        if end > both:
+            self.read += records[both:end]
+            self.read_until.append((self.cluster.world.now_ms, len(self.read)))
         if broker.leader is not None and broker.leader.epoch == self.record.leader_epoch and end <= self.most_acked:
             raise Violation(f"leader {broker.me} shows {end}, and offset {self.most_acked} was acked before it led")
 
+    # ---- 8: what readers are told of positions ----
+
+    def refuses(self, broker: SimReplica, start: int) -> None:
+        """A reader that begins at `start` is told that this is beyond the end."""
+        if start <= len(self.read):
+            raise Violation(f"broker {broker.me} refuses {start} as beyond its end, and {len(self.read)} were read")
+
+    def states(self, broker: SimReplica, end: int, now_ms: float) -> None:
+        """A leader says that the stream ends at `end`."""
+        while len(self.read_until) > 1 and self.read_until[1][0] <= now_ms - STALE_MS:
+            self.read_until.pop(0)
+        at_ms, known = self.read_until[0]
+        if at_ms <= now_ms - STALE_MS and end < known:
+            raise Violation(f"broker {broker.me} states the end {end}, and {known} were read {STALE_MS:.0f} ms ago")
+
     # ---- 7: metadata ----
 
-    def applied(self, process: Life, index: int, proposal: Proposal, outcome: Outcome) -> None:
-        """A broker has applied what stands at `index`."""
-        known = self._commands.setdefault(index, (proposal.id, outcome))
-        if known != (proposal.id, outcome):
-            raise Violation(f"entry {index} is {proposal.id} with {outcome} on {process.me}, and elsewhere {known}")
-        record = process.state.streams[NAME]
+    def applied(self, process: Life, record: StreamRecord, *, is_first: bool) -> None:
         if self.records.setdefault(record.version, _agreed(record)) != _agreed(record):
             raise Violation(f"version {record.version} is {record} on {process.me}, was {self.records[record.version]}")
-        if index >= self._last_index:
-            self._last_index, self.brokers = index, process.state.brokers
-            self._applied_first(record, proposal)
-
-    def _applied_first(self, record: StreamRecord, proposal: Proposal) -> None:
-        """Of all brokers. Each command counts once, however often it was sent: pausing is what shows."""
-        if isinstance(proposal.command, PauseStream) and proposal.id not in self._pauses:
-            self._pauses.add(proposal.id)
-            self._is_paused = proposal.command.paused
-        if record.paused != self._is_paused:
-            raise Violation(f"{proposal.id} changed what is paused again")
-        if record.version > self.record.version:
+        if is_first and record.version > self.record.version:
             old, self.record = self.record, record
             self._require_held(max(0, len(self.committed) - 1), f"v{record.version} begins")
             self.cluster.faults.record_changed(old, record)
@@ -194,12 +202,55 @@ class Checker:
         require(set(record.isr) == set(record.replicas), f"after healing the ISR is {record.isr} of {record.replicas}")
         require(not record.target and not record.unproven, f"after healing the record is {record}")
         for number in record.isr:
-            records = self.cluster.disks[number].log.records
+            records = self.cluster.disks[number].log_of(self.id).records
             for message, offset in self.acked.items():
                 if offset >= len(records) or records[offset][1] != message:
                     raise Violation(f"message {message}, acked at {offset}, is not on broker {number}")
-        end = self.cluster.brokers[leader].readable_end()
+        end = self.cluster.brokers[leader].replicas[self.id].readable_end()
         require(end is not None and end > self.most_acked, f"leader {leader} shows {end} after healing")
+
+
+class Checker:
+    """Of all streams, and of the metadata."""
+
+    def __init__(self, cluster: Cluster, state: Metadata) -> None:
+        self.brokers = state.brokers
+        self.streams: dict[StreamId, StreamChecker] = {
+            record.id: StreamChecker(cluster, self, record) for record in state.streams.values()
+        }
+        self._commands: dict[int, tuple[str, Outcome]] = {}
+        self._pauses: set[str] = set()
+        self._paused: dict[str, bool] = {}
+        self._proposed: dict[tuple[BrokerId, str, StreamId, int], int] = {}
+        self._last_index = 0
+
+    def proposes(self, by: BrokerId, record: StreamRecord | None, command: Command) -> None:
+        """A replica proposes something for itself."""
+        if record is not None:
+            kind = by, type(command).__name__, record.id, record.version
+            self._proposed[kind] = self._proposed.get(kind, 0) + 1
+            require(self._proposed[kind] <= MOST_ALIKE, f"broker {by} proposes {kind[1]} again and again")
+
+    def applied(self, process: Life, index: int, proposal: Proposal, outcome: Outcome) -> None:
+        """A broker has applied what stands at `index`."""
+        known = self._commands.setdefault(index, (proposal.id, outcome))
+        if known != (proposal.id, outcome):
+            raise Violation(f"entry {index} is {proposal.id} with {outcome} on {process.me}, and elsewhere {known}")
+        is_first = index >= self._last_index
+        if is_first:
+            self._last_index, self.brokers = index, process.state.brokers
+            self._applied_first(process, proposal)
+        for record in process.state.streams.values():
+            self.streams[record.id].applied(process, record, is_first=is_first)
+
+    def _applied_first(self, process: Life, proposal: Proposal) -> None:
+        """Of all brokers. Each command counts once, however often it was sent: pausing is what shows."""
+        if isinstance(proposal.command, PauseStream) and proposal.id not in self._pauses:
+            self._pauses.add(proposal.id)
+            self._paused[proposal.command.name] = proposal.command.paused
+        for record in process.state.streams.values():
+            if record.paused != self._paused.get(record.name, False):
+                raise Violation(f"{proposal.id} changed what is paused again")
 
 
 def _agreed(record: StreamRecord) -> StreamRecord:

@@ -11,12 +11,13 @@ from natslog.model import BrokerId, StreamRecord
 
 if TYPE_CHECKING:
     from tests.sim.cluster_broker import Broker
+    from tests.sim.cluster_replica import SimReplica
     from tests.sim.cluster_world import Cluster
 
 KINDS = (
-    *("crash", "crash_leader", "crash_two", "crash_all", "leave_one", "storm", "stop", "transfer"),
+    *("crash", "crash_leader", "crash_two", "crash_all", "leave_one", "storm", "stop", "stop_two", "transfer"),
     *("cut", "isolate", "isolate_leader", "part", "one_way", "pause", "pause_leader"),
-    *("slow_disk", "slow_metadata", "loss", "lateness"),
+    *("slow_disk", "slow_metadata", "full_disk", "full_disk_of_leader", "lose_folder", "loss", "lateness"),
 )
 KINDS_OF_A_SEED = (4, 7, 12)
 
@@ -65,8 +66,12 @@ class Faults:
 
     @property
     def leaders(self) -> list[Broker]:
-        """Stale ones too."""
-        return [broker for broker in self.cluster.brokers.values() if broker.is_up and broker.leader is not None]
+        """Those that lead any stream; stale ones too."""
+        return [broker for broker in self.cluster.brokers.values() if broker.is_up and any(self.led_by(broker))]
+
+    @staticmethod
+    def led_by(broker: Broker) -> list[SimReplica]:
+        return [replica for replica in broker.replicas.values() if replica.leader is not None]
 
     # ---- crashes ----
 
@@ -100,7 +105,13 @@ class Faults:
             at_ms += down_ms + chance.uniform(5, chance.choice((60, 600)))
 
     def stop(self) -> None:
-        self.cluster.crash(self.victim(), is_clean=True)
+        """In order, as on SIGTERM."""
+        self.cluster.stop(self.victim())
+
+    def stop_two(self) -> None:
+        """Both at once: each of them leaves in-sync replicas that the other one counts on."""
+        for number in self.world.random.sample(self.cluster.numbers, 2):
+            self.cluster.stop(number)
 
     # ---- network, time, disk ----
 
@@ -138,6 +149,19 @@ class Faults:
     def slow_disk(self) -> None:
         self.cluster.slow_disk = self.any()
 
+    def full_disk(self) -> None:
+        self.cluster.disks[self.any()].is_full = True
+
+    def full_disk_of_leader(self) -> None:
+        for broker in self.leaders:
+            broker.disk.is_full = True
+
+    def lose_folder(self) -> None:
+        """Of the one disk that loses more than it may: after a stop in order a folder is missing."""
+        if (liar := self.cluster.liar) is not None:
+            self.cluster.stop(liar)
+            self.cluster.loses_folder.add(liar)
+
     def slow_metadata(self) -> None:
         self.is_metadata_slow = True
 
@@ -155,9 +179,12 @@ class Faults:
         """An operator, or the controller, moves leadership by hand."""
         to = self.any()
         for broker in self.leaders:
-            broker.when_awake(lambda broker=broker: broker.hand_over(to))
+            for replica in self.led_by(broker):
+                broker.when_awake(lambda replica=replica: replica.hand_over(to))
 
     def heal(self) -> None:
         self.world.cut = set()
         self.cluster.slow_disk, self.is_metadata_slow = None, False
+        for disk in self.cluster.disks.values():
+            disk.is_full = False
         self.world.drop_share = self.world.double_share = self.world.late_share = 0.0

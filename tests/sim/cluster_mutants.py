@@ -11,16 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster import controller, metadata, roles
-from natslog.cluster.commands import Appointment, Outcome, Proposal
+from natslog.cluster import controller, metadata, replica, roles
+from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
+from natslog.cluster.replica import Replica
 from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch
-from tests.sim.cluster_world import Broker
+from tests.sim.cluster_broker import Broker, Roles
+from tests.sim.cluster_replica import SimReplica
 
-Patch = Callable[[pytest.MonkeyPatch], type[Broker]]
+Patch = Callable[[pytest.MonkeyPatch], None]
 
 _judge = roles.judge
 _answered = FollowerReplica.answered
@@ -28,31 +30,27 @@ _register = Metadata._register
 
 
 def replaced(target: Any, name: str, value: Any) -> Patch:
-    def patch(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
-        monkeypatch.setattr(target, name, value)
-        return Broker
-
-    return patch
+    return lambda monkeypatch: monkeypatch.setattr(target, name, value)
 
 
-def run_by(broker_type: type[Broker]) -> Patch:
-    return lambda _: broker_type
+def run_by(replica_type: type[SimReplica]) -> Patch:
+    return replaced(Roles, "replica_type", replica_type)
 
 
 # ---- truncation ----
 
 
-class CutsToHighWatermark(Broker):
+class CutsToHighWatermark(SimReplica):
     """KIP-101: a replica that begins to follow cuts to HW, whatever the epochs say."""
 
-    def look_at_record(self) -> None:
+    def act(self) -> None:
         was = self.follower
-        super().look_at_record()
+        super().act()
         if self.follower is not None and self.follower is not was and not self.is_writing:
             self.cut(min(self.high_watermark, self.log.synced))
 
 
-def single_step(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
+def single_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """KIP-279: the follower cuts where the leader's epoch ends, does not look where its own one does, and is done."""
 
     def judge(position: Any, **rest: Any) -> Any:
@@ -67,8 +65,7 @@ def single_step(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
         return step
 
     monkeypatch.setattr(FollowerReplica, "answered", answered)
-    monkeypatch.setattr(roles, "judge", judge)
-    return Broker
+    monkeypatch.setattr(replica, "judge", judge)
 
 
 def judge_any_epoch(position: Any, *, epoch: Any, **rest: Any) -> Any:
@@ -88,7 +85,7 @@ def never_compare(position: Any, *, epoch: Any, log_end_offset: int, **rest: Any
 # ---- HW and the ISR ----
 
 
-class AsksBeforeSync(Broker):
+class AsksBeforeSync(SimReplica):
     """Asks for what comes after records that are not on its disk yet."""
 
     def durable_end(self) -> int:
@@ -100,8 +97,10 @@ class AsksBeforeSync(Broker):
         def synced() -> None:
             log.synced = max(log.synced, min(appended, len(log.records)))
 
-        self.world.after(300.0, lambda: self.when_awake(synced))
+        self.world.after(300.0, lambda: self.life.when_awake(synced))
         self.is_writing = False
+        self.machine.done()
+        self.act()
 
 
 def join_at_high_watermark(self: LeaderReplica, broker: Any) -> bool:
@@ -201,7 +200,7 @@ _finish_move = Metadata._finish_move
 # ---- elections ----
 
 
-def unclean_election(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
+def unclean_election(monkeypatch: pytest.MonkeyPatch) -> None:
     def successor(self: Controller, record: Any, loads: Any, now_ms: float) -> Any:
         live = [broker for broker in record.replicas if broker in self._alive]
         if not live:
@@ -217,7 +216,6 @@ def unclean_election(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
 
     monkeypatch.setattr(Controller, "_successor", successor)
     monkeypatch.setattr(Metadata, "_appoint", appoint)
-    return Broker
 
 
 def best_of_any(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
@@ -228,38 +226,71 @@ def best_of_any(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Ite
 # ---- the node's part ----
 
 
-class RebuildsCommittedOnly(Broker):
+class RebuildsCommittedOnly(SimReplica):
     """The deduplication window after a failover: without what is in the log and not committed yet."""
 
     def rebuilt_window(self) -> dict[int, int]:
         return {message: offset for message, offset in super().rebuilt_window().items() if offset < self.high_watermark}
 
 
-class RebuildsNothing(Broker):
+class RebuildsNothing(SimReplica):
     def rebuilt_window(self) -> dict[int, int]:
         return {}
 
 
-class KeepsUnfinishedRuns(Broker):
+class KeepsUnfinishedRuns(SimReplica):
     """Leads with a part of a run at the end of its log."""
 
     def cut_unfinished_run(self) -> None:
         pass
 
 
-class FollowsIntoRuns(Broker):
+class FollowsIntoRuns(SimReplica):
     """A follower's HW goes as far as its log, also inside a run."""
 
     def settled_end(self) -> int:
         return self.log.synced
 
 
-class LeadsDamaged(Broker):
+class LeadsDamaged(SimReplica):
     """Serves what is left after damage."""
 
-    def look_at_record(self) -> None:
-        self.disk.is_damaged = False
-        super().look_at_record()
+    def open(self, must_exist: bool) -> None:
+        self.log.is_damaged = False
+        super().open(must_exist)
+
+
+class OpensWhatIsMissing(SimReplica):
+    """A folder that is missing opens as an empty, healthy log."""
+
+    def open(self, must_exist: bool) -> None:
+        super().open(False)
+
+
+# ---- the state machine of a replica ----
+
+
+def leave_as_if_damaged(self: Roles) -> Any:
+    """As natslog 0.1.0 did on a clean stop: out of the in-sync replicas, and not eligible."""
+    ids = tuple(one.id for one in self.replicas.values() if one.leave())
+    return DisableReplicas(broker=self.me, incarnation=self.incarnation, stream_ids=ids) if ids else None
+
+
+def propose_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused proposals are repeated at every tick, also by the only candidate."""
+    monkeypatch.setattr(Replica, "_may_propose", lambda self, kind, version: True)
+    monkeypatch.setattr(Replica, "_others_hold_it", True)
+
+
+def answer_without_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that has no metadata session states positions all the same."""
+    monkeypatch.setattr(Replica, "is_leading", property(lambda self: self.is_exposed))
+
+
+def refuse_without_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader says that a position is beyond its end without asking whether it still leads."""
+    monkeypatch.setattr(Broker, "barrier", lambda self, then: then())
+    monkeypatch.setattr(Replica, "is_leading", property(lambda self: self.is_exposed))
 
 
 IN_TIME: dict[str, Patch] = {
@@ -275,15 +306,25 @@ IN_TIME: dict[str, Patch] = {
     "HW rests inside a run": replaced(LeaderReplica, "_whole_runs_below", lambda self, end: end),
     "who takes office keeps a part of a run": run_by(KeepsUnfinishedRuns),
     "a follower's HW inside a run": run_by(FollowsIntoRuns),
+    "a folder that is missing opens as an empty log": run_by(OpensWhatIsMissing),
+    "refused proposals are repeated for ever": propose_for_ever,
+    "positions are stated without a session": answer_without_session,
+    "beyond the end without a barrier": refuse_without_barrier,
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }
 """Noticed by `cluster_world`."""
 
+DIRECTED: dict[str, Patch] = {
+    "a clean stop gives up eligibility": replaced(Roles, "leaving_command", leave_as_if_damaged),
+    "a full disk keeps its leaderships": replaced(Broker, "has_room", True),
+}
+"""Noticed by the stories of `test_cluster` that say when writes resume."""
+
 WALKING: dict[str, Patch] = {
     "KIP-279: one step back instead of a walk": single_step,
     "KIP-320: answers of any epoch believed": replaced(FollowerReplica, "answered", follow_any_epoch),
-    "logs never compared": replaced(roles, "judge", never_compare),
+    "logs never compared": replaced(replica, "judge", never_compare),
     "zombie: ISR changes of any epoch and version": replaced(Metadata, "_is_current", any_version),
     "ISR grows while HW moves: pending additions uncounted": replaced(
         LeaderReplica, "counted", property(lambda self: frozenset(self.record.isr))

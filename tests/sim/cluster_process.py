@@ -22,8 +22,9 @@ from natslog.model import BrokerId, Epoch, StreamId
 if TYPE_CHECKING:
     from tests.sim.cluster_world import Cluster
 
-STREAM = StreamId("ab" * 16)
-NAME = "orders"
+NAMES = ("orders", "returns", "payments")
+IDS = {name: StreamId(f"{at:032x}") for at, name in enumerate(NAMES, 1)}
+NAME, STREAM = NAMES[0], IDS[NAMES[0]]
 TICK_MS = 100.0
 SESSION_TICKS = 30
 COMPACT_ENTRIES = 40
@@ -37,11 +38,16 @@ Entry = tuple[int, int]
 
 @dataclass(slots=True)
 class Log:
-    """One replica's log on its disk: `synced` records survive a crash, `checkpoint` is the HW found after one."""
+    """One replica's log on its disk: `synced` records survive a crash, `checkpoint` is the HW found after one.
+
+    `exists`: the folder is there. `is_damaged`: a hole was found where the records end now.
+    """
 
     records: list[Entry] = field(default_factory=list)
     synced: int = 0
     checkpoint: int = 0
+    exists: bool = False
+    is_damaged: bool = False
 
     def epochs(self) -> EpochHistory:
         history = EpochHistory()
@@ -55,18 +61,26 @@ class Log:
         self.synced = min(self.synced, end)
         self.checkpoint = min(self.checkpoint, end)
 
+    def delete(self) -> None:
+        """The folder is gone."""
+        self.keep(0)
+        self.exists = self.is_damaged = False
+
 
 @dataclass(slots=True)
 class Disk:
-    """What survives a crash. `clean_life`: the one that ended in order. `is_damaged`: a hole was found, and marked."""
+    """What survives a crash. `clean_life`: the one that ended in order. `is_full`: logs take nothing more."""
 
     hard_state: HardState = field(default_factory=HardState)
     snapshot: Snapshot = field(default_factory=Snapshot)
     entries: list[Any] = field(default_factory=list)
-    log: Log = field(default_factory=Log)
+    logs: dict[StreamId, Log] = field(default_factory=dict)
     lives: int = 0
     clean_life: str = ""
-    is_damaged: bool = False
+    is_full: bool = False
+
+    def log_of(self, stream_id: StreamId) -> Log:
+        return self.logs.setdefault(stream_id, Log())
 
 
 class Life:
@@ -88,6 +102,14 @@ class Life:
     def is_registered(self) -> bool:
         known = self.state.brokers.get(self.me)
         return known is not None and known.incarnation == self.incarnation
+
+    @property
+    def has_room(self) -> bool:
+        return not self.disk.is_full
+
+    @property
+    def level(self) -> int:
+        return self.state.feature_level
 
     def command(self, command: Command) -> None:
         self.cluster.proposals += 1
@@ -142,7 +164,13 @@ class Life:
         """Tells the metadata leader."""
         raise NotImplementedError
 
-    def look_at_record(self) -> None:
+    def barrier(self, then: Callable[[], None]) -> None:
+        """Calls `then` when all of the metadata that anyone was told of before now is known here; never, if nobody can
+        say so.
+        """
+        raise NotImplementedError
+
+    def look_at_records(self) -> None:
         """The metadata may have changed."""
         raise NotImplementedError
 
@@ -163,6 +191,9 @@ class Process(Life):
         self.applied = disk.snapshot.index
         self.controller: tuple[Term, Controller] | None = None
         self.lives = {self.me: self.incarnation}
+        self.reads = 0
+        self.confirmed: dict[int, Callable[[int], None]] = {}
+        self.barriers: list[tuple[int, Callable[[], None]]] = []
         self.every(TICK_MS, self.tick)
 
     # ---- metadata ----
@@ -195,10 +226,45 @@ class Process(Life):
             for entry in ready.committed:
                 self.apply(entry)
             self.raft.advance(ready)
+            for read in ready.reads:
+                self.confirmed.pop(read.context, lambda index: None)(read.index)
             if ready.committed or ready.snapshot is not None:
-                self.look_at_record()
+                self.look_at_records()
         if self.applied - disk.snapshot.index > COMPACT_ENTRIES:
             self.compact()
+        passed = [then for index, then in self.barriers if index <= self.applied]
+        self.barriers = [(index, then) for index, then in self.barriers if index > self.applied]
+        for then in passed:
+            then()
+
+    # ---- linearizable reads ----
+
+    def barrier(self, then: Callable[[], None]) -> None:
+        def confirmed(index: int) -> None:
+            self.barriers.append((index, then))
+            self.pump()
+
+        if self.raft.role == "leader":
+            self.read_index(confirmed)
+        elif self.raft.leader is not None:
+            self.cluster.send(self.me, self.raft.leader, "asked_for_index", (self.me, confirmed))
+
+    def read_index(self, confirmed: Callable[[int], None]) -> None:
+        self.reads += 1
+        try:
+            self.raft.read_index(self.reads)
+        except NotMetadataLeader:
+            return
+        self.confirmed[self.reads] = confirmed
+        self.pump()
+
+    def asked_for_index(self, question: tuple[BrokerId, Callable[[int], None]]) -> None:
+        asker, confirmed = question
+        self.read_index(lambda index: self.cluster.send(self.me, asker, "told_index", (confirmed, index)))
+
+    def told_index(self, answer: tuple[Callable[[int], None], int]) -> None:
+        confirmed, index = answer
+        confirmed(index)
 
     def apply(self, entry: Any) -> None:
         self.applied = entry.index
@@ -250,16 +316,22 @@ class Process(Life):
         for command in decisions.commands:
             self.command(command)
         for handover in decisions.handovers:
-            self.cluster.send(self.me, handover.leader, "hand_over", handover.to)
+            self.cluster.send(self.me, handover.leader, "hand_over", (handover.stream_id, handover.to))
 
-    def reported(self, report: tuple[int, Epoch]) -> None:
+    def reported(self, report: tuple[StreamId, BrokerId, Epoch]) -> None:
         if self.controller is not None and self.raft.role == "leader":
-            self.controller[1].missed(STREAM, report[1], BrokerId(report[0]), self.world.now_ms)
+            stream_id, by, epoch = report
+            self.controller[1].missed(stream_id, epoch, by, self.world.now_ms)
 
-    def positioned(self, where: tuple[int, int, Epoch, int]) -> None:
+    def positioned(self, where: tuple[StreamId, BrokerId, int, Epoch, int]) -> None:
         if self.controller is not None and self.raft.role == "leader":
-            by, version, last_epoch, end = where
-            self.controller[1].positioned(STREAM, version, BrokerId(by), last_epoch, end, self.world.now_ms)
+            stream_id, by, version, last_epoch, end = where
+            self.controller[1].positioned(stream_id, version, by, last_epoch, end, self.world.now_ms)
+
+    def fit(self, report: tuple[BrokerId, bool]) -> None:
+        """Whether a broker can take messages."""
+        if self.controller is not None and self.raft.role == "leader":
+            self.controller[1].hearing(*report, self.world.now_ms)
 
 
 def state_of(snapshot: Snapshot) -> Metadata:

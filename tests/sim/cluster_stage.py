@@ -9,11 +9,13 @@ from typing import Any
 
 from natslog.cluster.commands import Proposal
 from natslog.cluster.controller import Controller
-from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
-from tests.sim.cluster_broker import LONG_AGO_MS, Answer, Fetch, Roles
+from natslog.cluster.roles import FollowerReplica, LeaderReplica
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from tests.sim.cluster_broker import Roles
 from tests.sim.cluster_checker import Checker
 from tests.sim.cluster_process import NAME, STREAM, Disk, Life
-from tests.sim.cluster_world import founding
+from tests.sim.cluster_replica import LONG_AGO_MS, Answer, Fetch
+from tests.sim.cluster_world import founding, founding_logs
 from tests.sim.world import World
 
 METADATA = 0
@@ -50,11 +52,27 @@ class Learner(Life):
         for proposal in log[self.applied : self.applied + count]:
             self.applied += 1
             self.cluster.checker.applied(self, self.applied, proposal, self.state.decide(proposal))
-        self.look_at_record()
+        self.look_at_records()
+
+    def barrier(self, then: Callable[[], None]) -> None:
+        self.learn(1000)
+        then()
 
 
 class Walker(Roles, Learner):
-    """One life of one broker, without time."""
+    """One life of one broker, without time; it keeps one stream."""
+
+    @property
+    def leader(self) -> LeaderReplica | None:
+        return self.first.leader if self.first is not None else None
+
+    @property
+    def follower(self) -> FollowerReplica | None:
+        return self.first.follower if self.first is not None else None
+
+    @property
+    def is_writing(self) -> bool:
+        return self.first is not None and (self.first.is_writing or self.first.is_stepping)
 
 
 class Stage:
@@ -63,10 +81,13 @@ class Stage:
     def __init__(self, world: World, *, brokers: int, replicas: int, min_isr: int) -> None:
         self.world = world
         self.numbers = tuple(BrokerId(one) for one in range(1, brokers + 1))
-        settings = StreamSettings(subject=NAME, replicas=replicas, min_isr=min_isr)
-        self.state, snapshot = founding(self.numbers, settings)
-        self.disks = {one: Disk(snapshot=snapshot, clean_life=f"{one}.0") for one in self.numbers}
+        self.state, snapshot = founding(self.numbers, (NAME,), replicas=replicas, min_isr=min_isr)
+        self.disks = {
+            one: Disk(snapshot=snapshot, clean_life=f"{one}.0", logs=founding_logs(self.state, one))
+            for one in self.numbers
+        }
         self.checker = Checker(self, self.state)
+        self.stream = self.checker.streams[STREAM]
         self.faults = self
         self.me = METADATA
         self.is_reckless = False
@@ -78,6 +99,9 @@ class Stage:
         self.brokers = {number: Walker(self, number, self.disks[number]) for number in self.numbers}
         for walker in self.brokers.values():
             self.commit(walker.registration)
+        for walker in self.brokers.values():
+            walker.learn(1000)
+            self.finish(walker)
 
     def send(self, sender: int, to: int, method: str, message: Any) -> None:
         self.in_flight.append((to, method, message))
@@ -87,7 +111,8 @@ class Stage:
 
     def ask(self, walker: Walker) -> Fetch | None:
         """The question a follower has now, taken from its hand."""
-        walker.fetching_since_ms = LONG_AGO_MS
+        if walker.first is not None:
+            walker.first.fetching_since_ms = LONG_AGO_MS
         walker.fetch()
         return self._taken("fetched")
 
@@ -98,8 +123,8 @@ class Stage:
     def _taken(self, method: str) -> Any:
         return self.in_flight.pop()[2] if self.in_flight and self.in_flight[-1][1] == method else None
 
-    def ack(self, offset: int, message: int) -> None:
-        self.checker.acks(offset, message)
+    def ack(self, stream_id: StreamId, offset: int, message: int) -> None:
+        self.stream.acks(offset, message)
 
     def record_changed(self, old: StreamRecord, new: StreamRecord) -> None:
         """The checker says so; nothing is done about it."""
@@ -114,12 +139,20 @@ class Stage:
         self.commands.append(proposal)
         self.checker.applied(self, len(self.commands), proposal, self.state.decide(proposal))
 
-    def positioned(self, where: tuple[BrokerId, int, Epoch, int]) -> None:
-        by, version, last_epoch, end = where
+    def finish(self, walker: Walker) -> None:
+        """Its disk is done with everything."""
+        while walker.inbox:
+            walker.inbox.pop(0)()
+
+    def positioned(self, where: tuple[StreamId, BrokerId, int, Epoch, int]) -> None:
+        _, by, version, last_epoch, end = where
         self.controller.positioned(STREAM, version, by, last_epoch, end, self.world.now_ms)
 
-    def reported(self, report: tuple[BrokerId, Epoch]) -> None:
-        self.controller.missed(STREAM, report[1], report[0], self.world.now_ms)
+    def reported(self, report: tuple[StreamId, BrokerId, Epoch]) -> None:
+        self.controller.missed(STREAM, report[2], report[1], self.world.now_ms)
+
+    def fit(self, report: tuple[BrokerId, bool]) -> None:
+        """Every disk has room here."""
 
     def proposed_by_controller(self, alive: list[BrokerId]) -> list[Proposal]:
         """What it wants while these have a session."""

@@ -22,7 +22,7 @@ COPY_SHARE = 0.25
 DEEDS = {
     "learn": 5,
     "deliver": 20,
-    "finish": 14,
+    "finish_one": 14,
     "fetch": 8,
     "publish": 3,
     "lead": 3,
@@ -74,7 +74,7 @@ class Walk(Stage):
         self.finish(walker)
         question = self.ask(walker)
         if question is not None and walker.follower is not None:
-            leader = self.brokers[walker.follower.record.leader]
+            leader = self.brokers[walker.follower.record.leader or 0]
             leader.learn(1000)
             if (answer := self.answer(leader, question)) is not None:
                 walker.answered(answer)
@@ -88,8 +88,8 @@ class Walk(Stage):
             to, method, message = self.in_flight[at] if chance.random() < COPY_SHARE else self.in_flight.pop(at)
             self.arrive(to, method, message)
 
-    def finish(self, walker: Walker) -> None:
-        """A disk is done."""
+    def finish_one(self, walker: Walker) -> None:
+        """A disk is done with one thing."""
         if walker.inbox:
             walker.inbox.pop(0)()
 
@@ -97,20 +97,20 @@ class Walk(Stage):
         walker.fetch()
 
     def read(self, walker: Walker) -> None:
-        if (end := walker.readable_end()) is not None:
-            self.checker.reads(walker, end)
+        if walker.first is not None and (end := walker.first.readable_end()) is not None:
+            self.stream.reads(walker.first, end)
 
     def publish(self, walker: Walker) -> None:
         self.published += 1
-        self.checker.publishes(self.published)
+        self.stream.publishes(self.published)
         for one in self.brokers.values():
             one.published(self.published)
 
     def lead(self, walker: Walker) -> None:
         for one in self.brokers.values():
-            if one.leader is not None:
+            if one.first is not None and one.leader is not None:
                 one.heard_ms = dict.fromkeys(self.numbers, self.world.now_ms)
-                one.lead(one.leader)
+                one.first.tick()
 
     def tick(self, walker: Walker) -> None:
         walker.tick()
@@ -141,7 +141,7 @@ class Walk(Stage):
         if is_clean and not walker.is_writing:
             disk.clean_life = walker.incarnation
         elif walker.me == self.liar:
-            disk.log.keep(max(0, disk.log.synced - self.world.random.randrange(1, 8)))
+            walker.log.keep(max(0, walker.log.synced - self.world.random.randrange(1, 8)))
         self.begin_life(walker.me)
 
     def bounce(self, walker: Walker) -> None:

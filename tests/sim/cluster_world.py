@@ -1,8 +1,8 @@
-"""A whole cluster of pure cores under one seed: Raft with the metadata state machine, the controller, leaders and
-followers of one stream, on disks that lose what was not synced (and one disk that loses more), in a network that fails;
+"""A whole cluster of pure cores under one seed: Raft with the metadata state machine, the controller, and the replicas
+of one to three streams, on disks that lose what was not synced (and one disk that loses more), in a network that fails;
 publishers that retry, readers, an operator. `cluster_checker` says what must never be.
 
-Of five brokers three keep the stream, which is moved about. In a reckless seed disks are damaged beyond what is
+Of five brokers three keep each stream, which is moved about. In a reckless seed disks are damaged beyond what is
 tolerated: the stream may stop then, and must not lie.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from natslog.cluster.commands import (
     BrokerRecord,
@@ -22,13 +24,15 @@ from natslog.cluster.commands import (
     Proposal,
     RegisterBroker,
 )
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
-from natslog.model import BrokerId, StreamSettings
+from natslog.model import BrokerId, StreamId, StreamSettings
 from tests.sim.cluster_broker import Broker
-from tests.sim.cluster_checker import Checker, publisher_of
+from tests.sim.cluster_checker import PUBLISHERS, Checker, StreamChecker, publisher_of
 from tests.sim.cluster_faults import Faults
-from tests.sim.cluster_process import NAME, STREAM, Disk, encode
+from tests.sim.cluster_process import IDS, NAMES, Disk, Log, encode
+from tests.sim.cluster_replica import SimReplica
 from tests.sim.raft_checker import Violation, require
 from tests.sim.world import World
 
@@ -47,33 +51,37 @@ SLOW_MS = {"step": 300.0, "proposed": 6000.0}
 
 
 class Cluster:
-    """Args: `broker_type`: for mutations, a broker with a rule switched off."""
-
-    def __init__(
-        self, seed: int, broker_type: type[Broker] = Broker, *, faults_until_ms: float = FAULTS_UNTIL_MS
-    ) -> None:
+    def __init__(self, seed: int, *, faults_until_ms: float = FAULTS_UNTIL_MS) -> None:
         self.world = World(seed)
         chance = self.world.random
         self.world.late_ms = (50.0, chance.choice((1000.0, 6000.0)))
         self.world.delay_ms = (1.0, chance.choice((12.0, 12.0, 90.0)))
-        self.broker_type = broker_type
         self.numbers = tuple(BrokerId(one) for one in range(1, chance.choice((4, 4, 4, 6))))
         min_isr = 1 if chance.random() < 0.15 else 2
-        state, snapshot = founding(self.numbers, StreamSettings(subject=NAME, replicas=3, min_isr=min_isr))
+        names = NAMES[: chance.choice((1, 1, 2, 3))]
+        state, snapshot = founding(self.numbers, names, replicas=3, min_isr=min_isr)
         hard_state = HardState(term=Term(1), commit=Index(1))
-        self.disks = {number: Disk(hard_state=hard_state, snapshot=snapshot) for number in self.numbers}
+        self.stream_ids = tuple(IDS[name] for name in names)
+        self.disks = {
+            number: Disk(hard_state=hard_state, snapshot=snapshot, logs=founding_logs(state, number))
+            for number in self.numbers
+        }
         self.is_reckless = chance.random() < 0.1
         has_liar = min_isr > 1 and not self.is_reckless and chance.random() < 0.6
         self.liar = chance.choice(self.numbers) if has_liar else None
         self.checker = Checker(self, state)
         self.faults = Faults(self, faults_until_ms)
         self.slow_disk: BrokerId | None = None
+        self.loses_folder: set[BrokerId] = set()
         self.proposals = self.published = 0
-        self.resumed_ms: float | None = None
+        self.resumed_ms: dict[StreamId, float] = {}
         self.heard_acks: set[int] = set()
         self.arrivals: dict[tuple[int, int], float] = {}
         self.operation: Proposal | None = None
-        self.brokers = {number: broker_type(self, number, self.disks[number]) for number in self.numbers}
+        self.brokers = {number: Broker(self, number, self.disks[number]) for number in self.numbers}
+
+    def stream_of(self, message: int) -> StreamId:
+        return self.stream_ids[message // PUBLISHERS % len(self.stream_ids)]
 
     def send(self, sender: int, to: int, method: str, message: Any) -> None:
         def deliver(message: Any) -> None:
@@ -94,16 +102,18 @@ class Cluster:
         self.published += 1
         self.try_to_publish(self.published, TRIES)
         if self.world.now_ms < END_MS - 3000:
-            self.world.after(self.world.random.expovariate(1 / PUBLISH_EVERY_MS), self.publish)
+            self.world.after(self.world.random.expovariate(len(self.stream_ids) / PUBLISH_EVERY_MS), self.publish)
 
     def try_to_publish(self, message: int, tries: int) -> None:
         """To all that lead, or believe so, on one connection: in order, and lost at times; again until it is acked."""
         if message in self.heard_acks or tries == 0:
             return
-        self.checker.publishes(message)
+        stream_id = self.stream_of(message)
+        self.checker.streams[stream_id].publishes(message)
         chance, world = self.world.random, self.world
         for number in self.numbers:
-            if self.brokers[number].leader is not None and chance.random() >= world.drop_share:
+            replica = self.brokers[number].replicas.get(stream_id)
+            if replica is not None and replica.leader is not None and chance.random() >= world.drop_share:
                 line = publisher_of(message), number
                 at_ms = max(world.now_ms + chance.uniform(*world.delay_ms), self.arrivals.get(line, 0.0))
                 self.arrivals[line] = at_ms + 0.001
@@ -112,22 +122,44 @@ class Cluster:
 
     def arrive(self, number: BrokerId, message: int) -> None:
         broker = self.brokers[number]
-        broker.when_awake(lambda: broker.published(message))
+        broker.when_awake(lambda: broker.published(message, self.stream_of(message)))
 
-    def ack(self, offset: int, message: int) -> None:
+    def ack(self, stream_id: StreamId, offset: int, message: int) -> None:
         """What a leader promises; the publisher hears of it, or not."""
-        self.checker.acks(offset, message)
-        if self.resumed_ms is None and self.world.now_ms > self.faults.until_ms:
-            self.resumed_ms = self.world.now_ms
+        self.checker.streams[stream_id].acks(offset, message)
+        if self.world.now_ms > self.faults.until_ms:
+            self.resumed_ms.setdefault(stream_id, self.world.now_ms)
         self.world.send(CLIENT, CLIENT, self.heard_acks.add, message)
 
     # ---- readers, and an operator ----
 
     def read(self) -> None:
-        broker = self.brokers[self.faults.any()]
-        if broker.is_up and not broker.is_paused and (end := broker.readable_end()) is not None:
-            self.checker.reads(broker, end)
+        broker, stream_id = self.brokers[self.faults.any()], self.world.random.choice(self.stream_ids)
+        replica = broker.replicas.get(stream_id)
+        if broker.is_up and not broker.is_paused and replica is not None:
+            self.read_from(replica)
         self.world.after(self.world.random.expovariate(1 / READ_EVERY_MS), self.read)
+
+    def read_from(self, replica: SimReplica) -> None:
+        """One reader takes what there is, another one asks where the stream ends, a third one has read everything and
+        asks for what comes next.
+        """
+        checker = self.checker.streams[replica.id]
+        if (end := replica.readable_end()) is not None:
+            checker.reads(replica, end)
+        if not replica.machine.is_leading:
+            return  # asks again, elsewhere
+        checker.states(replica, replica.high_watermark, self.world.now_ms)
+        start = len(checker.read)
+        if start > replica.high_watermark:
+            epoch = replica.leader.epoch if replica.leader is not None else 0
+            replica.life.barrier(lambda: self.refuse(replica, start, epoch))
+
+    def refuse(self, replica: SimReplica, start: int, epoch: int) -> None:
+        """All that was agreed on before the question is known there now."""
+        is_still = replica.machine.is_leading and replica.leader is not None and replica.leader.epoch == epoch
+        if is_still and start > replica.high_watermark:
+            self.checker.streams[replica.id].refuses(replica, start)
 
     def operate(self) -> None:
         """One command after another, each asked for until some broker knows its outcome."""
@@ -145,29 +177,37 @@ class Cluster:
 
     def next_operation(self) -> Command:
         chance = self.world.random
-        kind = chance.random()
+        kind, name = chance.random(), NAMES[chance.randrange(len(self.stream_ids))]
         if len(self.numbers) > 3 and kind < 0.3:
-            return MoveReplicas(name=NAME, target=tuple(chance.sample(self.numbers, 3)))
+            return MoveReplicas(name=name, target=tuple(chance.sample(self.numbers, 3)))
         if len(self.numbers) > 3 and kind < 0.5:
             return DrainBroker(broker=chance.choice(self.numbers), is_draining=chance.random() < 0.3)
-        return PauseStream(name=NAME, paused=chance.random() < 0.5)
+        return PauseStream(name=name, paused=chance.random() < 0.5)
 
     # ---- lives ----
 
+    def stop(self, number: BrokerId) -> None:
+        """In order."""
+        broker = self.brokers[number]
+        if broker.is_up and not broker.is_stopping and self.world.now_ms < self.faults.until_ms:
+            self.world.note(f"{number} is asked to stop")
+            broker.when_awake(broker.leave)
+
     def crash(self, number: BrokerId, *, is_clean: bool = False, down_ms: float | None = None) -> None:
         broker, chance = self.brokers[number], self.world.random
-        if not broker.is_up or self.world.now_ms >= self.faults.until_ms:
+        if not broker.is_up or (self.world.now_ms >= self.faults.until_ms and not is_clean):
             return
         broker.is_up = False
-        log = broker.log
-        self.world.note(f"{number} crashes, clean {is_clean}, {len(log.records)} records")
+        self.world.note(f"{number} crashes, clean {is_clean}")
         if is_clean and not broker.is_paused:
             broker.disk.clean_life = broker.incarnation
         elif number == self.liar and chance.random() < 0.6:
             lost = chance.randrange(0, 12)
             self.world.note(f"the disk of {number} loses {lost} synced records")
-            log.keep(max(0, log.synced - lost))
-        log.keep(log.synced)
+            for log in broker.disk.logs.values():
+                log.keep(max(0, log.synced - lost))
+        for log in broker.disk.logs.values():
+            log.keep(log.synced)
         after_ms = down_ms or chance.choice((80, 500, 4500)) * chance.uniform(0.5, 1.5)
         self.world.after(after_ms, lambda: self.start(number))
 
@@ -177,16 +217,21 @@ class Cluster:
         disk, chance = self.disks[number], self.world.random
         if (number == self.liar or self.is_reckless) and chance.random() < 0.2:
             self.damage(number, disk)
-        self.brokers[number] = self.broker_type(self, number, disk)
-        self.world.note(f"{number} starts with {disk.log.synced} records")
-        self.brokers[number].look_at_record()
+        if number in self.loses_folder:
+            self.loses_folder.discard(number)
+            self.world.note(f"a folder of {number} is lost")
+            disk.log_of(chance.choice(self.stream_ids)).delete()
+        self.brokers[number] = Broker(self, number, disk)
+        self.world.note(f"{number} starts with {[log.synced for log in disk.logs.values()]} records")
+        self.brokers[number].look_at_records()
 
     def damage(self, number: BrokerId, disk: Disk) -> None:
-        """A hole in its log, found at the start: what follows is quarantined, and it must neither lead nor count."""
-        if disk.log.synced and not disk.clean_life:
-            disk.log.keep(self.world.random.randrange(disk.log.synced))
-            disk.is_damaged = True
-            self.world.note(f"broker {number} finds damage at {disk.log.synced}")
+        """A hole in a log, found at the start: what follows is quarantined, and it must neither lead nor count."""
+        log = disk.log_of(self.world.random.choice(self.stream_ids))
+        if log.synced and not disk.clean_life:
+            log.keep(self.world.random.randrange(log.synced))
+            log.is_damaged = True
+            self.world.note(f"broker {number} finds damage at {log.synced}")
 
     # ---- from beginning to end ----
 
@@ -196,10 +241,16 @@ class Cluster:
         self.world.run_until(self.faults.until_ms)
         self.heal()
         self.world.run_until(END_MS)
-        while any(one.handing_over_to for one in self.faults.leaders) and self.world.now_ms < END_MS + HANDOVER_MS:
+        while self.is_changing_leaders() and self.world.now_ms < END_MS + HANDOVER_MS:
             self.world.run_until(self.world.now_ms + 200)
-        if not self.has_stopped():
-            self.check_healed()
+        for checker in self.checker.streams.values():
+            if not self.has_stopped(checker):
+                self.check_healed(checker)
+
+    def is_changing_leaders(self) -> bool:
+        replicas = [one for broker in self.brokers.values() for one in broker.replicas.values()]
+        led = {one.id for one in replicas if one.leader is not None and one.is_subscribed}
+        return len(led) < len(self.stream_ids) or any(one.machine.is_transferring for one in replicas)
 
     def begin(self) -> None:
         self.world.after(1000, self.publish)
@@ -219,33 +270,49 @@ class Cluster:
         if (known := self.brokers[number].state.brokers.get(number)) and known.is_draining:
             self.brokers[number].command(command)
 
-    def has_stopped(self) -> bool:
+    def has_stopped(self, checker: StreamChecker) -> bool:
         """Beyond what is tolerated: everyone who could lead is damaged, or says that its log was contradicted."""
-        candidates = self.checker.record.candidates
-        unfit = [one for one in candidates if self.disks[one].is_damaged or self.brokers[one].is_halted]
-        return self.is_reckless and bool(unfit)
+        return self.is_reckless and any(self.is_unfit(one, checker.id) for one in checker.record.candidates)
 
-    def check_healed(self) -> None:
-        version = self.checker.record.version
-        leaders = [one for one in self.faults.leaders if one.record and one.record.version == version]
+    def is_unfit(self, number: BrokerId, stream_id: StreamId) -> bool:
+        replica, log = self.brokers[number].replicas.get(stream_id), self.disks[number].log_of(stream_id)
+        return log.is_damaged or not log.exists or (replica is not None and replica.is_halted)
+
+    def check_healed(self, checker: StreamChecker) -> None:
+        version = checker.record.version
+        replicas = [
+            one.replicas[checker.id] for one in self.brokers.values() if one.is_up and checker.id in one.replicas
+        ]
+        leaders = [one for one in replicas if one.leader is not None and one.leader.record.version == version]
         require(len(leaders) == 1 and leaders[0].is_subscribed, f"after healing there are {len(leaders)} leaders")
-        self.checker.healed(leaders[0].me)
-        require(self.resumed_ms is not None, "after healing nothing is acked")
-        assert self.resumed_ms is not None
-        took_ms = self.resumed_ms - self.faults.until_ms
+        checker.healed(leaders[0].me)
+        resumed_ms = self.resumed_ms.get(checker.id)
+        require(resumed_ms is not None, "after healing nothing is acked")
+        assert resumed_ms is not None
+        took_ms = resumed_ms - self.faults.until_ms
         require(took_ms <= RESUME_WITHIN_MS, f"writes resumed {took_ms:.0f} ms after healing")
 
 
-def founding(numbers: Iterable[BrokerId], settings: StreamSettings) -> tuple[Metadata, Snapshot]:
-    """The metadata of a cluster whose first brokers keep the stream, and the Raft snapshot that holds it."""
-    state = Metadata(cluster_id="sim")
+def founding(
+    numbers: Iterable[BrokerId], names: Iterable[str], *, replicas: int, min_isr: int
+) -> tuple[Metadata, Snapshot]:
+    """The metadata of a cluster whose first brokers keep the streams, and the Raft snapshot that holds it."""
+    state, numbers = Metadata(cluster_id="sim", feature_level=LATEST_LEVEL), tuple(numbers)
     for number in numbers:
         state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number))))
-    placement = tuple(numbers)[: settings.replicas]
-    state.apply(CreateStream(name=NAME, id=STREAM, settings=settings, created_us=0, placement=placement))
+    for name in names:
+        settings = StreamSettings(subject=name, replicas=replicas, min_isr=min_isr)
+        placement = numbers[:replicas]
+        state.apply(CreateStream(name=name, id=IDS[name], settings=settings, created_us=0, placement=placement))
+        state.streams[name] = msgspec.structs.replace(state.streams[name], holders=placement)
     members = tuple(Member(id=one, directory=str(one), url="") for one in numbers)
     membership = Membership(members=members)
     return state, Snapshot(index=Index(1), term=Term(1), membership=membership, data=encode(state))
+
+
+def founding_logs(state: Metadata, number: BrokerId) -> dict[StreamId, Log]:
+    """Empty, and there where the metadata says so."""
+    return {one.id: Log(exists=number in one.holders) for one in state.streams.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,30 +327,31 @@ class Result:
 
 
 def result_of(seed: int, world: World, checker: Checker) -> Result:
+    streams = checker.streams.values()
     return Result(
         seed=seed,
         digest=world.digest,
         events=world.events,
-        acked=len(checker.acked),
-        committed=len(checker.committed),
-        read=len(checker.read),
-        versions=len(checker.records),
+        acked=sum(len(one.acked) for one in streams),
+        committed=sum(len(one.committed) for one in streams),
+        read=sum(len(one.read) for one in streams),
+        versions=sum(len(one.records) for one in streams),
     )
 
 
-def run_seed(seed: int, broker_type: type[Broker] = Broker, trace: list[str] | None = None) -> Result:
+def run_seed(seed: int, trace: list[str] | None = None) -> Result:
     """One life of a cluster. Raises Violation, or an AssertionError of the core itself."""
-    cluster = Cluster(seed, broker_type)
+    cluster = Cluster(seed)
     cluster.world.trace = trace
     cluster.run()
     return result_of(seed, cluster.world, cluster.checker)
 
 
-def first_red(broker_type: type[Broker], seeds: range) -> tuple[int, str] | None:
+def first_red(seeds: range) -> tuple[int, str] | None:
     """The first seed that fails, and how."""
     for seed in seeds:
         try:
-            run_seed(seed, broker_type)
+            run_seed(seed)
         except Exception as error:
             return seed, f"{type(error).__name__}: {error}"
     return None

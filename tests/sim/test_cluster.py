@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 from natslog.model import BrokerId
+from tests.sim.cluster_process import STREAM
 from tests.sim.cluster_walk import run_walk
 from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
@@ -79,9 +80,9 @@ def test_same_seed_gives_same_world_in_any_process() -> None:
         assert told.stdout.split() == here
 
 
-def lose_leader(cluster: Cluster, deed: str) -> None:
-    """The leader of the stream dies, parts or stands still, for good."""
-    (leader,) = cluster.faults.leaders
+def lose_leader(cluster: Cluster, lost: BrokerId, deed: str) -> None:
+    """The leader of the first stream dies, parts, stands still, or has no room, for good."""
+    leader = cluster.brokers[lost]
     match deed:
         case "killed":
             leader.is_up = False
@@ -89,20 +90,54 @@ def lose_leader(cluster: Cluster, deed: str) -> None:
             cluster.world.cut |= {pair for one in cluster.numbers for pair in ((leader.me, one), (one, leader.me))}
         case "stopped":
             leader.is_paused = True
+        case "full":
+            leader.disk.is_full = True
 
 
-@pytest.mark.parametrize("deed", ["killed", "cut off", "stopped"])
+@pytest.mark.parametrize("deed", ["killed", "cut off", "stopped", "full"])
 def test_writes_resume_while_a_majority_lives(deed: str) -> None:
     """Promise 6, also where the leader never comes back; nothing else fails."""
+    writes_resume_without_leader(deed)
+
+
+def writes_resume_without_leader(deed: str) -> None:
     for seed in range(8):
         cluster = Cluster(seed, faults_until_ms=5000.0)
         cluster.faults.blow_share = 0.0
         cluster.begin()
         cluster.world.run_until(4000.0)
-        lost = BrokerId(cluster.checker.record.leader or 0)
-        lose_leader(cluster, deed)
+        checker = cluster.checker.streams[STREAM]
+        lost = BrokerId(checker.record.leader or 0)
+        lose_leader(cluster, lost, deed)
         cluster.world.run_until(5000.0 + RESUME_WITHIN_MS)
-        record, resumed_ms = cluster.checker.record, cluster.resumed_ms
+        record, resumed_ms = checker.record, cluster.resumed_ms.get(STREAM)
         assert resumed_ms is not None, f"seed {seed}: nothing is acked after broker {lost} was {deed}: {record}"
         assert record.leader != lost, f"seed {seed}: {record}"
         assert resumed_ms <= 4000.0 + RESUME_WITHIN_MS, f"seed {seed}: writes resumed at {resumed_ms:.0f} ms"
+
+
+def test_last_replica_dies_after_two_have_stopped_in_order() -> None:
+    """Two of three are stopped at once, and the third dies for good: the two that are back hold everything."""
+    two_stop_and_the_last_dies()
+
+
+def two_stop_and_the_last_dies() -> None:
+    for seed in range(8):
+        cluster = Cluster(seed, faults_until_ms=6000.0)
+        cluster.faults.blow_share, cluster.faults.kinds = 0.0, ["heal"]
+        cluster.begin()
+        cluster.world.run_until(4000.0)
+        checker = cluster.checker.streams[STREAM]
+        last = BrokerId(checker.record.leader or 0)
+        others = [number for number in cluster.numbers if number != last]
+        for number in others:
+            cluster.stop(number)
+        while any(cluster.brokers[number].is_up for number in others) and cluster.world.now_ms < 9000:
+            cluster.world.run_until(cluster.world.now_ms + 5)
+        cluster.brokers[last].is_up = False
+        cluster.faults.until_ms = back_ms = cluster.world.now_ms + 5000
+        for number in others:
+            cluster.world.after(5000, lambda number=number, cluster=cluster: cluster.start(number))
+        cluster.world.run_until(back_ms + RESUME_WITHIN_MS)
+        resumed_ms = cluster.resumed_ms.get(STREAM)
+        assert resumed_ms is not None, f"seed {seed}: nothing is acknowledged without broker {last}: {checker.record}"

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.cluster_mutants import IN_TIME, WALKING
+from tests.sim.cluster_mutants import DIRECTED, IN_TIME, WALKING
 from tests.sim.cluster_walk import first_red_walk
 from tests.sim.cluster_world import first_red
+from tests.sim.test_cluster import two_stop_and_the_last_dies, writes_resume_without_leader
 
 SEEDS = 130
 WALKS = 2000
@@ -22,11 +23,23 @@ WALKS = 2000
 
 @pytest.mark.parametrize("name", IN_TIME)
 def test_rule_switched_off_is_noticed_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker_type = IN_TIME[name](monkeypatch)
-    assert first_red(broker_type, range(SEEDS)) is not None, f"{name}: {SEEDS} seeds saw nothing wrong"
+    IN_TIME[name](monkeypatch)
+    assert first_red(range(SEEDS)) is not None, f"{name}: {SEEDS} seeds saw nothing wrong"
 
 
 @pytest.mark.parametrize("name", WALKING)
 def test_rule_switched_off_is_noticed_on_a_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WALKING[name](monkeypatch)
     assert first_red_walk(range(WALKS)) is not None, f"{name}: {WALKS} walks saw nothing wrong"
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_rule_switched_off_keeps_writes_from_resuming(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    DIRECTED[name](monkeypatch)
+    with pytest.raises(AssertionError, match="nothing is ack"):
+        _both_stories()
+
+
+def _both_stories() -> None:
+    two_stop_and_the_last_dies()
+    writes_resume_without_leader("full")

@@ -189,6 +189,7 @@ def test_stream_that_the_metadata_does_not_know_keeps_its_files() -> None:
     story.in_step("A", "BC")
     walker = story.of("B")
     del walker.state.streams[NAME]
-    walker.look_at_record()
+    walker.look_at_records()
+    story.finish(walker)
     walker.tick()
     assert story.log_of("B") == "B [2:1 2:2] HW 2"

@@ -6,11 +6,19 @@ The brokers are those of the simulation (the real cores), the checker watches. A
 
 from __future__ import annotations
 
-from natslog.cluster.commands import AppointLeaders, Appointment, Command, DisableReplicas, MoveReplicas, Proposal
+from natslog.cluster.commands import (
+    AppointLeaders,
+    Appointment,
+    Command,
+    DisableReplicas,
+    HoldReplicas,
+    MoveReplicas,
+    Proposal,
+)
 from natslog.cluster.roles import BeforeStart, Diverging, Fenced, Matching
 from natslog.model import BrokerId, StreamRecord
-from tests.sim.cluster_broker import Answer, Fetch
 from tests.sim.cluster_process import NAME, STREAM
+from tests.sim.cluster_replica import Answer, Fetch
 from tests.sim.cluster_stage import Stage, Walker
 from tests.sim.world import World
 
@@ -44,7 +52,8 @@ class Story(Stage):
     def log_of(self, letter: str) -> str:
         walker = self.of(letter)
         records = " ".join(f"{epoch}:{message}" for epoch, message in walker.log.records)
-        return f"{letter} [{records}] HW {walker.high_watermark}"
+        high_watermark = walker.first.high_watermark if walker.first is not None else walker.log.checkpoint
+        return f"{letter} [{records}] HW {high_watermark}"
 
     def tell_logs(self, letters: str) -> None:
         for letter in letters:
@@ -53,8 +62,29 @@ class Story(Stage):
     # ---- the metadata ----
 
     def everyone_learns(self, letters: str = LETTERS) -> None:
-        for letter in letters[: len(self.brokers)]:
-            self.of(letter).learn(1000)
+        decided = -1
+        while decided < len(self.commands):  # again, where a replica has proposed that its log exists
+            decided = len(self.commands)
+            for letter in letters[: len(self.brokers)]:
+                self.learn(letter)
+
+    def learn(self, letter: str) -> Walker:
+        """All that was decided; what follows from it on its disk is done."""
+        walker = self.of(letter)
+        walker.learn(1000)
+        self.finish(walker)
+        if self.commit_holds():
+            walker.learn(1000)
+            self.finish(walker)
+        return walker
+
+    def commit_holds(self) -> bool:
+        """What replicas propose when their logs have been created."""
+        held = [one for one in self.in_flight if one[1] == "commit" and isinstance(one[2].command, HoldReplicas)]
+        self.in_flight = [one for one in self.in_flight if one not in held]
+        for _, _, proposal in held:
+            self.commit(proposal)
+        return bool(held)
 
     def do(self, command: Command) -> bool:
         """Through Raft. Returns whether it changed anything."""
@@ -79,9 +109,9 @@ class Story(Stage):
     def decide(self, alive: str) -> None:
         """The controller, while these have a session, and have had the time to say where their logs end."""
         for letter in alive:
-            walker = self.of(letter)
-            walker.learn(1000)
-            walker.look_after_position()
+            walker = self.learn(letter)
+            if walker.first is not None:
+                walker.first.report()
         self.deliver("positioned")
         for _ in range(2):
             for proposal in self.proposed_by_controller(list(numbers_of(alive))):
@@ -92,12 +122,12 @@ class Story(Stage):
     def change_isr(self, leader: str, heard: str) -> None:
         """The leader proposes what it finds, having heard of these only, and so it is done."""
         walker = self.of(leader)
-        assert walker.leader is not None
+        assert walker.first is not None
         self.world.now_ms += SILENCE_MS
         walker.heard_ms = dict.fromkeys(numbers_of(heard), self.world.now_ms)
-        walker.lead(walker.leader)
+        walker.first.tick()
         self.deliver("commit")
-        walker.learn(1000)
+        self.learn(leader)
         self.tell_record(f"{leader} hears of {heard or 'nobody'}")
 
     def move(self, target: str) -> None:
@@ -116,15 +146,11 @@ class Story(Stage):
         walker = self.of(leader)
         end = len(walker.log.records)
         for message in messages:
-            self.checker.publishes(message)
+            self.stream.publishes(message)
             walker.published(message)
             self.finish(walker)
         does = "takes" if len(walker.log.records) > end else "has or refuses"
         self.tell(f"{leader} {does} {' '.join(map(str, messages))}: {self.log_of(leader)}")
-
-    def finish(self, walker: Walker) -> None:
-        while walker.inbox:
-            walker.inbox.pop(0)()
 
     def asks(self, follower: str) -> Fetch:
         question = self.ask(self.of(follower))
@@ -179,7 +205,7 @@ class Story(Stage):
     def find_damage(self, letter: str, end: int) -> None:
         """From `end` on nothing of its log can be read."""
         walker = self.of(letter)
-        walker.disk.is_damaged = True
+        walker.log.is_damaged = True
         walker.log.keep(end)
         walker = self.begin_life(number_of(letter))
         self.commit(walker.registration)

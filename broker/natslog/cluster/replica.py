@@ -137,6 +137,7 @@ class Replica:
         self._transfer: _Transfer | None = None
         self._has_stale_writer = False
         self._is_halted = False
+        self._is_leaving = False
         self._is_stopping = False
 
     # ---- what others may ask ----
@@ -159,6 +160,11 @@ class Replica:
     def is_leading(self) -> bool:
         """Whether it leads, takes messages, knows what is committed, and may say so: it has a metadata session."""
         return self.is_exposed and self._surroundings.has_session
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it leads, as far as it knows, and takes messages, or would if it had a session."""
+        return isinstance(self.state, Leading) and self.state.is_ready
 
     @property
     def is_exposed(self) -> bool:
@@ -268,13 +274,16 @@ class Replica:
             self._transfer = _Transfer(to, now_ms)
         return self._transfer.to == to
 
-    @property
-    def may_leave(self) -> bool:
-        """Whether the broker, before it stops, leaves the ISR, so that the leader does not wait for it."""
+    def leave(self) -> bool:
+        """The broker is about to stop: a follower fetches no more. Returns whether it is to leave the ISR, so that the
+        leader does not wait for it.
+        """
         record = self.record
-        if self.following is None or record is None or self.me not in record.isr or self._surroundings.level < 2:
+        if self.following is None or record is None:
             return False
-        return len(record.isr) > record.settings.min_isr
+        self._is_leaving = True  # fetching on, it would be proposed for the ISR again
+        is_needed = self.me in record.isr and len(record.isr) <= record.settings.min_isr
+        return self.me in record.isr and not is_needed and self._surroundings.level >= 2
 
     @property
     def successor(self) -> BrokerId | None:
@@ -338,10 +347,10 @@ class Replica:
         return following.position(log.epochs, log.log_end_offset)
 
     def answered(
-        self, epoch: Epoch, verdict: Verdict, *, has_records: bool, now_ms: float
+        self, epoch: Epoch, verdict: Verdict, *, high_watermark: int, has_records: bool, now_ms: float
     ) -> Copy | CutTo | BeginAt | None:
-        """The leader's answer to the question asked last. Returns the step to be taken now, if any; afterwards `done`,
-        then `informed`.
+        """The leader's answer to the question asked last, with its HW. Returns the step to be taken now, if any; it is
+        followed by `done` or `failed`.
         """
         self._now_ms = now_ms
         state, log = self.state, self.log
@@ -349,23 +358,19 @@ class Replica:
             return None
         answer = state.role.answered(epoch, verdict, now_ms, epochs=log.epochs, log_end_offset=log.log_end_offset)
         match answer:
+            case Append() if has_records:
+                self._step = Copy(high_watermark)
             case Append():
-                step: Copy | CutTo | BeginAt | None = Copy() if has_records else None
+                self._reached(state.role.advanced(high_watermark, log.settled_end_offset))
             case CutTo() | BeginAt():
-                step = answer
+                self._step = answer
             case Halt(why=why):
                 self._halt(why)
-                step = None
             case Ignore():
-                step = None
-        self._step = step
+                pass
+        step = self._step
+        assert step is None or isinstance(step, Copy | CutTo | BeginAt), "no other step is under way"
         return step
-
-    def informed(self, epoch: Epoch, leader_high_watermark: int) -> None:
-        """After what an answer brought was appended: the leader's HW when it answered."""
-        state = self.state
-        if isinstance(state, Following) and self.log is not None and state.role.epoch == epoch:
-            self._reached(state.role.advanced(leader_high_watermark, self.log.settled_end_offset))
 
     # ---- inputs: steps ----
 
@@ -403,6 +408,10 @@ class Replica:
                 self.log, self.state = None, Closed()
                 if isinstance(self.damage, StorageFailed):
                     self.damage = None  # what is on disk now is what it has; opening it tells
+            case Copy(leader_high_watermark=leader_high_watermark) if isinstance(self.state, Following):
+                assert self.log is not None, "records are copied to an open log"
+                end_offset = self.log.settled_end_offset
+                self._reached(self.state.role.advanced(leader_high_watermark, end_offset))
             case BeginAt(log_start_offset=start) if isinstance(self.state, Following):
                 self.state.role.high_watermark = max(self.state.role.high_watermark, start)
                 self.high_watermark = max(self.high_watermark, start)
@@ -420,6 +429,7 @@ class Replica:
                 self.state = Closed(error)
                 if isinstance(error, CorruptLog | DataDirError):
                     self.damaged(error)
+                    self._not_before_ms = self._now_ms  # nothing is gained by waiting
             case BeginEpoch():
                 self._problem = error
                 if not error.retriable:
@@ -472,7 +482,7 @@ class Replica:
             return False
         if isinstance(state, Leading):
             return (record.leader, record.leader_epoch) == (self.me, state.role.epoch) and state.is_writing
-        if isinstance(state, Following):
+        if isinstance(state, Following) and not self._is_leaving:
             return (record.leader, record.leader_epoch) == (state.role.record.leader, state.role.epoch)
         return False
 
@@ -542,6 +552,8 @@ class Replica:
                 self._now_ms < self._not_before_ms or not self._surroundings.has_room
             )
             return None if is_waiting else BeginEpoch(record.leader_epoch)
+        if self._is_leaving:
+            return None
         self.state = Following(FollowerReplica(self.me, record, self.high_watermark, self._now_ms, self._timeouts))
         self._problem = None
         self._notices.append(Follow(record.leader))

@@ -146,7 +146,9 @@ class StopWriting:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Append the records of the answer that was just given to `answered`."""
+    """Append the records of the answer that was just given to `answered`; the leader's HW came with them."""
+
+    leader_high_watermark: int
 
 
 Step: TypeAlias = (

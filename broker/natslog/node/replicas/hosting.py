@@ -202,7 +202,7 @@ class Hosting:
         streams = list(self.streams.values())
         successors = [(stream, to) for stream in streams if (to := stream.successor) is not None]
         await asyncio.gather(*(stream.transfer_leadership(to) for stream, to in successors))
-        leaving = tuple(stream.id for stream in streams if stream.may_leave)
+        leaving = tuple(stream.id for stream in streams if stream.leave())
         if leaving:
             command = LeaveReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=leaving)
             try:

@@ -133,7 +133,7 @@ class HostedStream:
     @property
     def is_ready(self) -> bool:
         """Whether it leads and its subscription was requested."""
-        return self._replica.is_exposed
+        return self._replica.is_ready
 
     @property
     def may_serve(self) -> bool:
@@ -160,10 +160,6 @@ class HostedStream:
     @property
     def successor(self) -> BrokerId | None:
         return self._replica.successor
-
-    @property
-    def may_leave(self) -> bool:
-        return self._replica.may_leave
 
     def usable_log(self) -> ReplicaLog:
         """Raises the problem where there is one."""
@@ -235,6 +231,12 @@ class HostedStream:
         while self._replica.is_transferring:
             await self.reconciled.wait()
 
+    def leave(self) -> bool:
+        """Fetches no more. Returns whether this broker is to leave the in-sync replicas of the stream."""
+        is_to_leave = self._replica.leave()
+        self._act()
+        return is_to_leave
+
     async def stop(self) -> None:
         """Returns when what was received is appended and acknowledged as far as it is committed, and the log closed."""
         self._replica.stop()
@@ -266,7 +268,13 @@ class HostedStream:
         Raises:
             NatslogError: the log could not be changed; it is asked for again later.
         """
-        step = self._replica.answered(epoch, verdict, has_records=append is not None, now_ms=monotonic_ms())
+        step = self._replica.answered(
+            epoch,
+            verdict,
+            high_watermark=high_watermark,
+            has_records=append is not None,
+            now_ms=monotonic_ms(),
+        )
         if step is not None:
             try:
                 await self._change_log(step, append)
@@ -275,7 +283,6 @@ class HostedStream:
                 self._act()
                 raise
             self._replica.done()
-        self._replica.informed(epoch, high_watermark)
         self._act()
         return step is not None
 

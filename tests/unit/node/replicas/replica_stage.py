@@ -1,0 +1,164 @@
+"""A hosted stream with real files and threads, and stand-ins for what it only talks to: NATS and the metadata group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from natslog.cluster.commands import BrokerRecord, Command, IsrChange
+from natslog.cluster.features import LATEST_LEVEL
+from natslog.cluster.metadata import Metadata
+from natslog.config import BrokerConfig
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.node.replicas.services import Services
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.writes.ingest_memory import IngestMemory
+from tests.conftest import rows
+
+ME, OTHER = BrokerId(1), BrokerId(2)
+INCARNATION = "folder.1"
+
+
+class Nats:
+    """Records what is subscribed."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.subjects: list[str] = []
+
+    async def attach(self, subject: str, receiver: Any, *, queue: str = "") -> object:
+        self.subjects.append(subject)
+        return subject
+
+    async def move(self, handle: object, subject: str, *, queue: str = "") -> None:
+        self.subjects[-1] = subject
+
+    async def detach(self, handle: object) -> None:
+        self.subjects.pop()
+
+    async def flush(self, timeout_s: float) -> None: ...
+
+    def send_now(self, protocol: bytes | memoryview) -> bool:
+        return True
+
+
+class Fetching:
+    def __init__(self) -> None:
+        self.followed: list[HostedStream] = []
+
+    def follow(self, stream: HostedStream) -> None:
+        if stream not in self.followed:
+            self.followed.append(stream)
+
+
+class ReplicaStage:
+    """Broker 1 with its folder; the test is the metadata.
+
+    Attributes:
+        proposed: commands and ISR changes, in order. `bugs`: what must have stopped the broker.
+    """
+
+    def __init__(self, folder: Path, executor: Executor, readers: Executor | None = None) -> None:
+        self.folder = folder
+        self.config = BrokerConfig(data_dir=str(folder), min_free_bytes=0)
+        broker = BrokerRecord(id=ME, url="", directory="folder", life=1)
+        self.state = Metadata(cluster_id="c", feature_level=LATEST_LEVEL, brokers={ME: broker})
+        self.has_session = True
+        self.disk = SimpleNamespace(free_bytes=2**60)
+        self.nats, self.fetching = Nats(), Fetching()
+        self.proposed: list[Command | IsrChange] = []
+        self.bugs: list[BaseException] = []
+        data_dir = SimpleNamespace(
+            incarnation=INCARNATION, after="", stream_folder=lambda stream_id: folder / stream_id
+        )
+        group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)
+        self.services = Services(
+            config=self.config,
+            data_dir=data_dir,  # type: ignore[arg-type]
+            group=group,  # type: ignore[arg-type]
+            nats=self.nats,  # type: ignore[arg-type]
+            writers=executor,
+            readers=readers or executor,
+            memory=IngestMemory(2**20),
+            on_bug=lambda what, error: self.bugs.append(error),
+            spawn=self._spawn,
+            fetcher_of=lambda leader: self.fetching,
+            forget=lambda stream: self.fetching.followed.remove(stream) if stream in self.fetching.followed else None,
+            propose=self.proposed.append,
+            propose_isr=self.proposed.append,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(lambda task: None if task.exception() is None else self.bugs.append(task.exception()))  # type: ignore[func-returns-value, arg-type]
+        return task
+
+    async def host(self, record: StreamRecord) -> HostedStream:
+        """A replica, reconciled with its record."""
+        stream = HostedStream(record, ME, self.services)
+        await self.change(stream, record)
+        return stream
+
+    async def change(self, stream: HostedStream, record: StreamRecord | None = None, **changes: Any) -> None:
+        """The metadata says this now; returns when the replica has done what follows."""
+        record = record or msgspec.structs.replace(stream.wanted, version=stream.wanted.version + 1, **changes)
+        stream.changed(record)
+        await self.settle(stream)
+
+    async def settle(self, stream: HostedStream) -> None:
+        async with asyncio.timeout(20):
+            while stream._task is not None:
+                await stream.reconciled.wait()
+
+
+def record_of(name: str = "orders", **changes: Any) -> StreamRecord:
+    """Broker 1 leads epoch 1; broker 2 is in sync too."""
+    settings = changes.pop("settings", StreamSettings(subject=f"{name}.>", replicas=2, min_isr=1))
+    record = StreamRecord(
+        name=name,
+        id=StreamId(name.encode().hex().ljust(32, "0")),
+        settings=settings,
+        created_us=0,
+        leader=ME,
+        leader_epoch=Epoch(1),
+        replicas=(ME, OTHER),
+        isr=(ME, OTHER),
+        holders=(ME, OTHER),
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def new_record(name: str = "orders", **changes: Any) -> StreamRecord:
+    """Of a stream that was created just now: no broker has told that its log exists."""
+    return record_of(name, holders=(), **changes)
+
+
+def append(stream: HostedStream, value: bytes) -> None:
+    log = stream.usable_log()
+    log.append(rows([value]), 1_000_000)
+    stream.appended(log.log_end_offset)
+
+
+@contextmanager
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+def run(folder: Path, story: Callable[[ReplicaStage], Awaitable[None]]) -> None:
+    """Runs a test in an event loop of its own; no task may have failed."""
+
+    async def told() -> None:
+        with threads() as executor:
+            stage = ReplicaStage(folder, executor)
+            await story(stage)
+            assert stage.bugs == []
+
+    asyncio.run(told())

@@ -1,0 +1,360 @@
+"""What a hosted stream does on real files when the metadata, followers and disks want something of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplicas, IsrChange
+from natslog.cluster.features import FIRST_LEVEL
+from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
+from natslog.errors import CorruptLog, StorageFull
+from natslog.log import LogOptions, ReplicaLog
+from natslog.log.segment import read_at
+from natslog.model import Epoch, StreamSettings
+from natslog.node.clock import monotonic_ms
+from natslog.node.replicas.log_folder import LogFolder
+from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
+
+ALONE = StreamSettings(subject="orders.>")
+
+
+async def led(stage: ReplicaStage, **changes: Any) -> Any:
+    """A stream that broker 1 leads, new."""
+    stream = await stage.host(new_record(**changes))
+    await stage.change(stream, holders=stream.wanted.replicas)
+    return stream
+
+
+def test_a_new_replica_says_that_its_log_exists_before_it_takes_a_role(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        record = new_record()
+        stream = await stage.host(record)
+        assert stream.log is not None
+        assert (stream.leading, stage.nats.subjects) == (None, [])
+        (proposed,) = stage.proposed
+        assert isinstance(proposed, HoldReplicas)
+        assert (proposed.broker, proposed.stream_ids) == (ME, (record.id,))
+        await stage.change(stream, holders=(ME,))
+        assert stream.is_ready
+        assert stage.nats.subjects == ["orders.>"]
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_at_level_1_a_new_replica_leads_at_once(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stage.state.feature_level = FIRST_LEVEL
+        stream = await stage.host(new_record())
+        assert stream.is_ready
+        assert stage.proposed == []
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts_on_it(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"acked")
+        await stream.stop()
+        shutil.rmtree(tmp_path / stream.id)
+        stream = await stage.host(stream.wanted)
+        assert stream.log is None
+        assert isinstance(stream.problem, CorruptLog)
+        assert "is missing" in stream.problem.message
+        stage.proposed.clear()
+        stream.tick({})
+        (proposed,) = stage.proposed
+        assert isinstance(proposed, DisableReplicas)
+        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
+        assert stream.damage is None
+        assert stream.following is not None
+        assert stream.usable_log().log_end_offset == 0
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_missing_log_of_a_single_replica_refuses_to_serve(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        alone = {"settings": ALONE, "replicas": (ME,), "isr": (ME,)}
+        stream = await led(stage, **alone)
+        append(stream, b"acked")
+        await stream.stop()
+        shutil.rmtree(tmp_path / stream.id)
+        stream = await stage.host(stream.wanted)
+        assert (stream.log, stream.leading) == (None, None)
+        assert stream.problem is not None
+        assert "Mount the file system or restore the folder" in stream.problem.message
+        assert not (tmp_path / stream.id).exists(), "nothing is created in its place"
+
+    run(tmp_path, story)
+
+
+def test_a_role_ends_before_the_next_one_begins(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
+        assert (stream.leading, stream.ingest, stage.nats.subjects) == (None, None, [])
+        assert stage.fetching.followed == [stream]
+        await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
+        assert stage.fetching.followed == []
+        assert stream.is_ready
+        assert stream.usable_log().epoch == 3
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_an_edited_subject_moves_the_subscription(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        settings = StreamSettings(subject="returns.>", replicas=2, min_isr=1)
+        await stage.change(stream, settings=settings, paused=True)
+        assert stage.nats.subjects == ["returns.>"]
+        assert stream.ingest is not None
+        assert stream.ingest.paused
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_without_a_metadata_session_it_takes_no_messages_and_states_no_position(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        stage.has_session = False
+        stream.tick({})
+        await stage.settle(stream)
+        assert stage.nats.subjects == []
+        assert not stream.is_leading
+        assert stream.may_serve
+        stage.has_session = True
+        stream.tick({})
+        await stage.settle(stream)
+        assert stage.nats.subjects == ["orders.>"]
+        assert stream.is_leading
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def position(stream: Any, offset: int, epoch: int = 1) -> FetchPosition:
+    return FetchPosition(Epoch(epoch), offset, Epoch(epoch) if offset else Epoch(0), stream.wanted.version)
+
+
+def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        await asyncio.sleep(0)
+        await stage.settle(stream)
+        assert stream.is_transferring
+        assert stage.nats.subjects == []
+        stage.proposed.clear()
+        stream.fetched(OTHER, position(stream, 0), "other.1")
+        assert stage.proposed == []
+        stream.fetched(OTHER, position(stream, 1), "other.1")
+        (proposed,) = stage.proposed
+        assert isinstance(proposed, AppointLeaders)
+        assert proposed.appointments[0].leader == OTHER
+        await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
+        await transfer
+        assert stream.following is not None
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        await asyncio.sleep(0)
+        await stage.settle(stream)
+        late_ms = monotonic_ms() + 4000
+        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
+        stream.tick({})
+        await stage.settle(stream)
+        async with asyncio.timeout(5):
+            await transfer
+        assert stage.nats.subjects == ["orders.>"], "it goes on leading"
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_an_epoch_that_had_no_room_begins_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica was neither damaged nor forgotten."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await stage.host(new_record())
+        stage.proposed.clear()
+        full = [True]
+        begin_epoch = ReplicaLog.begin_epoch
+
+        def begin(self: ReplicaLog, epoch: Epoch) -> None:
+            if full[0]:
+                raise OSError(28, "No space left on device")
+            begin_epoch(self, epoch)
+
+        monkeypatch.setattr(ReplicaLog, "begin_epoch", begin)
+        stage.disk.free_bytes = -1
+        await stage.change(stream, holders=(ME, OTHER))
+        assert isinstance(stream.problem, StorageFull)
+        assert stream.damage is None
+        full[0] = False
+        later_ms = monotonic_ms() + 5000
+        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: later_ms)
+        stream.tick({})
+        await stage.settle(stream)
+        assert not stream.is_ready, "there is no room yet"
+        stage.disk.free_bytes = 2**60
+        stream.tick({})
+        await stage.settle(stream)
+        assert stream.is_ready
+        assert stream.problem is None
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_leader_whose_epoch_has_no_room_gives_its_leadership_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await stage.host(new_record())
+
+        def begin(self: ReplicaLog, epoch: Epoch) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(ReplicaLog, "begin_epoch", begin)
+        await stage.change(stream, holders=(ME, OTHER))
+        stage.proposed.clear()
+        await stream.transfer_leadership(OTHER)
+        (proposed,) = stage.proposed
+        assert isinstance(proposed, AppointLeaders)
+        assert proposed.appointments[0].leader == OTHER
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_refused_proposals_of_the_only_candidate_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is refused is repeated ever more rarely; what must be refused is not proposed."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        stream.note_damage(CorruptLog("a hole"))
+        await asyncio.sleep(0)
+        now_ms = monotonic_ms()
+        clock = [now_ms]
+        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: clock[0])
+        stage.proposed.clear()
+        for _ in range(400):  # 100 s
+            clock[0] += 250
+            stream.tick({})
+        await stage.settle(stream)
+        disabling = [one for one in stage.proposed if isinstance(one, DisableReplicas)]
+        assert 5 <= len(disabling) <= 15
+        await stage.change(stream, isr=(ME,), eligible=())
+        stage.proposed.clear()
+        for _ in range(400):
+            clock[0] += 250
+            stream.tick({})
+        assert [one for one in stage.proposed if isinstance(one, DisableReplicas)] == []
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def copied_from(stream: Any, start: int) -> bytes:
+    with stream.usable_log().reader.plan_read(start, max_bytes=1 << 24, uncommitted=True) as plan:
+        return b"".join(read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges)
+
+
+def test_a_follower_cuts_what_its_leader_does_not_have_and_copies_the_rest(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        for value in (b"one", b"two"):
+            append(stream, value)
+        await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
+        asked = stream.position()
+        assert (asked.offset, asked.last_epoch) == (2, 1)
+        assert await stream.answered(Epoch(2), Diverging(Epoch(1), 1), None, 1)
+        assert stream.usable_log().log_end_offset == 1
+        assert not await stream.answered(Epoch(1), Matching(), None, 1), "an answer of another epoch changes nothing"
+        assert isinstance(CutTo(1), CutTo)
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_damage_found_while_copying_leads_to_a_repair_that_keeps_what_is_whole(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        for value in (b"one", b"two", b"three"):
+            append(stream, value)
+        log = stream.usable_log()
+        segment = log.chain.segments[-1]
+        with open(segment.path, "r+b") as file:  # noqa: ASYNC230
+            file.seek(segment.index.positions[1] + 40)
+            file.write(b"\xff\xff\xff\xff")
+        stream.note_damage(CorruptLog("found by a reader"))
+        await asyncio.sleep(0)
+        await stage.settle(stream)
+        assert stream.leading is None, "a damaged leader with an in-sync replica beside it stops leading"
+        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
+        assert stream.damage is None
+        assert stream.usable_log().log_end_offset == 1
+        assert stream.following is not None
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_folder_that_cannot_be_opened_is_kept_under_another_name(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        await stream.stop()
+        (tmp_path / stream.id / "hw-checkpoint").write_bytes(b"natslog hw-checkpoint v1 bytes=3 crc32c=00000000\n{}")
+        stream = await stage.host(record_of(isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2)))
+        assert stream.following is not None
+        assert (tmp_path / f"{stream.id}.damaged-1").is_dir()
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_follower_behind_leaves_and_rejoins_through_its_leader(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        stream.tick({OTHER: monotonic_ms() - 60_000})
+        stream._replica.tick(monotonic_ms() + 10_000, {})
+        changes = [one for one in stream._replica.take_notices() if hasattr(one, "change")]
+        assert [one.change.isr for one in changes] == [(ME,)]
+        assert isinstance(changes[0].change, IsrChange)
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_new_log_is_made_where_none_has_to_be(tmp_path: Path) -> None:
+    folder = LogFolder(tmp_path / "new", LogOptions(min_free_bytes=0))
+    with pytest.raises(CorruptLog, match="is missing"):
+        folder.open(record_of(), must_exist=True)
+    assert not folder.path.exists()
+    folder.open(record_of(), must_exist=False).close()
+    folder.open(record_of(), must_exist=True).close()
