@@ -134,6 +134,7 @@ class Replica:
         self._notices: list[Notice] = []
         self._attempts: dict[str, _Attempts] = {}
         self._not_before_ms = 0.0
+        self._heard_ms: Mapping[BrokerId, float] = {}
         self._transfer: _Transfer | None = None
         self._has_stale_writer = False
         self._is_halted = False
@@ -254,8 +255,8 @@ class Replica:
         if isinstance(state, Leading) and self._fits():
             if self._transfer is not None and now_ms - self._transfer.since_ms > _TRANSFER_WITHIN_MS:
                 self._transfer = None
-            if (change := state.role.isr_change(now_ms, heard_ms)) is not None:
-                self._notices.append(ProposeIsr(change))
+            self._heard_ms = heard_ms
+            self._propose_isr(state.role)
         self._propose_transfer()
         self._propose_for_itself()
 
@@ -323,6 +324,8 @@ class Replica:
         if isinstance(verdict, Matching) and isinstance(self.state, Leading):
             role = self.state.role
             self._reached(role.fetched(follower, position.offset, incarnation, now_ms, position.version))
+            if role.is_to_join(follower):  # at once: the next moment it may be behind again
+                self._propose_isr(role)
             self._propose_transfer()
         return verdict
 
@@ -602,6 +605,10 @@ class Replica:
         self._step = None
 
     # ---- proposals ----
+
+    def _propose_isr(self, role: LeaderReplica) -> None:
+        if (change := role.isr_change(self._now_ms, self._heard_ms)) is not None:
+            self._notices.append(ProposeIsr(change))
 
     def _propose_transfer(self) -> None:
         transfer, leading = self._transfer, self.leading

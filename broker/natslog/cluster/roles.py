@@ -93,7 +93,8 @@ def judge(
 class Progress:
     """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
     the ISR, until it asks knowing that: what it had before may be what it was put out for (damage). It may know before
-    the leader does; of an idle stream it asks once, and never again.
+    the leader does; of an idle stream it asks once, and never again. `caught_up_ms`: when it last held all that the
+    leader held.
     """
 
     caught_up_ms: float
@@ -101,7 +102,9 @@ class Progress:
     out_since_version: int = 0
     end_offset: int | None = None
     incarnation: str = ""
-    leader_end_at_fetch: int = 0
+
+
+_END_NOTED_EVERY_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class LeaderReplica:
         self.log_end_offset = log_end_offset
         self.high_watermark = high_watermark
         self.followers: dict[BrokerId, Progress] = {}
+        self._ends: deque[tuple[float, int]] = deque([(now_ms, log_end_offset)])  # (when, log end offset), lately
         self._leaps: deque[tuple[int, int]] = deque()  # what HW passes at once, in order: runs
         if high_watermark < log_end_offset:  # it may hold runs; none of it is exposed before all of it is committed
             self._leaps.append((high_watermark, log_end_offset))
@@ -189,16 +193,29 @@ class LeaderReplica:
         progress = self.followers.get(follower)
         if progress is None or version < progress.out_since_version:
             return self.high_watermark  # no replica of this stream, or one that does not know yet that it is out
+        self._note_end(now_ms)
         is_same_life = progress.incarnation == incarnation
-        if offset >= self.log_end_offset or (
-            is_same_life and (offset >= progress.leader_end_at_fetch > 0 or self._moves_on_in_run(progress, offset))
-        ):
+        if offset >= self.log_end_offset or (is_same_life and self._moves_on_in_run(progress, offset)):
             progress.caught_up_ms = now_ms
+        else:
+            progress.caught_up_ms = max(progress.caught_up_ms, self._end_was_at(offset))
         progress.known_version = version
-        progress.leader_end_at_fetch = self.log_end_offset
         progress.end_offset = offset
         progress.incarnation = incarnation
         return self._advance()
+
+    def _note_end(self, now_ms: float) -> None:
+        """What the log's end is now, for a while: a follower that is always a little behind, by less than `lag_ms`,
+        keeps up, however much the leader appends between two of its fetches.
+        """
+        if now_ms - self._ends[-1][0] >= _END_NOTED_EVERY_MS:
+            self._ends.append((now_ms, self.log_end_offset))
+            while len(self._ends) > 1 and now_ms - self._ends[1][0] > self._timeouts.lag_ms:
+                self._ends.popleft()
+
+    def _end_was_at(self, offset: int) -> float:
+        """The last moment at which the log is known to have ended at or below this offset."""
+        return next((at_ms for at_ms, end in reversed(self._ends) if end <= offset), float("-inf"))
 
     def _moves_on_in_run(self, progress: Progress, offset: int) -> bool:
         """A run is shown when it is whole, however long it is: who copies it without a pause keeps up."""
@@ -258,6 +275,7 @@ class LeaderReplica:
         """
         if self._proposed_ms is not None and now_ms - self._proposed_ms < self._timeouts.propose_again_ms:
             return None
+        self._note_end(now_ms)
         wanted = [broker for broker in self.record.replicas if self._belongs(broker, now_ms, heard_ms)]
         proven = [broker for broker in wanted if broker in self.record.unproven and self._may_join(broker)]
         withdrawn = self._proposed - set(wanted)  # an older proposal may still come true: another version ends it
@@ -296,15 +314,9 @@ class LeaderReplica:
             caught_up_ms = max(caught_up_ms, heard_ms.get(broker, 0.0))
         return now_ms - caught_up_ms > self._timeouts.lag_ms
 
-    def needs_attention(self) -> bool:
-        """Whether `isr_change` may have something to say although every broker is heard of."""
-        record, end = self.record, self.log_end_offset
-        return (
-            bool(self._proposed)
-            or bool(record.unproven)
-            or len(record.isr) != len(record.replicas)
-            or any(progress.end_offset is None or progress.end_offset < end for progress in self.followers.values())
-        )
+    def is_to_join(self, broker: BrokerId) -> bool:
+        """Whether this follower, out of the ISR, holds all that a member has to hold."""
+        return broker in self.followers and broker not in self.counted and self._may_join(broker)
 
     def is_caught_up(self, broker: BrokerId) -> bool:
         """Whether this follower holds all there is."""

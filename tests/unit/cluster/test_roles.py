@@ -218,7 +218,32 @@ def test_silent_follower_of_an_idle_stream_stays_while_its_broker_is_heard_of() 
     for follower in (2, 3):
         leader.fetched(follower, 10, "a", 0.0)
     assert leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS}) is None
-    assert not leader.needs_attention()
+
+
+def test_follower_a_constant_moment_behind_stays_however_much_is_appended_between_its_fetches() -> None:
+    """A flood: each fetch brings less than was appended since the one before, and the follower is 300 ms behind."""
+    leader = leader_of(end=0)
+    per_ms, behind_ms = 100, 300
+    for now_ms in range(0, 20_000, 50):
+        leader.appended(now_ms * per_ms)
+        for follower in (2, 3):
+            leader.fetched(follower, max(0, now_ms - behind_ms) * per_ms, "a", float(now_ms))
+        change = leader.isr_change(float(now_ms), {2: float(now_ms), 3: float(now_ms)})
+        assert change is None, f"at {now_ms} ms: {change}"
+
+
+def test_follower_that_falls_ever_further_behind_leaves() -> None:
+    leader = leader_of(end=0)
+    for now_ms in range(0, 8_000, 50):
+        leader.appended(now_ms * 100)
+        leader.fetched(2, now_ms * 100, "a", float(now_ms))
+        leader.fetched(3, now_ms * 50, "b", float(now_ms))
+        change = leader.isr_change(float(now_ms), {2: float(now_ms), 3: float(now_ms)})
+        if change is not None:
+            assert change.isr == (1, 2)
+            assert now_ms >= 6_000, "half as fast as the log grows, it is 3 s behind after 6 s"
+            return
+    raise AssertionError("it holds the high watermark back for ever")
 
 
 def test_caught_up_follower_joins_and_holds_the_high_watermark_from_then_on() -> None:
