@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from natslog.cluster.attempts import Attempts
 from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
@@ -78,17 +79,6 @@ from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 
 _RETRY_MS = 1000.0
 _TRANSFER_WITHIN_MS = 3000.0
-_PROPOSE_AGAIN_MS = 2000.0
-_PROPOSE_AGAIN_AT_MOST_MS = 10_000.0
-
-
-@dataclass(slots=True)
-class _Attempts:
-    """Proposals of one kind for one version of the record: the time between two doubles."""
-
-    version: int
-    next_ms: float
-    pause_ms: float = _PROPOSE_AGAIN_MS
 
 
 @dataclass(slots=True)
@@ -132,7 +122,7 @@ class Replica:
         self._now_ms = now_ms
         self._step: Step | None = None
         self._notices: list[Notice] = []
-        self._attempts: dict[str, _Attempts] = {}
+        self._attempts = Attempts()
         self._not_before_ms = 0.0
         self._heard_ms: Mapping[BrokerId, float] = {}
         self._transfer: _Transfer | None = None
@@ -582,7 +572,6 @@ class Replica:
             now_ms=self._now_ms,
             timeouts=self._timeouts,
         )
-        self._attempts.clear()
         self.state = Leading(role)
         self._reached(role.high_watermark)
 
@@ -637,15 +626,4 @@ class Replica:
             self._notices.append(Propose(HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
 
     def _may_propose(self, kind: str, version: int) -> bool:
-        """Whether it is time to propose this; a proposal that changes nothing is repeated ever more rarely."""
-        if not self._surroundings.has_session:
-            return False
-        known = self._attempts.get(kind)
-        if known is None or known.version != version:
-            self._attempts[kind] = _Attempts(version, self._now_ms + _PROPOSE_AGAIN_MS)
-            return True
-        if self._now_ms < known.next_ms:
-            return False
-        known.pause_ms = min(2 * known.pause_ms, _PROPOSE_AGAIN_AT_MOST_MS)
-        known.next_ms = self._now_ms + known.pause_ms
-        return True
+        return self._surroundings.has_session and self._attempts.may(kind, version, self._now_ms)

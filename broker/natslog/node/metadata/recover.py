@@ -111,6 +111,7 @@ def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
         eligible=(),
         unproven=(),
         target=(),
+        holders=(me,) if me in record.holders else (),
         version=record.version + 1,
     )
 
