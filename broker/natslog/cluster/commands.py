@@ -214,6 +214,17 @@ Command: TypeAlias = (
     | FinalizeUpgrade
 )
 
+_RETENTION = {"max_age_s", "max_bytes", "max_messages"}
+
+
+def needs_room(command: Command) -> bool:
+    """Whether a broker refuses to propose it while its own disk is full: it makes the metadata or a log grow, and
+    neither frees space nor keeps streams led. An edit of retention alone may free space.
+    """
+    if isinstance(command, EditStream):
+        return command.changed is None or not set(command.changed) <= _RETENTION
+    return isinstance(command, CreateStream | SetCursor)
+
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """`id` names the request: sent again, it has the outcome of the first time."""

@@ -6,10 +6,12 @@ broker supports a later one and an operator runs `natslog cluster finalize-upgra
 downgraded. A level never goes back.
 
     level 1   natslog 0.1.0
-    level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave
+    level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
+              the write-ahead log of the Raft store
 """
 
 from __future__ import annotations
 
 FIRST_LEVEL = 1
 LATEST_LEVEL = 2
+WAL_LEVEL = 2

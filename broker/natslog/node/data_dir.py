@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from natslog.errors import CorruptLog, DataDirError
-from natslog.log.checked_file import read_checked, sync_folder, write_checked
+from natslog.log.checked_file import read_checked, sync_folder
+from natslog.node.disk_reserve import write_checked
 
 _IDENTITY_VERSION = 2
 REMEDY = (

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.commands import Command, Outcome, Proposal
+from natslog.cluster.commands import Command, Outcome, Proposal, needs_room
+from natslog.cluster.features import WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import Entry, HardState, Index, Member, Membership, Message, Raft, Ready, Snapshot, Term
 from natslog.errors import (
@@ -31,9 +32,11 @@ from natslog.errors import (
     NatslogError,
     NotMetadataLeader,
     Overloaded,
+    StorageFull,
     from_json,
 )
 from natslog.model import BrokerId
+from natslog.node.disk_reserve import DiskReserve
 from natslog.node.metadata.disk_pulse import DiskPulse
 from natslog.node.metadata.raft_store import RaftStore
 
@@ -83,8 +86,9 @@ class MetadataGroup:
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
-        self.store = RaftStore(folder)
-        self.disk = DiskPulse(folder / "pulse")
+        self.reserve = DiskReserve(folder / "reserve")
+        self.store = RaftStore(folder, reserve=self.reserve)
+        self.disk = DiskPulse(folder / "pulse", self.reserve)
         self.me = me
         self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
         self.elections = 0
@@ -119,6 +123,7 @@ class MetadataGroup:
     def found(self, snapshot: Snapshot) -> None:
         """Begins a new group from this snapshot; nothing must have been stored before."""
         assert self.store.is_blank, "a group is founded once"
+        self._note_level(snapshot)
         self.store.save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
         self._open()
 
@@ -178,7 +183,13 @@ class MetadataGroup:
             if not was_leader:
                 self._fail_reads()
 
+    def _note_level(self, snapshot: Snapshot) -> None:
+        """What is stored with this snapshot, and from then on, is in the format of its feature level."""
+        self.store.uses_wal = self._state_of(snapshot).feature_level >= WAL_LEVEL
+
     def _save(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            self._note_level(ready.snapshot)
         self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
 
     def _apply(self, ready: Ready) -> None:
@@ -212,7 +223,11 @@ class MetadataGroup:
             return  # a newer one was received meanwhile, and is to be stored first
         snapshot = self.raft.compact(self.raft.applied, encode_state(self.state))
         self._compacted = snapshot.index
-        await asyncio.get_running_loop().run_in_executor(self._saver, self.store.compact, snapshot)
+        await asyncio.get_running_loop().run_in_executor(self._saver, self._store_compacted, snapshot)
+
+    def _store_compacted(self, snapshot: Snapshot) -> None:
+        self._note_level(snapshot)
+        self.store.compact(snapshot)
 
     # ---- what others say ----
 
@@ -258,7 +273,14 @@ class MetadataGroup:
 
         Raises:
             What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
+            StorageFull: the disk of this broker is full, and the command would need more of it.
         """
+        if not self.reserve.has_room and needs_room(command):
+            raise StorageFull(
+                f"the disk of broker {self.me} is full: its reserve is kept for what frees space. Free space there, or "
+                "delete streams, then try again",
+                broker=self.me,
+            )
         proposal = Proposal(id=proposal_id or secrets.token_hex(8), command=command)
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)

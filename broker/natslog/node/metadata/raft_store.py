@@ -1,63 +1,40 @@
 """What this broker's part of the Raft group must not forget: hard state, snapshot, and the log entries after it.
 
-    FOLDER/hard-state         checked file: term, vote, commit, and what the other files hold (`_Contents`)
-    FOLDER/snapshot           checked file: the applied state up to an index
-    FOLDER/log-<first index>  a header line, then a record for each entry from that index on; the newest file grows
+Two formats. Up to feature level 1 the files are those of natslog 0.1.0 (`raft_files_v1`), so that a broker can be
+downgraded; from level 2 on there is a write-ahead log (`raft_wal`). `hard-state` says by its version which one a folder
+holds. The first snapshot that is stored once `uses_wal` is set converts the one into the other: as with every new log,
+the old files count until `hard-state` names it.
 
-Theory of operation. `hard-state` is the table of contents, replaced whole and last: a save syncs the log, then replaces
-`hard-state`, then returns. So all up to the end it names was durable before it was named, and a log that ends before
-that, be it between two records, is damage. What lies beyond is of a save that never returned, or was on its way out:
-whole records that follow on are kept, the rest is a torn tail and is cut off. In detail:
-- To replace entries: name the lower end, remove and cut, append, name the new end.
-- To compact: the snapshot, a new log file, `hard-state`; then the log files it covers are removed.
-- A snapshot that the log disagrees with: the snapshot, a `hard-state` that names no log file; then all are removed.
-- A snapshot newer than the one `hard-state` names is a crash between the two: opening does the rest.
-- Opening makes the names it found durable first (a kill may have left a rename that no fsync followed), and writes what
-  it keeps beyond the end anew: after a kill or a failed fsync such bytes may be in the page cache only.
+A full disk. A save that meets one gets room from the reserve, if there is one: what the attempt left is read anew, as
+after a crash, and the save is made again.
 
-Invariants. Nothing is changed before all was read and proven. Once anything was saved there is a `hard-state`, never
-alone. Terms never fall along the log, none is above the hard state's; snapshot index <= commit <= last index. The first
-OSError is final: what is on disk after it is known only to whoever opens the folder anew.
+Invariant. Any other OSError is final: what is on disk after it is known only to whoever opens the folder anew.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-from crc32c import crc32c
-
-from natslog.consensus.types import Entry, HardState, Index, Snapshot, Term
-from natslog.errors import CorruptLog, DataDirError, StorageFailed
-from natslog.log.checked_file import read_checked, sync_folder, write_all, write_checked
-from natslog.node.data_dir import REMEDY
+from natslog.consensus.types import Entry, HardState, Index, Snapshot
+from natslog.errors import StorageFailed
+from natslog.log.checked_file import sync_folder
+from natslog.node.disk_reserve import NO_ROOM, DiskReserve
+from natslog.node.metadata.raft_files_v1 import LOG_FILE_BYTES, RaftFilesV1
+from natslog.node.metadata.raft_stored import FILES, Stored, damage, read
+from natslog.node.metadata.raft_wal import MANIFEST_VERSION, ROOM_BYTES, Manifest, RaftWal
 
 logger = logging.getLogger("natslog.raft")
-
-FORMAT_VERSION = 1
-LOG_FILE_BYTES = 4 * 1024 * 1024
-_HEADER = re.compile(rb"natslog raft-log v(\d+) first_index=(\d{20}) crc32c=([0-9a-f]{8})\n")
-_NO_SNAPSHOT = Snapshot()
-
-
-class _Contents(msgspec.Struct, frozen=True):
-    """`snapshot_index` is None before the first one; `log_file` is the newest's first index, 0: any found are void."""
-
-    hard_state: HardState
-    last_index: Index
-    last_term: Term
-    snapshot_index: Index | None
-    log_file: Index
 
 
 class RaftStore:
     """Opens the store in `folder` (made if missing) and finishes what a crash interrupted. Blocking, one owner.
+
+    Attributes:
+        uses_wal: the brokers of the cluster all read the write-ahead log: it may be written.
 
     Raises:
         CorruptLog: what was stored is not all there, or not whole. Nothing was changed; the broker must not start.
@@ -65,29 +42,45 @@ class RaftStore:
         StorageFailed: the folder cannot be read or written.
     """
 
-    def __init__(self, folder: Path, *, log_file_bytes: int = LOG_FILE_BYTES) -> None:
-        self.hard_state, self.snapshot = HardState(), _NO_SNAPSHOT
-        self._folder, self._log_file_bytes = folder, log_file_bytes
-        self._entries: list[Entry] = []
-        self._files: list[Index] = []  # first index of each
-        self._contents: _Contents | None = None  # of `hard-state`, on stable storage
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        uses_wal: bool = False,
+        reserve: DiskReserve | None = None,
+        log_file_bytes: int = LOG_FILE_BYTES,
+        room_bytes: int = ROOM_BYTES,
+    ) -> None:
+        self.uses_wal = uses_wal
+        self._folder, self._reserve = folder, reserve
+        self._log_file_bytes, self._room_bytes = log_file_bytes, room_bytes
         self._failure = ""
         with self._first_failure_is_final():
-            self._open()
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+            self._files = self._open()
+
+    @property
+    def hard_state(self) -> HardState:
+        return self._files.stored.hard_state
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._files.stored.snapshot
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All that are stored after the snapshot."""
-        return tuple(self._entries)
+        return self._files.stored.entries
 
     @property
     def last_index(self) -> Index:
-        return Index(self.snapshot.index + len(self._entries))
+        return self._files.stored.last_index
 
     @property
     def is_blank(self) -> bool:
         """Nothing was ever saved."""
-        return (self.hard_state, self.snapshot, self._entries) == (HardState(), _NO_SNAPSHOT, [])
+        return self._files.stored == Stored()
 
     def save(
         self,
@@ -99,139 +92,72 @@ class RaftStore:
         """On stable storage on return: a snapshot (where the log does not hold its index and term, it replaces the
         whole log), then the log cut from `truncate_from` on, then entries at its end. Raises StorageFailed.
         """
-        state = hard_state or self.hard_state
-        assert state.term >= self.hard_state.term, f"the term falls from {self.hard_state.term} to {state.term}"
-        assert state.commit >= self.hard_state.commit, f"commit falls from {self.hard_state.commit} to {state.commit}"
         with self._first_failure_is_final():
-            if self._contents is None:
-                self._name_contents(self.hard_state)
-            if snapshot is not None:
-                assert self._holds(snapshot) or snapshot.index >= self.hard_state.commit, "committed entries stay"
-                write_checked(self._folder / "snapshot", "raft-snapshot", FORMAT_VERSION, snapshot)
-                self._adopt(snapshot)
-            if truncate_from is not None and truncate_from <= self.last_index:
-                assert truncate_from > self.hard_state.commit, f"entries to {self.hard_state.commit} are committed"
-                del self._entries[truncate_from - self.snapshot.index - 1 :]
-                self._files = [first for first in self._files if first <= truncate_from]
-                self._name_contents(self.hard_state)
-                self._remove_unnamed()
-            self._append(entries)
-            assert self._last_term <= state.term, f"entries of term {self._last_term}, and the term is {state.term}"
-            assert state.commit <= self.last_index, f"commit {state.commit} is beyond the end, {self.last_index}"
-            self._name_contents(state)
+            self._save(hard_state, truncate_from, tuple(entries), snapshot)
 
     def compact(self, snapshot: Snapshot) -> None:
-        """Stores a snapshot of applied state, and drops log files that it covers; no change if it is not newer."""
-        if snapshot.index > self.snapshot.index:
-            assert self._holds(snapshot), "what was applied is in the log"
-            self.save(None, None, (), snapshot)
+        """Stores a snapshot of applied state, and drops what it covers; no change if it is not newer, or if the disk
+        has no room for it: then what is stored stays as it is.
+        """
+        if snapshot.index <= self.snapshot.index:
+            return
+        assert self._files.stored.holds(snapshot), "what was applied is in the log"
+        with self._first_failure_is_final():
+            try:
+                self._save(None, None, (), snapshot)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                logger.warning("%s: no room for a snapshot of %d bytes", self._folder, len(snapshot.data))
+                self._files = self._read()
 
     def close(self) -> None:
         """No file is held open: this is the end of saving."""
         self._failure = self._failure or "it is closed"
 
-    # What follows changes the disk: between any two steps, and after the loss of what was not synced, the folder opens.
+    def _save(
+        self,
+        hard_state: HardState | None,
+        truncate_from: Index | None,
+        entries: tuple[Entry, ...],
+        snapshot: Snapshot | None,
+    ) -> None:
+        wanted = self._files.stored.after(hard_state, truncate_from, entries, snapshot)
+        while True:
+            try:
+                if not self.uses_wal or isinstance(self._files, RaftWal) or (snapshot is None and not self.is_blank):
+                    self._files.save(hard_state, truncate_from, entries, snapshot)
+                else:
+                    self._files = RaftWal.begin(self._folder, wanted, room_bytes=self._room_bytes)
+                return
+            except OSError as error:
+                self._make_room(error)
+            self._files = self._open()
+            if self._files.stored == wanted:
+                return
+            truncate_from = entries[0].index if entries else truncate_from  # some may have come to be stored
 
-    def _name_contents(self, hard_state: HardState) -> None:
-        """Replaces `hard-state`: with what is stored now, and no lower term or commit than log and snapshot prove."""
-        is_behind = hard_state.term < self._last_term
-        term, vote = (self._last_term, None) if is_behind else (hard_state.term, hard_state.vote)
-        self.hard_state = HardState(term=term, vote=vote, commit=max(hard_state.commit, self.snapshot.index))
-        snapshot_index = None if self.snapshot is _NO_SNAPSHOT else self.snapshot.index
-        newest = self._files[-1] if self._files else Index(0)
-        contents = _Contents(self.hard_state, self.last_index, self._last_term, snapshot_index, newest)
-        if contents != self._contents:
-            write_checked(self._folder / "hard-state", "raft-hard-state", FORMAT_VERSION, contents)
-            self._contents = contents
+    def _open(self) -> RaftFilesV1 | RaftWal:
+        while True:
+            try:
+                return self._read()
+            except OSError as error:
+                self._make_room(error)
 
-    def _append(self, entries: Sequence[Entry]) -> None:
-        terms = [self._last_term, *(entry.term for entry in entries)]
-        assert terms == sorted(terms), f"terms fall after entry {self.last_index}: {terms}"
-        assert all(entry.index == at for at, entry in enumerate(entries, self.last_index + 1)), "indexes have no gap"
-        if not self._files or os.path.getsize(_log_path(self._folder, self._files[-1])) >= self._log_file_bytes:
-            self._start_file()
-        if entries:
-            self._write(self._files[-1], "ab", [_record(msgspec.msgpack.encode(entry)) for entry in entries])
-            self._entries += entries
+    def _make_room(self, error: OSError) -> None:
+        """Raises this error, where it is another one, or no room is left to give."""
+        if error.errno not in NO_ROOM or self._reserve is None or not self._reserve.release():
+            raise error
 
-    def _start_file(self) -> None:
-        """A log file at the end, durable with its name before anything refers to it; none where one has just begun."""
-        first = Index(self.last_index + 1)
-        if first not in self._files:
-            line = b"natslog raft-log v%d first_index=%020d crc32c=" % (FORMAT_VERSION, first)
-            self._write(first, "xb", [line, b"%08x\n" % crc32c(line)])
-            sync_folder(self._folder)
-            self._files.append(first)
-
-    def _write(self, first: Index, mode: Literal["ab", "xb"], pieces: list[bytes]) -> None:
-        with open(_log_path(self._folder, first), mode, buffering=0) as file:
-            write_all(file.fileno(), pieces)
-            os.fdatasync(file.fileno())
-
-    def _adopt(self, snapshot: Snapshot) -> None:
-        """Goes on from a snapshot that is on stable storage."""
-        if not self._holds(snapshot):
-            self._files, self._entries = [], []
-        elif self._files:
-            self._start_file()
-            oldest = max(first for first in self._files if first <= snapshot.index + 1)
-            self._files = [first for first in self._files if first >= oldest]
-        del self._entries[: snapshot.index - self.snapshot.index]
-        self.snapshot = snapshot
-        self._name_contents(self.hard_state)
-        self._remove_unnamed()
-
-    def _remove_unnamed(self) -> None:
-        """Takes away the log files, and the bytes of the newest one, that `hard-state` does not name."""
-        unnamed = [_log_path(self._folder, first) for first in _log_files(self._folder) if first not in self._files]
-        for path in [*reversed(unnamed), *self._folder.glob("*.new")]:
-            os.unlink(path)
-        sync_folder(self._folder)
-        if not self._files:
-            return
-        path, records = _log_path(self._folder, self._files[-1]), self.last_index + 1 - self._files[-1]
-        ends, _, problem = _read_file(path, self._files[-1], Term(0))
-        if records >= len(ends):
-            raise _damage(path, problem)
-        with open(path, "ab", buffering=0) as file:
-            if extra_bytes := file.tell() - ends[records]:
-                logger.info("%s: %d bytes after entry %d are cut off", path, extra_bytes, self.last_index)
-            os.ftruncate(file.fileno(), ends[records])
-            os.fsync(file.fileno())  # also where there was nothing to cut: whoever was killed may not have come to it
-
-    def _open(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(self._folder.parent)
-        contents: _Contents | None = _read(self._folder / "hard-state", "raft-hard-state", _Contents | None)
-        snapshot: Snapshot = _read(self._folder / "snapshot", "raft-snapshot", Snapshot | None) or _NO_SNAPSHOT
-        if contents is None:
-            if snapshot is not _NO_SNAPSHOT or _log_files(self._folder):
-                raise _damage(self._folder / "hard-state", "it is missing, and other files of the store are there")
-            return
-        named, found = contents.snapshot_index, None if snapshot is _NO_SNAPSHOT else snapshot.index
-        if named is not None and (found is None or found < named):
-            raise _damage(self._folder / "snapshot", f"it is missing or old: the one of index {named} was stored")
-        self.snapshot = snapshot if found == named else _NO_SNAPSHOT if named is None else Snapshot(index=named)
-        self._contents, self.hard_state = contents, contents.hard_state
-        self._files, entries = _read_log(self._folder, contents, self.snapshot)
-        beyond = [entry for entry in entries if entry.index > contents.last_index]
-        self._entries = [entry for entry in entries if self.snapshot.index < entry.index <= contents.last_index]
-        sync_folder(self._folder)
-        self._remove_unnamed()
-        if beyond:
-            logger.info("%s: %d whole entries after entry %d are kept", self._folder, len(beyond), self.last_index)
-            self._append(beyond)
-            self._name_contents(self.hard_state)
-        if found != named:
-            self._adopt(snapshot)
-
-    def _holds(self, snapshot: Snapshot) -> bool:
-        terms = [self.snapshot.term, *(entry.term for entry in self._entries)]
-        return self.last_index >= snapshot.index and terms[snapshot.index - self.snapshot.index] == snapshot.term
-
-    @property
-    def _last_term(self) -> Term:
-        return self._entries[-1].term if self._entries else self.snapshot.term
+    def _read(self) -> RaftFilesV1 | RaftWal:
+        path = self._folder / "hard-state"
+        content = read(path, "raft-hard-state", MANIFEST_VERSION, dict[str, Any] | None)
+        if content is None and any(any(self._folder.glob(pattern)) for pattern in FILES):
+            raise damage(path, "it is missing, and other files of the store are there")
+        if content is None or "wal" not in content:
+            return RaftFilesV1(self._folder, log_file_bytes=self._log_file_bytes)
+        manifest: Manifest = read(path, "raft-hard-state", MANIFEST_VERSION, Manifest)
+        return RaftWal(self._folder, manifest, room_bytes=self._room_bytes)
 
     @contextmanager
     def _first_failure_is_final(self) -> Iterator[None]:
@@ -241,84 +167,6 @@ class RaftStore:
         try:
             yield
         except OSError as error:
-            self._failure = f"{error}. The broker must stop; mend the cause and start it again"
+            self._failure = f"{error}. The broker must stop; repair the cause and start it again"
             raise StorageFailed(f"{self._folder}: {self._failure}", folder=str(self._folder)) from error
         self._failure = ""
-
-
-def _read_log(folder: Path, contents: _Contents, snapshot: Snapshot) -> tuple[list[Index], list[Entry]]:
-    """The named log files; the entries in them, and those that follow the named end whole, in them or in newer ones."""
-    newest, found_files, entries = contents.log_file, _log_files(folder), list[Entry]()
-    if newest == 0:
-        return [], []
-    start = min(Index(snapshot.index + 1), newest)
-    expected = max((first for first in found_files if first <= start), default=start)
-    term = snapshot.term if expected > snapshot.index else Term(0)
-    files = sorted(first for first in {expected, newest, *found_files} if first >= expected)
-    for first in files:
-        path = _log_path(folder, first)
-        ends, found, problem = _read_file(path, first, term)
-        if first != expected:
-            ends, found, problem = [], [], f"it begins with entry {first}, and entry {expected} is missing"
-        expected = Index(expected + len(found))
-        is_beyond = first > newest or (first == newest and ends and expected > contents.last_index)
-        if not is_beyond and (problem or first == newest):
-            ending = f"it ends before entry {expected}, and entries to {contents.last_index} were stored"
-            raise _damage(path, problem or ending)
-        entries += found
-        if problem:
-            break
-        term = found[-1].term if found else term
-    known = {snapshot.index: snapshot.term, contents.last_index: contents.last_term}
-    if wrong := [entry for entry in entries if entry.term != (known.get(entry.index) or entry.term)]:
-        raise _damage(folder, f"log and hard-state or snapshot disagree on the term of entry {wrong[0].index}")
-    return [first for first in files if first <= newest], entries
-
-
-def _read_file(path: Path, first: Index, term: Term) -> tuple[list[int], list[Entry], str]:
-    """Where the header and each whole record end (empty: no header), their entries, and what is wrong after them."""
-    raw = path.read_bytes() if path.exists() else b""
-    line = raw[: raw.find(b"\n") + 1]
-    header = _HEADER.fullmatch(line)
-    if header is None or int(header[3], 16) != crc32c(line[:-9]) or int(header[2]) != first:
-        return [], [], "it is missing, or its first line is damaged"
-    if int(header[1]) > FORMAT_VERSION:
-        known = f"this natslog knows up to {FORMAT_VERSION}: upgrade natslog"
-        raise DataDirError(f"{path} is of format version {int(header[1])}; {known}", file=str(path))
-    ends, entries = [len(line)], list[Entry]()
-    while (start := ends[-1]) < len(raw):
-        end = start + 8 + int.from_bytes(raw[start : start + 4], "little")
-        where = f"the record at byte {start}, of entry {first + len(entries)},"
-        if end > len(raw) or raw[start:end] != _record(raw[start + 8 : end]):
-            return ends, entries, f"{where} is cut short, or its CRC32C does not hold"
-        entry = msgspec.msgpack.decode(raw[start + 8 : end], type=Entry)
-        if entry.index != first + len(entries) or entry.term < term:
-            return ends, entries, f"{where} is entry {entry.index} of term {entry.term}, after one of term {term}"
-        term = entry.term
-        entries.append(entry)
-        ends.append(end)
-    return ends, entries, ""
-
-
-def _record(payload: bytes) -> bytes:
-    length = len(payload).to_bytes(4, "little")
-    return length + crc32c(payload, crc32c(length)).to_bytes(4, "little") + payload
-
-
-def _read(path: Path, kind: str, content: Any) -> Any:
-    try:
-        return msgspec.convert(read_checked(path, kind, FORMAT_VERSION), content)
-    except (CorruptLog, msgspec.DecodeError) as error:
-        raise _damage(path, f"it is not a whole {kind} file") from error
-
-
-def _log_path(folder: Path, first: Index) -> Path:
-    return folder / f"log-{first:020d}"
-
-
-def _log_files(folder: Path) -> list[Index]:
-    return sorted(Index(int(path.name[4:])) for path in folder.glob("log-" + "[0-9]" * 20))
-
-
-def _damage(path: Path, what: str) -> CorruptLog:
-    return CorruptLog(f"{path}: {what}. {REMEDY}", file=str(path))

@@ -13,12 +13,14 @@ from pathlib import Path
 import msgspec
 
 from natslog.cluster.commands import Proposal
+from natslog.cluster.features import WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.errors import InvalidRequest
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.data_dir import DataDir, Identity
+from natslog.node.disk_reserve import DiskReserve
 from natslog.node.metadata.raft_store import RaftStore
 
 
@@ -72,6 +74,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
     new = Metadata(
         cluster_id=recovered.cluster_id,
         version=state.version,
+        feature_level=state.feature_level,
         brokers={} if known is None else {me: known},
         streams={name: _alone(record, me) for name, record in kept.items()},
         tombstones={key: one for key, one in state.tombstones.items() if one.broker == me},
@@ -84,7 +87,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
         membership=Membership(members=(member,)),
         data=msgspec.msgpack.encode(new),
     )
-    _replace_store(data_dir, store, snapshot)
+    _replace_store(data_dir, store, snapshot, uses_wal=new.feature_level >= WAL_LEVEL)
     joined = msgspec.structs.replace(identity, cluster_id=recovered.cluster_id)
     write_checked(data_dir.path / "broker", "broker", 2, joined)
     return recovered
@@ -116,12 +119,15 @@ def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
     )
 
 
-def _replace_store(data_dir: DataDir, store: RaftStore, snapshot: Snapshot) -> None:
+def _replace_store(data_dir: DataDir, store: RaftStore, snapshot: Snapshot, *, uses_wal: bool) -> None:
     """The old one is kept beside it; a crash in between leaves the old one, under one name or the other."""
     store.close()
     fresh = data_dir.path / "raft.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    RaftStore(fresh).save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
+    reserve = DiskReserve(data_dir.raft / "reserve")
+    RaftStore(fresh, uses_wal=uses_wal, reserve=reserve).save(
+        HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot
+    )
     former = data_dir.path / f"raft.before-{snapshot.index}"
     data_dir.raft.rename(former)
     fresh.rename(data_dir.raft)

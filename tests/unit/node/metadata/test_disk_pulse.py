@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from natslog.node.disk_reserve import DiskReserve
 from natslog.node.metadata import disk_pulse
 from natslog.node.metadata.disk_pulse import DiskPulse
 
@@ -22,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def beating(file: Path, watch: Callable[[DiskPulse], Awaitable[None]]) -> None:
     async def main() -> None:
-        pulse = DiskPulse(file)
+        pulse = DiskPulse(file, DiskReserve(file.with_name("reserve")))
         task = asyncio.create_task(pulse.run())
         await watch(pulse)
         task.cancel()

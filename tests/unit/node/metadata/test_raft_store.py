@@ -1,4 +1,5 @@
-"""The Raft store against a dumb model: crashes and power loss between any two steps, cuts, flips, missing files.
+"""The Raft store against a dumb model: crashes and power loss between any two steps, cuts, flips, missing files. All of
+it for both formats, and for the conversion of one into the other.
 
 How power loss is played: `Disk` stands between the store and its folder and remembers what an fsync made durable, of
 every file and of the folder's names. Before each step it asks for *images* of what may be found afterwards: everything
@@ -11,11 +12,13 @@ import errno
 import logging
 import os
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -31,6 +34,7 @@ from natslog.node.metadata.raft_store import RaftStore
 Files = dict[str, bytes]
 MEMBERSHIP = Membership(members=(Member(id=BrokerId(1), directory="d1", url="http://one"),))
 SMALL_FILE_BYTES = 150
+SECTOR_BYTES = 512
 
 
 # What is wanted: the model.
@@ -90,8 +94,8 @@ def may_be_found(found: State, old: State, change: Change | None) -> bool:
     if change is None:
         return found == old
     new = old.after(change)
-    if found in (old, new):
-        return True
+    if found in (old, new) or Format.name == "wal":
+        return found in (old, new)
     return (
         found.snapshot in (old.snapshot, new.snapshot)
         and old.hard.commit <= found.hard.commit <= max(new.hard.commit, old.hard.commit)
@@ -255,16 +259,26 @@ def mixture(chance: random.Random, durable: bytes, now: bytes) -> bytes:
         return durable
     if len(now) < len(durable):
         return durable[: chance.randint(len(now), len(durable))]
-    same = next((at for at, byte in enumerate(durable) if byte != now[at]), len(durable))
+    same = len(durable)
     cut = chance.randint(same, len(now))
     zeros_from = chance.randint(same, cut) if chance.random() < 0.3 else cut
-    return now[:zeros_from] + bytes(cut - zeros_from)
+    return overwritten(chance, durable, now[:same]) + now[same:zeros_from] + bytes(cut - zeros_from)
+
+
+def overwritten(chance: random.Random, durable: bytes, now: bytes) -> bytes:
+    """Of bytes written in place any sectors arrive, and but for the first one (a head) also parts of one."""
+    found = b""
+    for start in range(0, len(now), SECTOR_BYTES):
+        old, new = (one[start : start + SECTOR_BYTES] for one in (durable, now))
+        part = chance.choice([0, len(new)] if start == 0 else [0, len(new), chance.randint(0, len(new))])
+        found += new[:part] + old[part:]
+    return found
 
 
 @contextmanager
 def watched(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every step the store takes goes by `disk` first."""
-    real = {name: getattr(os, name) for name in ("writev", "ftruncate", "replace", "unlink")}
+    real = {name: getattr(os, name) for name in ("writev", "pwrite", "ftruncate", "replace", "unlink")}
 
     def writev(fd: int, pieces: list[memoryview]) -> int:
         """In two halves, so that a crash falls between them, too."""
@@ -272,6 +286,12 @@ def watched(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         data = b"".join(pieces)
         half = data[: (len(data) + 1) // 2]
         return int(os.write(fd, half))
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        """Within one sector: whole or not at all."""
+        assert position % SECTOR_BYTES + len(data) <= SECTOR_BYTES
+        disk.step("write")
+        return int(real["pwrite"](fd, data, position))
 
     def ftruncate(fd: int, length: int) -> None:
         disk.step("ftruncate")
@@ -294,6 +314,7 @@ def watched(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ("fsync", disk.sync),
             ("fdatasync", disk.sync),
             ("writev", writev),
+            ("pwrite", pwrite),
             ("ftruncate", ftruncate),
         ):
             patch.setattr(os, name, fake)
@@ -316,8 +337,30 @@ def files_of(folder: Path) -> Files:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+class Format:
+    """The one that is tested; "change": the files of version 1, until a later open may write the log."""
+
+    name: Literal["v1", "wal", "change"] = "v1"
+
+
+@pytest.fixture(autouse=True, params=["v1", "wal"])
+def format_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Format, "name", request.param)
+    return str(request.param)
+
+
+only_v1 = pytest.mark.parametrize("format_name", ["v1"], indirect=True)
+only_wal = pytest.mark.parametrize("format_name", ["wal"], indirect=True)
+
+
 def open_small(folder: Path) -> RaftStore:
-    return RaftStore(folder, log_file_bytes=SMALL_FILE_BYTES)
+    return RaftStore(
+        folder, uses_wal=Format.name == "wal", log_file_bytes=SMALL_FILE_BYTES, room_bytes=SMALL_FILE_BYTES
+    )
+
+
+def open_store(folder: Path) -> RaftStore:
+    return RaftStore(folder, uses_wal=Format.name == "wal")
 
 
 @pytest.fixture(autouse=True)
@@ -338,6 +381,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 # Crashes.
 
 
+@pytest.mark.parametrize("format_name", ["v1", "wal", "change"], indirect=True)
 @pytest.mark.parametrize("seed", range(10))
 def test_crash_between_any_two_steps_leaves_all_that_was_returned(
     memory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -363,7 +407,9 @@ def test_crash_between_any_two_steps_leaves_all_that_was_returned(
     disk = Disk(folder, examine)
     with watched(disk, monkeypatch):
         store = open_small(folder)
-        for _ in range(12):
+        for number in range(12):
+            if number == 6 and Format.name == "change":
+                store.uses_wal = True  # and what is found after a crash is opened as by a broker that starts
             is_within, change = True, random_change(chance, now)
             change.apply_to(store)
             now, is_within = now.after(change), False
@@ -372,6 +418,8 @@ def test_crash_between_any_two_steps_leaves_all_that_was_returned(
     store.close()
     assert state_of(open_small(folder)) == now
     assert steps >= {"write", "fsync", "replace", "returned"}
+    if Format.name == "change" and (folder / "hard-state").read_bytes().startswith(b"natslog raft-hard-state v2"):
+        assert sorted(name[:4] for name in files_of(folder)) == ["hard", "wal-"]
 
 
 def check_image(
@@ -453,16 +501,15 @@ ENTRIES = tuple(Entry(Index(at), Term(1 + at // 5), "command", b"%d" % at * 9) f
 
 @pytest.fixture
 def written(memory: Path) -> tuple[Path, State]:
-    """A store with all kinds of files: a snapshot in the midst of the first log file, and two after it."""
+    """A store with all kinds of files (v1: a snapshot in the midst of the first log file, and two after it)."""
     folder = memory / "written"
     store = open_small(folder)
     store.save(HardState(term=Term(3), vote=BrokerId(2)), None, ENTRIES[:5], None)
     store.save(HardState(term=Term(3), vote=BrokerId(2), commit=Index(4)), None, ENTRIES[5:9], None)
     store.compact(Snapshot(index=Index(3), term=Term(1), membership=MEMBERSHIP, data=b"state"))
     store.save(None, None, ENTRIES[9:], None)
-    assert [name for name in files_of(folder) if name.startswith("log")] == [
-        f"log-{first:020d}" for first in (1, 6, 10)
-    ]
+    logs = [f"log-{first:020d}" for first in (1, 6, 10)] if Format.name == "v1" else []
+    assert [name for name in files_of(folder) if name.startswith("log")] == logs
     return folder, state_of(store)
 
 
@@ -476,10 +523,16 @@ def assert_refused(folder: Path, where: str) -> CorruptLog:
     return refused.value
 
 
+def used_bytes(name: str, data: bytes) -> int:
+    """Of a write-ahead log: where its room begins."""
+    found = re.search(rb" durable=(\d+) ", data[:512])
+    return int(found[1]) if name.startswith("wal-") and found is not None else len(data)
+
+
 def test_flip_of_any_bit_of_any_file_is_refused(written: tuple[Path, State]) -> None:
     folder, state = written
     for name, data in files_of(folder).items():
-        for position in range(len(data)):
+        for position in range(used_bytes(name, data)):
             for bit in range(8):
                 damaged = bytearray(data)
                 damaged[position] ^= 1 << bit
@@ -488,6 +541,33 @@ def test_flip_of_any_bit_of_any_file_is_refused(written: tuple[Path, State]) -> 
                 assert error.facts["file"] == str(folder / name)
         (folder / name).write_bytes(data)
     assert state_of(open_small(folder)) == state
+
+
+@only_wal
+def test_flip_of_any_bit_of_the_room_of_a_log_changes_nothing(written: tuple[Path, State]) -> None:
+    folder, state = written
+    files = files_of(folder)
+    name = next(name for name in files if name.startswith("wal-"))
+    for position in range(used_bytes(name, files[name]), len(files[name])):
+        for bit in range(8):
+            damaged = bytearray(files[name])
+            damaged[position] ^= 1 << bit
+            lay_out(folder, {**files, name: bytes(damaged)})
+            assert state_of(open_small(folder)) == state, f"byte {position}, bit {bit}"
+            assert name not in files_of(folder), "another log was begun"
+            assert state_of(open_small(folder)) == state
+
+
+@only_wal
+def test_log_that_was_durable_and_is_zeros_from_any_byte_on_is_refused(written: tuple[Path, State]) -> None:
+    folder, state = written
+    files = files_of(folder)
+    name = next(name for name in files if name.startswith("wal-"))
+    for position in range(used_bytes(name, files[name])):
+        lay_out(folder, {**files, name: files[name][:position].ljust(len(files[name]), b"\0")})
+        if files_of(folder) != files:
+            assert_refused(folder, f"zeros from byte {position} on")
+    assert state_of(open_small(lay_out(folder, files))) == state
 
 
 def test_cut_of_any_file_at_any_byte_is_refused(written: tuple[Path, State]) -> None:
@@ -521,6 +601,21 @@ def test_missing_file_of_the_smallest_store_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
 
 
+@only_wal
+def test_older_log_in_place_of_the_stored_one_is_refused(written: tuple[Path, State]) -> None:
+    folder, _ = written
+    (older,) = (data for name, data in files_of(folder).items() if name.startswith("wal-"))
+    store = open_small(folder)
+    store.compact(Snapshot(index=Index(4), term=Term(1)))
+    (path,) = folder.glob("wal-*")
+    newer = path.read_bytes()
+    path.write_bytes(older)
+    assert "another log" in assert_refused(folder, "older log").message
+    path.write_bytes(newer)
+    assert open_small(folder).last_index == 11
+
+
+@only_v1
 def test_older_file_in_place_of_the_stored_one_is_refused(written: tuple[Path, State]) -> None:
     folder, _ = written
     older = files_of(folder)
@@ -535,6 +630,7 @@ def test_older_file_in_place_of_the_stored_one_is_refused(written: tuple[Path, S
     assert open_small(folder).last_index == 12
 
 
+@only_v1
 @pytest.mark.parametrize("first", [1, 4])
 def test_log_file_of_another_broker_is_refused(memory: Path, first: int) -> None:
     """Whole, of the right name, with a higher term than was stored: it falls in the next file, or is not the last."""
@@ -548,11 +644,49 @@ def test_log_file_of_another_broker_is_refused(memory: Path, first: int) -> None
     assert "term" in assert_refused(memory / "ours", file).message.partition("This broker")[0]
 
 
+@only_wal
+def test_saves_beyond_the_end_in_the_head_are_kept_if_whole_and_never_trusted(written: tuple[Path, State]) -> None:
+    """The power was lost before the head was: then any cut (the rest is zeros) and any flip in what is beyond."""
+    folder, state = written
+    store = RaftStore(folder, uses_wal=True, room_bytes=600)
+    store.compact(Snapshot(index=Index(4), term=Term(1)))
+    store.save(HardState(term=Term(5), vote=BrokerId(1), commit=Index(4)), None, (), None)
+    (path,) = folder.glob("wal-*")
+    files, name = files_of(folder), path.name
+    head, start = files[name][:512], used_bytes(name, files[name])
+    store.save(HardState(term=Term(6), vote=BrokerId(2), commit=Index(4)), None, (), None)
+    middle = used_bytes(name, path.read_bytes())
+    store.save(None, Index(11), (Entry(Index(11), Term(6), "command", b"more"),), None)
+    grown = head + path.read_bytes()[512:]
+    end = used_bytes(name, path.read_bytes())
+    hard = HardState(term=Term(5), vote=BrokerId(1), commit=Index(4))
+    state = State(hard, Snapshot(index=Index(4), term=Term(1)), state.entries[1:])
+    voted = replace(state, hard=HardState(term=Term(6), vote=BrokerId(2), commit=Index(4)))
+    saved = replace(voted, entries=(*state.entries[:-1], Entry(Index(11), Term(6), "command", b"more")))
+
+    def check(data: bytes, first_wrong: int, what: str) -> None:
+        found = state_of(open_small(lay_out(folder, {**files, name: data})))
+        assert found == (state if first_wrong < middle else voted if first_wrong < end else saved), what
+        assert state_of(open_small(folder)) == found
+        assert (data == files[name]) == (name in files_of(folder)), "what is kept is written anew"
+
+    for size in range(start, end + 1):
+        cut = grown[:size].ljust(len(grown), b"\0")
+        same = next((at for at in range(start, end) if cut[at] != grown[at]), end)
+        check(cut, same, f"cut to {size}")
+    for position in range(start, end):
+        for bit in range(8):
+            damaged = bytearray(grown)
+            damaged[position] ^= 1 << bit
+            check(bytes(damaged), position, f"byte {position}")
+
+
+@only_v1
 def test_bytes_beyond_the_named_end_are_kept_if_whole_and_never_trusted(written: tuple[Path, State]) -> None:
     """A crash after the log was written and before `hard-state` was; then any cut and any flip in what is beyond."""
     folder, state = written
     files = files_of(folder)
-    store = RaftStore(folder)
+    store = open_store(folder)
     more = tuple(Entry(Index(at), Term(3), "command", b"more") for at in (12, 13))
     store.save(None, None, more[:1], None)
     name = f"log-{10:020d}"
@@ -573,6 +707,7 @@ def test_bytes_beyond_the_named_end_are_kept_if_whole_and_never_trusted(written:
             assert found == replace(state, entries=state.entries + more[:count]), f"byte {position}"
 
 
+@only_v1
 def test_kept_entries_are_written_anew_and_of_no_term_above_the_hard_states(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +726,7 @@ def test_kept_entries_are_written_anew_and_of_no_term_above_the_hard_states(
     assert steps[:5] == ["fsync", "fsync", "ftruncate", "fsync", "write"]
 
 
+@only_v1
 def test_torn_tail_is_cut_off_with_a_line_in_the_log(
     written: tuple[Path, State], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -602,6 +738,7 @@ def test_torn_tail_is_cut_off_with_a_line_in_the_log(
     assert "13 bytes after entry 11 are cut off" in caplog.text
 
 
+@only_v1
 @pytest.mark.parametrize("name", ["hard-state", "snapshot", "log"])
 def test_newer_format_is_refused(written: tuple[Path, State], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     folder, _ = written
@@ -609,9 +746,21 @@ def test_newer_format_is_refused(written: tuple[Path, State], monkeypatch: pytes
         line = b"natslog raft-log v2 first_index=%020d crc32c=" % 12
         (folder / f"log-{12:020d}").write_bytes(line + b"%08x\n{}" % crc32c(line))
     else:
-        write_checked(folder / name, f"raft-{name}", 2, {"new": True})
+        write_checked(folder / name, f"raft-{name}", 3 if name == "hard-state" else 2, {"new": True})
     before = files_of(folder)
-    with pytest.raises(DataDirError, match="format version 2.*upgrade natslog"):
+    with pytest.raises(DataDirError, match=r"format version [23].*upgrade natslog"):
+        open_small(folder)
+    assert files_of(folder) == before
+
+
+@only_wal
+def test_newer_format_of_the_log_is_refused(written: tuple[Path, State]) -> None:
+    folder, _ = written
+    (path,) = folder.glob("wal-*")
+    line = path.read_bytes().partition(b"crc32c=")[0].replace(b"raft-wal v1", b"raft-wal v2") + b"crc32c="
+    path.write_bytes((line + b"%08x\n" % crc32c(line)).ljust(4096, b"x"))
+    before = files_of(folder)
+    with pytest.raises(DataDirError, match=r"format version 2.*upgrade natslog"):
         open_small(folder)
     assert files_of(folder) == before
 
@@ -636,21 +785,23 @@ def test_first_snapshot_may_be_of_index_0(tmp_path: Path) -> None:
     store = open_small(tmp_path)
     assert store.snapshot == first
     assert not store.is_blank
-    (tmp_path / "snapshot").unlink()
-    assert_refused(tmp_path, "without snapshot")
+    if Format.name == "v1":
+        (tmp_path / "snapshot").unlink()
+        assert_refused(tmp_path, "without snapshot")
 
 
 def test_snapshot_of_several_mib_and_entries_of_all_kinds_come_back(tmp_path: Path) -> None:
-    store = RaftStore(tmp_path)
+    store = open_store(tmp_path)
     entries = (Entry(Index(1), Term(1), "empty"), Entry(Index(2), Term(1), "membership", bytes(range(256)) * 4000))
     store.save(HardState(term=Term(1), commit=Index(1)), None, entries, None)
     store.compact(Snapshot(index=Index(1), term=Term(1), data=os.urandom(5 << 20)))
-    assert state_of(RaftStore(tmp_path)) == state_of(store)
+    assert state_of(open_store(tmp_path)) == state_of(store)
     assert store.entries == entries[1:]
 
 
+@only_v1
 def test_save_costs_one_write_of_the_log_and_one_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RaftStore(tmp_path)
+    store = open_store(tmp_path)
     store.save(HardState(term=Term(1)), None, ENTRIES[:1], None)
     steps: list[str] = []
     with watched(Disk(tmp_path, steps.append), monkeypatch):
@@ -658,6 +809,52 @@ def test_save_costs_one_write_of_the_log_and_one_replacement(tmp_path: Path, mon
     assert [step for step in steps if step != "write"] == ["fsync", "fsync", "replace", "fsync"]
 
 
+@only_wal
+def test_save_costs_one_write_and_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the head, which nothing waits for."""
+    store = open_store(tmp_path)
+    store.save(HardState(term=Term(1)), None, ENTRIES[:1], None)
+    steps: list[str] = []
+    with watched(Disk(tmp_path, steps.append), monkeypatch):
+        store.save(HardState(term=Term(2), commit=Index(1)), Index(2), ENTRIES[1:2], None)
+    assert "".join(step[0] for step in steps).lstrip("w") == "fw", steps
+    assert open_store(tmp_path).hard_state == HardState(term=Term(2), commit=Index(1))
+
+
+@only_wal
+def test_full_log_and_a_snapshot_begin_another_one(tmp_path: Path) -> None:
+    store, names = open_small(tmp_path), set()
+    for at in range(1, 51):
+        entry = Entry(Index(at), Term(1), "command", b"x" * 30)
+        store.save(HardState(term=Term(1), commit=Index(at)), None, (entry,), None)
+        (name,) = (name for name in files_of(tmp_path) if name != "hard-state")
+        names.add(name)
+    assert len(names) > 10
+    store.compact(Snapshot(index=Index(45), term=Term(1)))
+    assert not names & set(files_of(tmp_path))
+    assert [entry.index for entry in store.entries] == list(range(46, 51))
+    assert state_of(open_small(tmp_path)) == state_of(store)
+    store.compact(Snapshot(index=Index(40), term=Term(1)))
+    assert store.snapshot.index == 45, "an older one changes nothing"
+
+
+@only_v1
+def test_files_of_version_1_become_a_log_with_the_first_snapshot_that_may(written: tuple[Path, State]) -> None:
+    folder, state = written
+    store = RaftStore(folder, uses_wal=True)
+    store.save(HardState(term=Term(4), commit=Index(4)), None, (), None)
+    assert open_small(folder).hard_state.term == 4
+    assert any(name.startswith("log-") for name in files_of(folder)), "only with a snapshot"
+    snapshot = Snapshot(index=Index(4), term=Term(1))
+    store.compact(snapshot)
+    assert sorted(name[:4] for name in files_of(folder)) == ["hard", "wal-"]
+    expected = State(HardState(term=Term(4), commit=Index(4)), snapshot, state.entries[1:])
+    assert state_of(store) == state_of(open_small(folder)) == expected, "read also by whoever may not write it"
+    store.save(None, None, (Entry(Index(12), Term(4), "empty"),), None)
+    assert open_small(folder).last_index == 12
+
+
+@only_v1
 def test_log_files_follow_each_other_and_go_when_a_snapshot_covers_them(memory: Path) -> None:
     store = open_small(memory)
     for at in range(1, 101):
