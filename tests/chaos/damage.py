@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path
         "leader-epochs": lambda: stream.glob("leader-epochs"),
         "hw-checkpoint": lambda: stream.glob("hw-checkpoint"),
         "hard-state": lambda: raft.glob("hard-state"),
-        "raft-log": lambda: raft.glob("log-*"),
+        "raft-log": lambda: [*raft.glob("log-*"), *raft.glob("wal-*")],
         "raft-snapshot": lambda: raft.glob("snapshot"),
         "broker": lambda: broker.folder.glob("broker"),
         "life": lambda: broker.folder.glob("life"),
@@ -31,9 +32,15 @@ def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path
     return sorted(path for path in found if path.suffix != ".new" and path.stat().st_size > 0)
 
 
+def used_bytes(path: Path) -> int:
+    """Its size; of a write-ahead log, where the room for further records begins: a flip there changes nothing."""
+    durable = re.search(rb" durable=(\d+) ", path.read_bytes()[:512]) if path.name.startswith("wal-") else None
+    return path.stat().st_size if durable is None else int(durable[1])
+
+
 def flip_bit(path: Path, chance: random.Random) -> str:
     """Returns what was done."""
-    position, bit = chance.randrange(path.stat().st_size), chance.randrange(8)
+    position, bit = chance.randrange(used_bytes(path)), chance.randrange(8)
     with open(path, "r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]

@@ -308,7 +308,7 @@ def test_damaged_raft_log_refuses_to_start_and_the_broker_is_replaced(cluster: C
             follower.terminate(20)
             log = damage.files_of_kind(follower, "", "raft-log")[0]
             content = bytearray(log.read_bytes())
-            content[len(content) // 2] ^= 1
+            content[damage.used_bytes(log) // 2] ^= 1
             log.write_bytes(content)
             has_started, said = damage.starts(follower)
             assert not has_started

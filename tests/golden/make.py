@@ -1,4 +1,4 @@
-"""Made the golden files of format version 1: `python -m tests.golden.make FOLDER`.
+"""Made the golden files of format version 1, and later ones: `python -m tests.golden.make FOLDER`.
 
 Add files for a new version; never edit old ones.
 """
@@ -66,14 +66,19 @@ def make(folder: Path) -> None:
     write_checked(folder / "broker-v1", "broker", 1, {"broker_id": 1, "cluster_id": "c1"})
     write_checked(folder / "broker-v2", "broker", 2, Identity(broker_id=1, cluster_id="c1", directory="d" * 16))
     write_checked(folder / "life-v1", "life", 1, {"number": 7, "has_ended": True})
-    (folder / "raft-v1").mkdir()
-    store = RaftStore(folder / "raft-v1")
+    for name in ("raft-v1", "raft-v2"):
+        make_raft(folder / name, uses_wal=name == "raft-v2")
+    offsets = {"orders": {"id": STREAM_ID, "offset": 42}, "returns": {"id": "ff" * 16, "offset": 0}}
+    (folder / "spark-offsets-v1.json").write_text(json.dumps(offsets))
+
+
+def make_raft(folder: Path, *, uses_wal: bool) -> None:
+    folder.mkdir()
+    store = RaftStore(folder, uses_wal=uses_wal, room_bytes=512)
     members = Membership(members=(Member(id=1, directory="d" * 16, url="http://127.0.0.1:9292"),))
     store.save(HardState(term=1, commit=1), None, (), Snapshot(index=1, term=1, membership=members, data=b"state"))
     store.save(HardState(term=3, vote=2, commit=2), None, [Entry(2, 2, "empty"), Entry(3, 3, "command", b"do")], None)
     store.close()
-    offsets = {"orders": {"id": STREAM_ID, "offset": 42}, "returns": {"id": "ff" * 16, "offset": 0}}
-    (folder / "spark-offsets-v1.json").write_text(json.dumps(offsets))
 
 
 if __name__ == "__main__":

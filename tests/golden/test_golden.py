@@ -130,8 +130,9 @@ def test_metadata_state_and_proposals_v1_are_read() -> None:
     assert again == state
 
 
-def test_raft_store_v1_is_read(tmp_path: Path) -> None:
-    shutil.copytree(HERE / "raft-v1", tmp_path / "raft")
+@pytest.mark.parametrize("golden", ["raft-v1", "raft-v2"])
+def test_raft_store_is_read(golden: str, tmp_path: Path) -> None:
+    shutil.copytree(HERE / golden, tmp_path / "raft")
     store = RaftStore(tmp_path / "raft")
     assert (store.hard_state.term, store.hard_state.vote, store.hard_state.commit) == (3, 2, 2)
     assert (store.snapshot.index, store.snapshot.data) == (1, b"state")
@@ -140,8 +141,23 @@ def test_raft_store_v1_is_read(tmp_path: Path) -> None:
         (2, 2, "empty", b""),
         (3, 3, "command", b"do"),
     ]
-    for path in files_of(tmp_path / "raft"):
+    checked = files_of(tmp_path / "raft")
+    assert len(checked) == len(list((HERE / golden).iterdir()))
+    for path in checked:
         assert not check_file(path).problems
+
+
+def test_flip_of_any_bit_of_the_raft_log_is_found_by_verify(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "raft-v2", tmp_path / "raft")
+    (path,) = (tmp_path / "raft").glob("wal-*")
+    data = path.read_bytes()
+    for position in range(len(data.rstrip(b"\0"))):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        assert check_file(path).problems, f"byte {position}"
+    path.write_bytes(data + b"\0")
+    assert check_file(path).problems
 
 
 def test_identity_v2_and_life_v1_are_read(tmp_path: Path) -> None:

@@ -23,11 +23,15 @@ _CHECKED = {  # name: (kind, newest version)
     "metadata": ("metadata", 1),
     "hw-checkpoint": ("hw-checkpoint", 1),
     "leader-epochs": ("leader-epochs", 1),
-    "hard-state": ("raft-hard-state", 1),
+    "hard-state": ("raft-hard-state", 2),
     "snapshot": ("raft-snapshot", 1),
 }
-_RAFT_LOG = re.compile(r"log-\d{20}")
+_RAFT_LOG = re.compile(r"log-\d{20}|wal-[0-9a-f]{16}")
 _RAFT_LOG_HEADER = re.compile(rb"(natslog raft-log v1 first_index=\d{20} crc32c=)([0-9a-f]{8})\n")
+_RAFT_WAL_HEAD = re.compile(
+    rb"(natslog raft-wal v1 id=([0-9a-f]{16}) bytes=(\d{20}) durable=(\d{20}) crc32c=)([0-9a-f]{8})\n\0*"
+)
+_RAFT_WAL_HEAD_BYTES = 512
 _RECORD = struct.Struct("<II")
 
 
@@ -63,7 +67,8 @@ def check_file(path: Path) -> FileReport:
         if path.suffix == SEALED_SUFFIX:
             return _check_sealed(path, size_bytes)
         if _is_raft_log(path):
-            return _check_raft_log(path, size_bytes)
+            check = _check_raft_wal if path.name.startswith("wal-") else _check_raft_log
+            return check(path, size_bytes)
         kind, newest_version = _CHECKED[path.name]
         read_checked(path, kind, newest_version)
         return FileReport(file=str(path), kind=path.name, bytes=size_bytes)
@@ -91,6 +96,27 @@ def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
         position, entries = position + _RECORD.size + length, entries + 1
     note = f"{len(data) - position} bytes of an unfinished record at the end" if position < len(data) else ""
     return FileReport(file=str(path), kind="raft-log", bytes=size_bytes, messages=entries, note=note)
+
+
+def _check_raft_wal(path: Path, size_bytes: int) -> FileReport:
+    """Each record's CRC begins with the one before it. Behind the durable end is room, or what a crash left."""
+    data = path.read_bytes()
+    head = _RAFT_WAL_HEAD.fullmatch(data[:_RAFT_WAL_HEAD_BYTES])
+    if head is None or crc32c(head.group(1)) != int(head.group(5), 16) or len(data) != int(head.group(3)):
+        raise CorruptLog(f"{path}: the head is damaged, or the file was cut", file=str(path), position=0)
+    position, durable, crc, saves = _RAFT_WAL_HEAD_BYTES, int(head.group(4)), crc32c(head.group(2)), 0
+    while position < durable:
+        length, found = _RECORD.unpack_from(data, position)
+        payload = data[position + _RECORD.size : position + _RECORD.size + length]
+        crc = crc32c(payload, crc32c(data[position : position + 4], crc))
+        if found != crc or position + _RECORD.size + length > durable:
+            raise CorruptLog(
+                f"{path}: the record at byte {position} fails its CRC32C", file=str(path), position=position
+            )
+        position, saves = position + _RECORD.size + length, saves + 1
+    extra_bytes = len(data[durable:].rstrip(b"\0"))
+    note = f"{extra_bytes} bytes behind the durable end" if extra_bytes else ""
+    return FileReport(file=str(path), kind="raft-wal", bytes=size_bytes, messages=saves, note=note)
 
 
 def _header_bytes(path: Path) -> int:
