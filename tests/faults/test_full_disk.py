@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness import all_values, eventually, publish_acked, running
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 
@@ -48,3 +54,62 @@ def test_full_disk_turns_the_stream_read_only_until_there_is_room(small_disk: Pa
         stored = all_values(client, "orders")
         assert stored[: len(acked)] == acked
         assert set(stored[len(acked) :]) == {b"after"}
+
+
+def fill(folder: Path) -> Path:
+    """To the last byte."""
+    filler = folder / "filler"
+    with open(filler, "ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(65536))
+    return filler
+
+
+NEW = {"name": "new", "subject": "new"}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_metadata_lives_from_its_reserve_while_the_disk_is_full_to_the_last_byte(small_disk: Path, level: int) -> None:
+    """What needs more room is refused and may be tried again; deletions and other changes go on; it heals by itself."""
+    subprocess.run(["mount", "-o", "remount,size=32m", str(small_disk)], check=True)
+    (small_disk / "own" / "data").mkdir(parents=True)
+    if level == 1:  # a folder of before there were levels
+        shutil.copy(Path(__file__).parents[1] / "golden" / "metadata-v1", small_disk / "own" / "data" / "metadata")
+    with running(small_disk / "own", min_free_bytes="1") as (server, broker):
+        client = broker.client()
+        client.create_stream("kept", "kept")
+        client.create_stream("gone", "gone")
+        client.set_cursor("reader", "kept", 0)
+        offset = publish_acked(server.url, "kept", [b"before"])[0]["offset"]
+        eventually(lambda: "reserve" in os.listdir(small_disk / "own/data/raft"))
+        filler = fill(small_disk)
+        full = eventually(lambda: error_of(broker, "POST", "streams", NEW))
+        assert (full["status"], full["code"], full["retriable"]) == (503, "storage_full", True)
+        for path, body in (("cursors/reader/kept", {"offset": 1}),):
+            assert error_of(broker, "PUT", path, body)["code"] == "storage_full"
+        assert error_of(broker, "PATCH", "streams/kept", {"subject": "kept.>"})["code"] == "storage_full"
+        client.delete_stream("gone")
+        for at in range(1100):  # beyond a snapshot
+            client.edit_stream("kept", max_bytes=1024 * 1024 + at)
+        assert [stream["name"] for stream in client.streams() if stream["name"] in ("kept", "gone")] == ["kept"]
+        assert all_values(client, "kept")[offset] == b"before"
+        filler.unlink()
+        eventually(lambda: error_of(broker, "POST", "streams", NEW) == {}, what="a stream is created")
+        client.set_cursor("reader", "kept", 1)
+        assert "offset" in publish_acked(server.url, "kept", [b"after"])[0]
+        fill(small_disk)
+        broker.kill()
+        broker.start()
+        assert "new" in [stream["name"] for stream in broker.client().streams()]
+
+
+def error_of(broker: BrokerProcess, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Of one request; empty where there is none."""
+    url = f"{broker.url}/v1/{path}"
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20):
+            return {}
+    except urllib.error.HTTPError as error:
+        return {**json.loads(error.read())["error"], "status": error.code}

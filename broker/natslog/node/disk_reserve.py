@@ -31,7 +31,7 @@ class DiskReserve:
     """A thread may `release` while another one calls `refill`. Both block.
 
     Attributes:
-        has_room: the reserve is whole, and beside it there is a margin of 1 MiB.
+        has_room: when it was looked last, the reserve was whole, and beside it there was a margin of 1 MiB.
     """
 
     def __init__(self, file: Path) -> None:
@@ -57,14 +57,16 @@ class DiskReserve:
                 if error.errno not in NO_ROOM or not self.release():
                     raise
 
+    def has_room_now(self) -> bool:
+        """Does not block, and does not notice a quota."""
+        return self.has_room and self._free_bytes() >= _MARGIN_BYTES
+
     def refill(self) -> None:
         """Makes it whole if there is room for it and for the margin. Raises OSError, not for lack of room."""
         with self._lock:
             held_bytes = self._file.stat().st_size if self._file.exists() else 0
-            disk = os.statvfs(self._file.parent)
-            wanted_bytes = RESERVE_BYTES + _MARGIN_BYTES - held_bytes
             try:
-                if disk.f_bavail * disk.f_frsize < wanted_bytes:
+                if self._free_bytes() < RESERVE_BYTES + _MARGIN_BYTES - held_bytes:
                     raise OSError(errno.ENOSPC, "too little is free")
                 if held_bytes < RESERVE_BYTES or not self.has_room:  # a quota is not in the figures: it is tried
                     self._resize(held_bytes, RESERVE_BYTES + _MARGIN_BYTES)
@@ -74,6 +76,10 @@ class DiskReserve:
                 if error.errno not in NO_ROOM:
                     raise
                 self._note(has_room=False)
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._file.parent)
+        return disk.f_bavail * disk.f_frsize
 
     def _resize(self, length: int, allocated: int) -> None:
         """To `length`, or with all of `allocated` on the disk; as before if that fails."""

@@ -275,7 +275,7 @@ class MetadataGroup:
             What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
             StorageFull: the disk of this broker is full, and the command would need more of it.
         """
-        if not self.reserve.has_room and needs_room(command):
+        if needs_room(command) and not self.reserve.has_room_now():
             raise StorageFull(
                 f"the disk of broker {self.me} is full: its reserve is kept for what frees space. Free space there, or "
                 "delete streams, then try again",
