@@ -80,6 +80,30 @@ def test_write_gets_room_from_the_reserve_and_other_errors_are_raised(disk: Path
         reserve.within(lambda: (disk / "missing" / "file").write_bytes(b""))
 
 
+def test_quota_that_leaves_no_room_is_noticed_though_the_disk_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel here has no quotas: what it would say is said for it."""
+    file, real = tmp_path / "reserve", os.posix_fallocate
+    reserve = DiskReserve(file)
+    reserve.refill()
+    assert reserve.release()
+    held_bytes = file.stat().st_size
+
+    def over_quota(fd: int, start: int, length: int) -> None:
+        real(fd, start, length - 4096)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", over_quota)
+        reserve.refill()
+        assert not reserve.has_room
+        assert not reserve.has_room_now()
+        assert file.stat().st_size == held_bytes
+    reserve.refill()
+    assert reserve.has_room_now()
+
+
 @pytest.mark.parametrize("uses_wal", [False, True], ids=["v1", "wal"])
 def test_raft_store_goes_on_on_a_full_disk_over_many_snapshots(disk: Path, uses_wal: bool) -> None:
     reserve = DiskReserve(disk / "reserve")
