@@ -271,6 +271,31 @@ def test_founding_and_recovery_that_were_cut_short_are_finished(tmp_path: Path) 
         assert all_values(broker.client(), "orders") == [b"%d" % at for at in range(10)]
 
 
+def test_metadata_log_that_is_missing_in_whole_or_in_part_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """It holds this broker's vote: a blank one in its place would vote again."""
+    with running(tmp_path / "own") as (_, broker):
+        broker.terminate()
+        kept = tmp_path / "kept"
+        shutil.copytree(broker.folder / "raft", kept)
+        names = {path.name for path in kept.iterdir()} - {"pulse", "reserve"}
+        assert len(names) == 2
+        for missing in [*([name] for name in names), [*names], []]:
+            shutil.rmtree(broker.folder / "raft")
+            if missing:
+                shutil.copytree(kept, broker.folder / "raft")
+            for name in missing:
+                (broker.folder / "raft" / name).unlink()
+            said_before = len(broker.output())
+            broker.spawn()
+            assert broker.wait() == 1
+            said = broker.output()[said_before:]
+            assert "missing" in said
+            assert "natslog cluster remove ID" in said
+        shutil.rmtree(broker.folder / "raft")
+        shutil.copytree(kept, broker.folder / "raft")
+        broker.start()
+
+
 # ---- who is not let in ----
 
 

@@ -34,6 +34,7 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
+from natslog.node.metadata.raft_stored import damage
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
     Answered,
@@ -141,7 +142,9 @@ class ClusterNode(Admission):
         logger.warning("founding cluster %s was cut short, and is finished now", self.cluster_id)
 
     def _check_not_lost(self) -> None:
-        """A folder that belongs to a cluster has a log, unless it was welcomed and heard nothing since."""
+        """A folder that belongs to a cluster has a log; that of a broker which was only welcomed so far is blank."""
+        if self.group.store.is_missing:
+            raise damage(self._data_dir.raft, "the metadata log is missing, and the folder belongs to a cluster")
         member = self.group.raft.membership.find(self.me)
         if member is not None and member.directory != self._data_dir.identity.directory:
             raise CorruptLog(
@@ -205,6 +208,7 @@ class ClusterNode(Admission):
 
     def _join(self, cluster_id: str) -> None:
         if not self.cluster_id:
+            self.group.store.begin()  # so that a missing one is damage
             self._data_dir.join(cluster_id)
             logger.info("this broker belongs to cluster %s now", cluster_id)
             self._begin()

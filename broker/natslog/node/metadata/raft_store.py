@@ -82,6 +82,15 @@ class RaftStore:
         """Nothing was ever saved."""
         return self._files.stored == Stored()
 
+    @property
+    def is_missing(self) -> bool:
+        """There are no files: `begin` was never called, or they are lost."""
+        return not (self._folder / "hard-state").exists()
+
+    def begin(self) -> None:
+        """From now on there are files, and those of a blank store say that nothing was saved."""
+        self.save(None, None, (), None)
+
     def save(
         self,
         hard_state: HardState | None,

@@ -778,6 +778,21 @@ def test_blank_store_is_blank_until_something_is_saved(tmp_path: Path) -> None:
     assert not open_small(tmp_path / "new" / "raft").is_blank
 
 
+def test_blank_store_that_was_begun_is_there(tmp_path: Path) -> None:
+    """Of a broker that was welcomed and saved nothing yet: when its files are gone later, that is damage."""
+    store = open_small(tmp_path)
+    assert store.is_missing
+    store.begin()
+    files = files_of(tmp_path)
+    store.begin()
+    assert files_of(tmp_path) == files
+    store = open_small(tmp_path)
+    assert store.is_blank
+    assert not store.is_missing
+    store.save(HardState(term=Term(1)), None, (), None)
+    assert state_of(open_small(tmp_path)) == State(HardState(term=Term(1)))
+
+
 def test_first_snapshot_may_be_of_index_0(tmp_path: Path) -> None:
     """How a group may begin: its first members, and nothing else."""
     first = Snapshot(membership=MEMBERSHIP)
