@@ -148,7 +148,7 @@ def test_stream_is_shown_with_its_problem_and_without_positions(old: ClusterBrok
     shown = [old.json(f"/v1/streams/{STREAM}"), *old.json("/v1/streams", timeout_s=10)]
     assert [one["name"] for one in shown] == [STREAM, STREAM]
     for one in shown:
-        assert "high_watermark" not in one and "log_start_offset" not in one
+        assert not {"high_watermark", "log_start_offset"} & set(one)
         assert (one["problem"]["code"], one["problem"]["retriable"]) == ("no_leader", True)
 
 
@@ -160,8 +160,9 @@ def test_lags_are_null(old: ClusterBroker) -> None:
 
 def test_list_and_readiness_say_that_the_broker_is_not_current(old: ClusterBroker) -> None:
     listed, ready = old.ask("GET", "/v1/streams", timeout_s=10), old.ask("GET", "/readyz")
-    assert listed is not None and ready is not None
+    assert listed is not None
     assert listed.headers["Natslog-Current"] == "false"
+    assert ready is not None
     assert ready.status == 503
 
 
