@@ -1,8 +1,9 @@
 """Parts of files sent to clients by sendfile, and whose fault it is where that fails: the file's, or the network's.
 
 An `OSError` of sendfile does not say which of its two sides failed: a client whose host is gone ends in ETIMEDOUT,
-EHOSTUNREACH or ENETUNREACH, a disk in EIO, and other causes have errors of their own. So the file is asked: what
-was to be sent is read once more. Only where that fails, or is short, is the file damaged.
+EHOSTUNREACH or ENETUNREACH, a disk in EIO, and other causes have errors of their own. So what was to be sent is read
+once more. Only where that fails, or is short, is the file damaged. Where the connection is gone, aiohttp cancels the
+handler meanwhile: that is the network's failure too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
         ConnectionResetError: the client left, or cannot be reached any more.
         UnreadableFile: the connection is closed as well, as nothing else can be said on it.
     """
-    transport = request.transport
+    transport, reader = request.transport, request.remote
     if transport is None:
         raise ConnectionResetError("the client left")
     loop = asyncio.get_running_loop()
@@ -47,11 +48,11 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
         raise
     except OSError as error:
         failure = str(error)
+    logger.info("an answer to the reader at %s was not sent to its end: %s", reader, failure)
     problem = await loop.run_in_executor(readers, _reading_problem, fd, position, length)
     transport.abort()
     if problem is not None:
         raise UnreadableFile(problem)
-    logger.debug("an answer was not sent to the end: %s", failure)
     raise ConnectionResetError(f"the answer cannot be sent: {failure}")
 
 
