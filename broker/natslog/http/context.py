@@ -113,7 +113,7 @@ def check_still_leading(request: web.Request, stream: HostedStream) -> None:
 
 def epoch_headers(stream: HostedStream) -> dict[str, str]:
     """By these a client recognises an answer that a newer leader's has overtaken."""
-    return {"Natslog-Leader-Epoch": str(stream.record.leader_epoch), "Natslog-Stream-Id": stream.record.id}
+    return {"Natslog-Leader-Epoch": str(stream.leader_epoch), "Natslog-Stream-Id": stream.record.id}
 
 
 async def looked_up(request: web.Request, stream: HostedStream, work: Callable[[StreamLog], Result]) -> Result:
@@ -132,7 +132,7 @@ async def looked_up(request: web.Request, stream: HostedStream, work: Callable[[
 
 def out_of_range(stream: HostedStream, error: OffsetOutOfRange) -> OffsetOutOfRange:
     """The same, as the leader of this epoch says it."""
-    facts = {"id": stream.record.id, "leader_epoch": stream.record.leader_epoch}
+    facts = {"id": stream.record.id, "leader_epoch": stream.leader_epoch}
     return OffsetOutOfRange(error.message, **(error.facts | facts))
 
 

@@ -21,8 +21,8 @@ _NAME, *_CURSOR = (
     for name in ("name", "consumer", "stream")
 )
 _ERROR = {
-    "description": "what went wrong and what to do. 503 with `retriable`: this broker may not state positions now (it is "
-    "cut off, say): ask another one, or again in a moment",
+    "description": "what went wrong and what to do. 503 with `retriable`: this broker may not state positions now (it "
+    "is cut off, say): ask another one, or again in a moment",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 
@@ -135,8 +135,8 @@ _PATHS = {
     },
     "/v1/streams/{name}/messages": {
         "get": _call(
-            "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson. Any in-sync replica "
-            "serves a range whose end is named and committed; anything else is the leader's to answer",
+            "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson. Any in-sync "
+            "replica serves a range whose end is named and committed; anything else is the leader's to answer",
             "200",
             _NAME,
             *_RANGE,

@@ -30,7 +30,7 @@ class Positions:
 
     def may_be_stated_by(self, stream: HostedStream) -> bool:
         """Whether this broker leads the stream, by metadata that is recent enough to be sure of it."""
-        is_current = stream.wanted.leader_epoch == stream.record.leader_epoch and stream.wanted.leader == stream.me
+        is_current = stream.wanted.leader == stream.me and stream.wanted.leader_epoch == stream.leader_epoch
         return is_current and stream.is_leading and self._cluster.has_session()
 
     @staticmethod
@@ -42,7 +42,7 @@ class Positions:
             "high_watermark": log.high_watermark,
             "bytes": log.chain.size_bytes,
             "segments": len(log.chain.segments),
-            "leader_epoch": stream.record.leader_epoch,
+            "leader_epoch": stream.leader_epoch,
         }
 
     async def here(self) -> dict[str, Position]:
