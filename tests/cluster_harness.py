@@ -114,9 +114,12 @@ class ClusterBroker(BrokerProcess):
         return json.loads(answer.data) if answer is not None and answer.status == 200 else None
 
     def high_watermark(self, stream: str) -> int | None:
-        """As far as this replica knows that the stream is committed; None where it does not serve it."""
-        answer = self.ask("GET", f"/v1/streams/{stream}/messages?start=earliest&max_bytes=1&columns=offset")
-        return int(answer.headers["Natslog-High-Watermark"]) if answer is not None and answer.status == 200 else None
+        """As far as this replica knows that the stream is committed; None where it does not answer, or has no log."""
+        try:
+            found = self.metrics().get(f'natslog_stream_high_watermark{{stream="{stream}"}}')
+        except OSError:
+            return None
+        return None if found is None else int(found)
 
 
 class Cluster:

@@ -63,7 +63,8 @@ def served_copy(broker: ClusterBroker, stream: str, within_s: float = _SERVES_WI
     tables, start = [MESSAGE_SCHEMA.empty_table()], 0
     deadline = time.monotonic() + within_s
     while True:
-        path = f"/v1/streams/{stream}/messages?start={start}&columns={','.join(COLUMNS)}"
+        end = broker.high_watermark(stream) or 0  # where it ends for all, its leader alone says
+        path = f"/v1/streams/{stream}/messages?start={start}&end={end}&columns={','.join(COLUMNS)}"
         answer = broker.ask("GET", path, timeout_s=30)
         if answer is None or answer.status != 200:
             said = "nothing" if answer is None else f"{answer.status} {answer.data[:300]!r}"

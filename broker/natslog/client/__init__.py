@@ -1,10 +1,11 @@
 """What talks to brokers and to NATS from outside: the blocking HTTP client and the publisher.
 
-`client` (reads, streams), `cursors` and `appending` (its other calls), `asking` (retries over all brokers),
+`client` (reads), `streams`, `cursors` and `appending` (its other calls), `asking` (retries over all brokers),
+`epochs` (whose word about a stream's bounds counts),
 `publisher` (columnar publishing to NATS; imported by itself, because it loads the compiled kernels).
 """
 
-from natslog.client.asking import ClientOptions, parse_servers
+from natslog.client.asking import ClientOptions, leader_epochs, parse_servers
 from natslog.client.client import FETCH_BYTES, Fetched, NatslogClient
 
-__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
+__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "leader_epochs", "parse_servers"]

@@ -10,13 +10,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlencode
 
 import urllib3
 
+from natslog.client.epochs import LeaderEpochs, stated_in
 from natslog.config import DEFAULT_SERVER_URL
 from natslog.errors import (
     BrokerUnavailable,
@@ -26,6 +27,7 @@ from natslog.errors import (
     NoLeader,
     NotLeader,
     NotMetadataLeader,
+    OffsetOutOfRange,
     from_json,
 )
 
@@ -33,15 +35,24 @@ _CONNECT_TIMEOUT_S = 3.0
 _MOST_REDIRECTS = 3
 LONGEST_WAIT = 8  # times the retry interval
 LEADER_WITHIN_S = 15.0
+_ASK_EACH_WITHIN_S = 2.0
 _ASKED_LAST_S = 15.0
 _ASKED_LAST_WAITS = 10  # times the wait that its silence cost: a paused broker takes a tenth of the time at most
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
+_LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
 
 _silent_until: dict[str, float] = {}
 """Brokers that gave no answer, and when they are to be asked in their turn again. Of all clients in this process: each
 task of Spark has a client of its own, and would wait for the same dead broker again.
 """
+
+
+leader_epochs = LeaderEpochs()
+"""Of all clients in this process, for the same reason."""
+
+Judge: TypeAlias = Callable[[urllib3.BaseHTTPResponse], NatslogError | None]
+"""Why an answer is not to be used; None where it is. One that may be better elsewhere, or later, is retriable."""
 
 
 class _RedirectFailed(Exception):
@@ -150,8 +161,12 @@ class Asker:
         body: Any = None,
         prefer: Sequence[str] = (),
         timeout_s: float | None = None,
+        judge: Judge = lambda response: leader_epochs.outdated(stated_in(response.headers)),
     ) -> urllib3.BaseHTTPResponse:
         """One answer from whichever broker gives it.
+
+        Args:
+            judge: by default, what an older leader says of a stream's bounds is not used.
 
         Raises:
             NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
@@ -169,9 +184,9 @@ class Asker:
                 try:
                     response = self._send(method, server + path, query, body, timeout_s, request_id)
                     _silent_until.pop(server, None)
-                    if response.status < 400:
+                    error = _error_of(response, server) if response.status >= 400 else judge(response)
+                    if error is None:
                         return response
-                    error = _error_of(response, server)
                 except _RedirectFailed as failure:  # the leader is gone: another one is being chosen
                     problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S)
                     continue
@@ -182,12 +197,23 @@ class Asker:
                 if not error.retriable:
                     raise error
                 problem = f"{server}: {error.message}"
-                if isinstance(error, NoLeader | NotLeader | NotMetadataLeader | MetadataUnavailable):
+                if response.status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S)
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",
             servers=servers,
         )
+
+    def _of_each(self, path: str, query: dict[str, Any] | None = None) -> Iterator[urllib3.BaseHTTPResponse]:
+        """What each broker answers to a GET, asked once, and briefly; those that give none are left out."""
+        for server in self._most_promising_first(self.servers):
+            timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
+            try:
+                response = self._send("GET", server + path, query, None, timeout_s, None)
+            except (_RedirectFailed, *_TRANSPORT_ERRORS):
+                continue
+            if response.status < 400:
+                yield response
 
     @staticmethod
     def _most_promising_first(servers: Iterable[str]) -> list[str]:
@@ -259,11 +285,13 @@ def _ask_last(server: str, *, waited_s: float) -> None:
 
 
 def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
+    """What the broker says; where it is an older leader's word about a stream's bounds: that."""
     try:
-        body = json.loads(response.data)
-        return from_json(body)
+        error = from_json(json.loads(response.data))
     except (ValueError, TypeError, AttributeError):
         return NatslogError(f"{server} answered HTTP {response.status}, which is no natslog broker's answer")
+    outdated = leader_epochs.outdated(error.facts) if isinstance(error, OffsetOutOfRange) else None
+    return outdated or error
 
 
 def _reason(failure: BaseException) -> str:

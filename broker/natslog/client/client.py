@@ -10,14 +10,12 @@ CRC32C before they are handed on, so damage is found wherever it happened betwee
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -25,14 +23,16 @@ import urllib3
 
 from natslog.arrow import ipc
 from natslog.client.appending import AppendAsker
-from natslog.client.asking import LEADER_WITHIN_S, LONGEST_WAIT, ClientOptions, parse_servers
+from natslog.client.asking import ClientOptions, leader_epochs, parse_servers
 from natslog.client.cursors import CursorCalls
+from natslog.client.epochs import stated_in
+from natslog.client.streams import StreamCalls, stream_path
 from natslog.errors import (
     CorruptLog,
     NatslogError,
+    NotLeader,
     OffsetOutOfRange,
     StreamRecreated,
-    from_json,
 )
 from natslog.model import Split
 
@@ -52,7 +52,7 @@ class Fetched:
     stream_id: str
 
 
-class NatslogClient(AppendAsker, CursorCalls):
+class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
     """Talks to a cluster: see `Asker` for where and how."""
 
     # ---- cluster and streams ----
@@ -60,33 +60,6 @@ class NatslogClient(AppendAsker, CursorCalls):
     def cluster(self) -> dict[str, Any]:
         """`{cluster_id, metadata_leader, brokers, version}`."""
         return dict(self._json("GET", "/v1/cluster"))
-
-    def streams(self, *, pattern: str | None = None, group: str | None = None) -> list[dict[str, Any]]:
-        """All streams, by name; of those with names like the glob `pattern`, or of a group, where that is given."""
-        return list(self._json("GET", "/v1/streams", query={"pattern": pattern, "group": group}))
-
-    def stream(self, name: str) -> dict[str, Any]:
-        """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).
-
-        Raises:
-            StreamNotFound.
-        """
-        return dict(self._json("GET", f"/v1/streams/{_quoted(name)}"))
-
-    def position(self, name: str) -> dict[str, Any]:
-        """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
-
-        Raises:
-            StreamNotFound. NoLeader, CorruptLog, …: why nobody can say where it stands.
-        """
-        attempt, patient_until = 0, time.monotonic() + max(self.options.patience_s, LEADER_WITHIN_S)
-        while "high_watermark" not in (body := self.stream(name)):
-            error = from_json({"error": body.get("problem", {})})
-            if not error.retriable or time.monotonic() > patient_until:
-                raise error
-            time.sleep(self.options.retry_interval_s * min(2**attempt, LONGEST_WAIT))
-            attempt += 1
-        return body
 
     def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
         """Creates it, or finds it there with the same settings.
@@ -102,17 +75,17 @@ class NatslogClient(AppendAsker, CursorCalls):
 
     def edit_stream(self, name: str, **settings: Any) -> dict[str, Any]:
         """Changes settings (or `paused=True`); the rest stays."""
-        return dict(self._json("PATCH", f"/v1/streams/{_quoted(name)}", body=settings))
+        return dict(self._json("PATCH", stream_path(name), body=settings))
 
     def delete_stream(self, name: str) -> None:
         """Raises StreamNotFound."""
-        self._ask("DELETE", f"/v1/streams/{_quoted(name)}")
+        self._ask("DELETE", stream_path(name))
 
     def offset_at(self, name: str, timestamp: str | int) -> tuple[int, str | None]:
         """The first offset at or after a time (ISO-8601 or epoch ms) and that message's time; beyond the newest one the
         high watermark and None.
         """
-        found = self._json("GET", f"/v1/streams/{_quoted(name)}/offsets", query={"timestamp": timestamp})
+        found = self._json("GET", stream_path(name) + "/offsets", query={"timestamp": timestamp})
         return int(found["offset"]), found["timestamp"]
 
     def splits(
@@ -137,7 +110,7 @@ class NatslogClient(AppendAsker, CursorCalls):
         """
         query: dict[str, Any] = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows}
         query |= {"min_splits": min_splits, "read_from": read_from, "rack": rack}
-        return msgspec.convert(self._json("GET", f"/v1/streams/{_quoted(name)}/splits", query=query), list[Split])
+        return msgspec.convert(self._json("GET", stream_path(name) + "/splits", query=query), list[Split])
 
     def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
         """About how many stored bytes `[start, end)` takes; with `max_bytes`, as much of it as they hold, but a row.
@@ -149,7 +122,7 @@ class NatslogClient(AppendAsker, CursorCalls):
             OffsetOutOfRange.
         """
         query = {"start": start, "end": end, "max_bytes": max_bytes}
-        found = self._json("GET", f"/v1/streams/{_quoted(name)}/extent", query=query)
+        found = self._json("GET", stream_path(name) + "/extent", query=query)
         return int(found["end"]), int(found["bytes"])
 
     # ---- operators ----
@@ -172,11 +145,11 @@ class NatslogClient(AppendAsker, CursorCalls):
 
     def transfer_stream(self, name: str, to: int) -> None:
         """Hands a stream to another in-sync replica, in order."""
-        self._ask("POST", f"/v1/streams/{_quoted(name)}/leader", body={"to": to})
+        self._ask("POST", stream_path(name) + "/leader", body={"to": to})
 
     def move_stream(self, name: str, brokers: Sequence[int]) -> None:
         """Brings a stream's replicas onto these brokers, the preferred leader first; returns when it has begun."""
-        self._ask("PUT", f"/v1/streams/{_quoted(name)}/replicas", body={"brokers": list(brokers)})
+        self._ask("PUT", stream_path(name) + "/replicas", body={"brokers": list(brokers)})
 
     # ---- messages ----
 
@@ -212,8 +185,8 @@ class NatslogClient(AppendAsker, CursorCalls):
             "columns": ",".join(columns) if columns is not None else None,
         }
         timeout_s = self.options.timeout_s + wait_ms / 1000
-        path = f"/v1/streams/{_quoted(name)}/messages"
-        ask = partial(self._ask, "GET", path, query=query, timeout_s=timeout_s)
+        judge = partial(self._judge_messages, name, start, expected_id)
+        ask = partial(self._ask, "GET", stream_path(name) + "/messages", query=query, timeout_s=timeout_s, judge=judge)
         try:
             fetched = _fetched(ask(prefer=prefer), name, start)
         except CorruptLog:  # garbled on its way, if not on that broker: another one's answer tells
@@ -225,6 +198,20 @@ class NatslogClient(AppendAsker, CursorCalls):
                 stream=name,
             )
         return fetched
+
+    def _judge_messages(
+        self, name: str, start: int, expected_id: str | None, response: urllib3.BaseHTTPResponse
+    ) -> NatslogError | None:
+        """Rows are committed, whoever serves them, unless they are of a stream that was deleted meanwhile. That there
+        are none is the newest leader's to say.
+        """
+        headers = response.headers
+        stream_id = headers.get("Natslog-Stream-Id")
+        if expected_id is not None and stream_id != expected_id and self.position(name)["id"] == expected_id:
+            return NotLeader(f"a broker has not received yet that the stream of id {stream_id} was deleted")
+        if int(headers.get("Natslog-Next-Offset", start)) > start:
+            return None
+        return leader_epochs.outdated(stated_in(headers))
 
     def read(
         self,
@@ -325,7 +312,3 @@ def _sliced(data: bytes, source: str, start: int, end: int) -> list[pa.RecordBat
         batches.append(ipc.decode_batch(message).slice(low - header.base_offset, high - low))
         covered = high
     return batches
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="") or "-"

@@ -8,6 +8,7 @@ goes with this process, and is sent from there.
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -18,8 +19,11 @@ from typing import BinaryIO
 from aiohttp import web
 
 from natslog.errors import Overloaded
+from natslog.http.sending import UnreadableFile, send_file
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
+
+logger = logging.getLogger("natslog.http")
 
 IN_MEMORY_BYTES = 64 * 1024 * 1024
 _SLICE_BYTES = 256 * 1024
@@ -81,9 +85,11 @@ class Answers:
             body.release()
             await response.prepare(request)
             await response.write(first)  # with the headers
-            if request.transport is None:
-                raise ConnectionResetError("the client left")
-            await loop.sendfile(request.transport, file, len(first), size_bytes - len(first))
+            try:
+                await send_file(request, file.fileno(), len(first), size_bytes - len(first), self._executor)
+            except UnreadableFile as error:  # no part of a log: whoever asks again has a new one
+                logger.error("an answer that waited in a file of %s was lost: %s", self._folder, error)
+                raise ConnectionResetError("the answer cannot be ended") from error
             await response.write_eof()
 
     def _aside(self, body: memoryview) -> BinaryIO:

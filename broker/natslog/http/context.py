@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, NoLeader, NotLeader, NotReady, did_you_mean
+from natslog.errors import (
+    InvalidRequest,
+    NatslogError,
+    NoLeader,
+    NotLeader,
+    NotReady,
+    OffsetOutOfRange,
+    did_you_mean,
+)
 from natslog.http.answers import Answers
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
@@ -16,6 +26,8 @@ from natslog.node.replicas.stream import HostedStream
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
+
+Result = TypeVar("Result")
 
 BROKER = web.AppKey("broker", Broker)
 ANSWERS = web.AppKey("answers", Answers)
@@ -30,7 +42,9 @@ def broker_of(request: web.Request) -> Broker:
 
 
 async def leading(request: web.Request) -> HostedStream:
-    """The stream in the path, where this broker leads it.
+    """The stream in the path, where this broker leads it and has a session: so that it may state positions.
+
+    What is answered after an `await` goes through `stated`.
 
     Raises:
         StreamNotFound, NoLeader, NotLeader, or why it cannot be served.
@@ -39,24 +53,39 @@ async def leading(request: web.Request) -> HostedStream:
     broker = broker_of(request)
     record = await broker.record(request.match_info["name"])
     stream = broker.streams.get(record.name)
-    if stream is not None and stream.is_leading:
+    if stream is not None and broker.positions.may_be_stated_by(stream):
         return stream
     if stream is not None and record.leader == broker.cluster.me and stream.problem is not None:
         raise stream.problem
+    raise _elsewhere(request, record)
+
+
+def _elsewhere(request: web.Request, record: StreamRecord) -> web.HTTPTemporaryRedirect | NatslogError:
+    """Where to ask instead of here: at the broker that leads, or again in a moment."""
+    broker = broker_of(request)
     url = None if record.leader in (None, broker.cluster.me) else broker.url_of(record.leader)
-    if url is None:
-        raise no_leader(record)
+    if url is None or not broker.has_session():
+        return no_leader(broker, record)
     if _has_come_around(request):
-        raise NotLeader(
+        return NotLeader(
             f"stream {record.name!r} is led by broker {record.leader} at {url}: ask there",
             stream=record.name,
             leader=record.leader,
             url=url,
         )
-    raise web.HTTPTemporaryRedirect(url + request.path_qs)
+    return web.HTTPTemporaryRedirect(url + request.path_qs)
 
 
-def no_leader(record: StreamRecord) -> NoLeader:
+def no_leader(broker: Broker, record: StreamRecord) -> NoLeader:
+    """Why no position of a stream is stated here now. It passes: the same request may be sent again."""
+    if not broker.has_session():
+        return NoLeader(
+            f"broker {broker.cluster.me} has no session with the metadata leader, so another broker may lead stream "
+            f"{record.name!r} by now: ask another broker, or this one again in a moment. Ranges whose end is committed "
+            "are served (start and end as numbers)",
+            stream=record.name,
+            broker=broker.cluster.me,
+        )
     return NoLeader(
         f"stream {record.name!r} has no leader that serves now; its replicas are on brokers {list(record.replicas)}, "
         f"in sync are {list(record.isr)}: it goes on when enough of them are up (natslog cluster status)",
@@ -64,6 +93,64 @@ def no_leader(record: StreamRecord) -> NoLeader:
         replicas=list(record.replicas),
         isr=list(record.isr),
     )
+
+
+def stated(request: web.Request, stream: HostedStream, body: Any) -> web.Response:
+    """An answer that states positions, made from what `stream` holds. It is checked last, when nothing more is read.
+
+    Raises:
+        As `leading`: this broker does not lead the stream any more, or its session has ended meanwhile.
+    """
+    check_still_leading(request, stream)
+    return web.json_response(body, headers=epoch_headers(stream))
+
+
+def check_still_leading(request: web.Request, stream: HostedStream) -> None:
+    """What was read from the stream until now was true until now. Raises as `stated`."""
+    if not broker_of(request).positions.may_be_stated_by(stream):
+        raise _elsewhere(request, stream.wanted)
+
+
+def epoch_headers(stream: HostedStream) -> dict[str, str]:
+    """By these a client recognises an answer that a newer leader's has overtaken."""
+    return {"Natslog-Leader-Epoch": str(stream.leader_epoch), "Natslog-Stream-Id": stream.record.id}
+
+
+async def looked_up(request: web.Request, stream: HostedStream, work: Callable[[StreamLog], Result]) -> Result:
+    """What `work` finds in the log of a stream led here, in a reader's thread.
+
+    Raises:
+        OffsetOutOfRange: with the epoch of the leader who says so. Whatever else `work` raises; as `stated`.
+    """
+    log = stream.usable_log()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(broker_of(request).readers, work, log)
+    except OffsetOutOfRange as error:
+        raise await confirmed_out_of_range(request, stream, error) from error
+
+
+async def confirmed_out_of_range(
+    request: web.Request, stream: HostedStream, error: OffsetOutOfRange
+) -> OffsetOutOfRange:
+    """The same, once the metadata index has been read: what another leader was told to anyone before this request
+    arrived would show here, so that no position is called out of range that a reader was given elsewhere.
+
+    Raises:
+        MetadataUnavailable: no majority could be asked. As `stated`.
+    """
+    check_still_leading(request, stream)
+    epoch = stream.leader_epoch
+    await broker_of(request).require_up_to_date()
+    check_still_leading(request, stream)
+    if stream.leader_epoch != epoch:
+        raise no_leader(broker_of(request), stream.wanted)
+    return out_of_range(stream, error)
+
+
+def out_of_range(stream: HostedStream, error: OffsetOutOfRange) -> OffsetOutOfRange:
+    """The same, as the leader of this epoch says it."""
+    facts = {"id": stream.record.id, "leader_epoch": stream.leader_epoch}
+    return OffsetOutOfRange(error.message, **(error.facts | facts))
 
 
 def _has_come_around(request: web.Request) -> bool:

@@ -9,7 +9,7 @@ from aiohttp import web
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
-from natslog.http.context import broker_of, leading, position, query, request_id
+from natslog.http.context import broker_of, leading, position, query, request_id, stated
 from natslog.http.streams import json_body
 from natslog.model import Offset, StreamId
 from natslog.node.clock import now_us
@@ -40,7 +40,7 @@ def _cursor_json(cursor: CursorRecord) -> dict[str, Any]:
 async def list_cursors(request: web.Request) -> web.Response:
     """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer."""
     values, broker = query(request, "consumer", "stream"), broker_of(request)
-    await broker.up_to_date()
+    await broker.require_up_to_date()
     cursors = [
         cursor
         for _, cursor in sorted(broker.state.cursors.items())
@@ -55,7 +55,7 @@ async def list_cursors(request: web.Request) -> web.Response:
 async def show_cursor(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
-    await broker.up_to_date()
+    await broker.require_up_to_date()
     cursor = broker.state.cursor(*_names(request))
     (lag,) = await broker.lags.of_cursors([cursor])
     return web.json_response(_cursor_json(cursor) | {"lag": lag})
@@ -114,11 +114,11 @@ async def stream_lag(request: web.Request) -> web.Response:
     stream, broker = await leading(request), broker_of(request)
     if "cursor" in values:
         consumer = check_name(values["cursor"], "consumer name")
-        await broker.up_to_date()
+        await broker.require_up_to_date()
         offset = broker.state.cursor(consumer, stream.record.name).offset
     else:
         offset = position(values, "offset", 0, stream.usable_log())
-    return web.json_response(await broker.lags.of(stream, offset))
+    return stated(request, stream, await broker.lags.of(stream, offset))
 
 
 @routes.post("/v1/lags")

@@ -8,7 +8,6 @@ commits; just the rows asked for. `Natslog-Next-Offset` says where to go on, wha
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,8 +19,19 @@ from aiohttp import web
 from natslog.arrow import ipc
 from natslog.arrow.messages_json import json_line
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
-from natslog.errors import CorruptLog, InvalidRequest
-from natslog.http.context import ANSWERS, broker_of, leading, position, query, whole
+from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
+from natslog.http.context import (
+    ANSWERS,
+    broker_of,
+    check_still_leading,
+    confirmed_out_of_range,
+    epoch_headers,
+    leading,
+    position,
+    query,
+    whole,
+)
+from natslog.http.sending import UnreadableFile, send_file
 from natslog.log import ReadPlan, StreamLog
 from natslog.node.replicas.stream import HostedStream
 from natslog.subjects import check_subject, wildcard_regex
@@ -56,6 +66,10 @@ class _Question:
     @property
     def changes_rows(self) -> bool:
         return self.ndjson or self.subject is not None or self.columns is not None
+
+    def is_known_range(self, log: StreamLog) -> bool:
+        """Whether it names a range all of which is committed and here: then any replica serves it, whoever leads."""
+        return self.end is not None and log.log_start_offset <= self.start <= self.end <= log.high_watermark
 
 
 def _question(request: web.Request, log: StreamLog) -> _Question:
@@ -94,12 +108,8 @@ def _wants_ndjson(accept: str) -> bool:
 @routes.get("/v1/streams/{name}/messages", allow_head=False)
 async def messages(request: web.Request) -> web.StreamResponse:
     broker = broker_of(request)
-    stream = await _serving(request)
+    stream, asked, states_end = await _serving(request)
     log = stream.usable_log()
-    asked = _question(request, log)
-    if not stream.is_leading and _is_ahead(asked, log.high_watermark):
-        stream = await leading(request)  # this replica does not know yet how far the stream is committed
-        log = stream.usable_log()
     await _wait_for_data(stream, log, asked)
     loop = asyncio.get_running_loop()
     limit_bytes = min(asked.max_bytes, _MAX_REWRITTEN_BYTES) if asked.changes_rows else asked.max_bytes
@@ -110,39 +120,53 @@ async def messages(request: web.Request) -> web.StreamResponse:
         rewrite = asked.changes_rows or _is_crumbly(plan)
         rewriting = loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
         body = None if rewriting is None else await _or_elsewhere(request, stream, rewriting)
+        headers = _headers(stream, log, plan)
+        if states_end:
+            check_still_leading(request, stream)
         stream.sent_bytes += plan.length if body is None else len(body)
-        headers = {
-            "Natslog-Next-Offset": str(plan.next_offset),
-            "Natslog-High-Watermark": str(log.high_watermark),
-            "Natslog-Log-Start-Offset": str(log.log_start_offset),
-            "Natslog-Leader-Epoch": str(stream.record.leader_epoch),
-            "Natslog-Stream-Id": stream.record.id,
-        }
         if body is None:
             return await _send_whole(request, stream, plan, headers)
     kind = NDJSON if asked.ndjson else ARROW_STREAM
     return await request.app[ANSWERS].send(request, body, kind, headers | {"Natslog-Batches": "exact"})
 
 
-async def _serving(request: web.Request) -> HostedStream:
-    """The stream in the path, where this broker may serve it. Raises as `leading`."""
+async def _serving(request: web.Request) -> tuple[HostedStream, _Question, bool]:
+    """The stream in the path, what is asked of it, and whether the answer states where the stream ends: that is the
+    leader's to say. A range that is named, and known to be committed here, comes from any replica. Raises as `leading`.
+    """
     stream = broker_of(request).streams.get(request.match_info["name"])
-    return stream if stream is not None and stream.may_serve else await leading(request)
+    if stream is not None and stream.may_serve and not _names_position(request):
+        asked = _question(request, stream.usable_log())
+        if asked.is_known_range(stream.usable_log()):
+            return stream, asked, False
+    stream = await leading(request)
+    return stream, _question(request, stream.usable_log()), True
 
 
-def _is_ahead(asked: _Question, high_watermark: int) -> bool:
-    """Whether nothing of what is asked for is known to be committed here, although the asker knows that it is."""
-    return asked.start > high_watermark or (asked.end is not None and asked.start == high_watermark < asked.end)
+def _names_position(request: web.Request) -> bool:
+    """Whether a bound is left to the broker, or named (`earliest`, `latest`): only the leader knows where that is."""
+    return not all(request.query.get(bound, "").strip().isdecimal() for bound in ("start", "end"))
+
+
+def _headers(stream: HostedStream, log: StreamLog, plan: ReadPlan) -> dict[str, str]:
+    """From a replica that does not lead, the high watermark is what it knows to be committed: there may be more."""
+    return epoch_headers(stream) | {
+        "Natslog-Next-Offset": str(plan.next_offset),
+        "Natslog-High-Watermark": str(log.high_watermark),
+        "Natslog-Log-Start-Offset": str(log.log_start_offset),
+    }
 
 
 async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaitable[Result]) -> Result:
     """The work's result. What it finds damaged here is whole on another in-sync replica.
 
     Raises:
-        HTTPTemporaryRedirect: to that one. CorruptLog: there is no other.
+        HTTPTemporaryRedirect: to that one. CorruptLog: there is no other. OffsetOutOfRange: as the leader says it.
     """
     try:
         return await work
+    except OffsetOutOfRange as error:  # of a replica that does not lead, this says nothing of the stream
+        raise await confirmed_out_of_range(request, stream, error) from error
     except CorruptLog as error:
         if stream.record.settings.replicas == 1:
             raise
@@ -177,7 +201,7 @@ async def _wait_for_data(stream: HostedStream, log: StreamLog, asked: _Question)
         async with asyncio.timeout(asked.wait_ms / 1000):
             while asked.start >= log.high_watermark:
                 advanced = stream.advanced
-                if advanced.is_set() or not stream.may_serve:
+                if advanced.is_set() or not stream.is_leading:
                     return  # the broker is stopping, or the role has changed
                 await advanced.wait()
     except TimeoutError:
@@ -200,24 +224,14 @@ async def _send_whole(
     response.content_length = len(opening) + plan.length + len(ipc.END_OF_STREAM)
     await response.prepare(request)
     await response.write(opening)
-    loop = asyncio.get_running_loop()
+    readers = broker_of(request).readers
     for piece in plan.ranges:
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError("the client left")
         try:
-            with os.fdopen(piece.fd, "rb", closefd=False) as file:
-                sent = await loop.sendfile(transport, file, piece.position, piece.length)
-            problem = f"ends after {sent} of {piece.length} bytes" if sent < piece.length else ""
-        except ConnectionError:
-            raise
-        except OSError as error:
-            problem = f"cannot be read: {error}"
-        if problem:
+            await send_file(request, piece.fd, piece.position, piece.length, readers)
+        except UnreadableFile as error:
             stream.usable_log().reader.distrust(piece.path)  # so that whoever asks again is told
-            stream.note_damage(CorruptLog(f"{piece.path}: {problem}", file=str(piece.path), position=piece.position))
-            transport.abort()
-            raise ConnectionResetError("the answer cannot be ended")
+            stream.note_damage(CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position))
+            raise ConnectionResetError("the answer cannot be ended") from error
     await response.write(ipc.END_OF_STREAM)
     await response.write_eof()
     return response

@@ -21,7 +21,8 @@ _NAME, *_CURSOR = (
     for name in ("name", "consumer", "stream")
 )
 _ERROR = {
-    "description": "what went wrong and what to do",
+    "description": "what went wrong and what to do. 503 with `retriable`: this broker may not state positions now (it "
+    "is cut off, say): ask another one, or again in a moment",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 
@@ -69,7 +70,8 @@ _PATHS = {
     "/v1/streams/{name}/replicas": {"put": _call("Move a stream's replicas", "202", _NAME, body="Replicas")},
     "/v1/streams": {
         "get": _call(
-            "All streams",
+            "All streams; header Natslog-Current: false where the list may be outdated. Without positions, and with a "
+            "problem, where a stream's leader does not answer",
             "200",
             _parameter("pattern", "names like this glob"),
             _parameter("group", "of this group"),
@@ -77,7 +79,7 @@ _PATHS = {
         "post": _call("Create a stream (200: it was there with the same settings)", "201", body="StreamSettings"),
     },
     "/v1/streams/{name}": {
-        "get": _call("One stream", "200", _NAME),
+        "get": _call("One stream; without positions, and with a problem, where no leader states them", "200", _NAME),
         "patch": _call("Change settings, pause or resume", "200", _NAME, body="StreamSettings"),
         "delete": _call("Delete a stream", "204", _NAME),
     },
@@ -133,7 +135,8 @@ _PATHS = {
     },
     "/v1/streams/{name}/messages": {
         "get": _call(
-            "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson",
+            "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson. Any in-sync "
+            "replica serves a range whose end is named and committed; anything else is the leader's to answer",
             "200",
             _NAME,
             *_RANGE,

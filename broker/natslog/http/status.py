@@ -99,7 +99,7 @@ class _BrokerCollector:
             "natslog_metadata_leader": ("1 on the metadata leader", float(group.is_leader)),
             "natslog_metadata_commit_index": ("Committed metadata entries", group.raft.commit),
             "natslog_metadata_applied_index": ("Applied metadata entries", group.raft.applied),
-            "natslog_metadata_session": ("1 while a metadata leader is heard", float(group.has_session())),
+            "natslog_metadata_session": ("1 while a metadata leader is heard", float(self._broker.has_session())),
             "natslog_brokers": ("Brokers of the cluster", len(group.state.brokers)),
             "natslog_links_up": (
                 "Brokers this one has a link to",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +11,18 @@ from aiohttp import web
 
 from natslog.cluster.metadata import FIXED_SETTINGS, cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
-from natslog.http.context import broker_of, leading, no_leader, position, query, request_id, whole
+from natslog.http.context import (
+    broker_of,
+    leading,
+    looked_up,
+    no_leader,
+    position,
+    query,
+    request_id,
+    stated,
+    whole,
+)
+from natslog.log import StreamLog
 from natslog.model import StreamRecord, parse_settings, setting_fields
 from natslog.node.broker import Broker
 from natslog.subjects import check_name
@@ -25,7 +35,7 @@ READ_FROM = ("nearest", "leader", "any")
 
 
 def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
-    """A stream as the API shows it; without a leader's word, without where its log stands."""
+    """A stream as the API shows it. Without a position, which its leader alone states, with the reason as `problem`."""
     body: dict[str, Any] = {"name": record.name, "id": record.id} | record.settings.to_json()
     body |= {
         "paused": record.paused,
@@ -41,7 +51,7 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
     stream = broker.streams.get(record.name)
     problem = stream.problem or stream.damage or (stream.log.failure if stream.log else None) if stream else None
     if problem is None and position is None:
-        problem = no_leader(record)
+        problem = no_leader(broker, record)
     return body | ({"problem": problem.to_json()["error"]} if problem else {})
 
 
@@ -57,17 +67,20 @@ async def json_body(request: web.Request) -> dict[str, Any]:
 
 @routes.get("/v1/streams")
 async def list_streams(request: web.Request) -> web.Response:
-    """All streams; of a group, or with names like a glob, where those are given."""
+    """All streams; of a group, or with names like a glob, where those are given.
+
+    `Natslog-Current: false`: no majority confirmed that this broker has received all changes; the list may be outdated.
+    """
     values = query(request, "pattern", "group")
     broker = broker_of(request)
-    await broker.up_to_date()
-    positions = await broker.all_positions()
+    is_current = await broker.up_to_date()
+    positions = await broker.positions.everywhere()
     streams = [
         stream_json(broker, record, positions.get(name))
         for name, record in sorted(broker.state.streams.items())
         if _is_asked_for(record, values)
     ]
-    return web.json_response(streams)
+    return web.json_response(streams, headers={"Natslog-Current": str(is_current).lower()})
 
 
 def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
@@ -88,7 +101,7 @@ async def create_stream(request: web.Request) -> web.Response:
 async def _shown(broker: Broker, name: str) -> dict[str, Any]:
     """After a change: as the metadata has it, and as its leader says where it stands."""
     record = broker.state.stream(name)
-    return stream_json(broker, record, (await broker.all_positions()).get(name))
+    return stream_json(broker, record, (await broker.positions.everywhere()).get(name))
 
 
 @routes.get("/v1/streams/{name}")
@@ -101,7 +114,7 @@ async def show_stream(request: web.Request) -> web.Response:
         raise
     except NatslogError:  # shown all the same, with its problem
         return web.json_response(stream_json(broker, await broker.record(request.match_info["name"]), None))
-    return web.json_response(stream_json(broker, stream.wanted, broker.position_of(stream)))
+    return stated(request, stream, stream_json(broker, stream.wanted, broker.positions.of(stream)))
 
 
 @routes.patch("/v1/streams/{name}")
@@ -135,53 +148,49 @@ async def offset_at(request: web.Request) -> web.Response:
     if "timestamp" not in values:
         raise InvalidRequest("name a time: ?timestamp=2026-11-20T10:30:00Z or epoch milliseconds")
     timestamp_us = parse_timestamp_us(values["timestamp"])
-    reader = (await leading(request)).usable_log().reader
-    loop = asyncio.get_running_loop()
-    offset, found_us = await loop.run_in_executor(broker_of(request).readers, reader.offset_at, timestamp_us)
+    stream = await leading(request)
+    offset, found_us = await looked_up(request, stream, lambda log: log.reader.offset_at(timestamp_us))
     found = None if found_us is None else format_timestamp_us(found_us)
-    return web.json_response({"offset": offset, "timestamp": found})
+    return stated(request, stream, {"offset": offset, "timestamp": found})
 
 
 @routes.get("/v1/streams/{name}/extent")
 async def extent(request: web.Request) -> web.Response:
     """About how many bytes a range takes; with `max_bytes`, how far so many reach."""
     values = query(request, "start", "end", "max_bytes")
-    log = (await leading(request)).usable_log()
-    start = position(values, "start", log.log_start_offset, log)
-    end = position(values, "end", log.high_watermark, log)
+    stream = await leading(request)
+    start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
-    loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(broker_of(request).readers, log.reader.extent, start, end, max_bytes)
-    return web.json_response({"start": found.start, "end": found.end, "bytes": found.bytes})
+    found = await looked_up(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
+    return stated(request, stream, {"start": found.start, "end": found.end, "bytes": found.bytes})
+
+
+def _range(values: dict[str, str], log: StreamLog) -> tuple[int, int]:
+    start = position(values, "start", log.log_start_offset, log)
+    return start, position(values, "end", log.high_watermark, log)
 
 
 @routes.get("/v1/streams/{name}/splits")
 async def splits(request: web.Request) -> web.Response:
     values = query(request, "start", "end", "max_bytes", "max_rows", "min_splits", "rack", "read_from")
     stream, broker = await leading(request), broker_of(request)
-    log = stream.usable_log()
-    start = position(values, "start", log.log_start_offset, log)
-    end = position(values, "end", log.high_watermark, log)
+    start, end = _range(values, stream.usable_log())
+    max_bytes = whole(values, "max_bytes", None, low=1)
     max_rows = whole(values, "max_rows", None, low=1)
+    min_splits = whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS)
     if max_rows is not None and (end - start) // max_rows > _MAX_SPLITS:
         raise InvalidRequest(f"max_rows {max_rows} would make more than {_MAX_SPLITS} splits of this range")
-    cut = await asyncio.get_running_loop().run_in_executor(
-        broker.readers,
-        lambda: log.reader.splits(
-            start,
-            end,
-            max_bytes=whole(values, "max_bytes", None, low=1),
-            max_rows=max_rows,
-            min_splits=whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS),
-        ),
+    cut = await looked_up(
+        request,
+        stream,
+        lambda log: log.reader.splits(start, end, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits),
     )
     urls = _replica_urls(broker, stream.wanted, values)
-    return web.json_response(
-        [
-            msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
-            for number, split in enumerate(cut)
-        ]
-    )
+    body = [
+        msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
+        for number, split in enumerate(cut)
+    ]
+    return stated(request, stream, body)
 
 
 def _replica_urls(broker: Broker, record: StreamRecord, values: dict[str, str]) -> tuple[tuple[str, ...], ...]:

@@ -37,6 +37,7 @@ from natslog.node.peers.messages import FetchRequest, HandOver, Hello
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
+from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.writes.ingest_memory import IngestMemory
@@ -112,12 +113,13 @@ class Broker:
             link_to=self.cluster.link_to,
             on_bug=self._halt,
         )
-        self.lags = Lags(self.cluster, self.hosting, self.readers)
+        self.positions = Positions(self.cluster, self.hosting)
+        self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
         cluster = self.cluster
         cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
         cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
         cluster.hears_nats = lambda: self.link.is_heard and self.hosting.services.has_room
-        cluster.answerers |= {"ready": self._answer_ready, "leading": self._answer_leading}
+        cluster.answerers |= {"ready": self._answer_ready, "leading": self.positions.here}
         cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
         self._upkeep = Upkeep(config, cluster.group, self.hosting, self.staging, self.readers)
@@ -228,7 +230,7 @@ class Broker:
             return "joining the cluster and recovering logs"
         if self.cluster.group.disk.hangs:
             return f"the disk of {self.data_path} takes no writes: look at it, and at the kernel's log"
-        if not self.cluster.group.has_session():
+        if not self.has_session():
             return "no metadata leader is heard: too few brokers are up, or the network is cut"
         if not self.link.is_up:
             return f"no connection to NATS at {self.link.shown_url}"
@@ -267,31 +269,9 @@ class Broker:
             coming = self.cluster.group.changed() if stream is None else stream.reconciled.wait()
             await wait_for_at_most(_LOOK_AGAIN_S, coming)
 
-    async def _answer_leading(self) -> dict[str, Any]:
-        """Where the streams stand that this broker leads."""
-        return {name: self.position_of(stream) for name, stream in self.streams.items() if stream.is_leading}
-
-    @staticmethod
-    def position_of(stream: HostedStream) -> dict[str, int]:
-        log = stream.usable_log()
-        return {
-            "log_start_offset": log.log_start_offset,
-            "high_watermark": log.high_watermark,
-            "bytes": log.chain.size_bytes,
-            "segments": len(log.chain.segments),
-        }
-
-    async def all_positions(self) -> dict[str, dict[str, int]]:
-        """Of every stream whose leader answers; those of brokers that do not are missing."""
-        found: dict[str, dict[str, int]] = await self._answer_leading()
-        leaders = {record.leader for record in self.state.streams.values()} - {None, self.cluster.me}
-        links = [link for one in leaders if one is not None and (link := self.cluster.link_to(one)) is not None]
-        for answer in await asyncio.gather(*(link.ask("leading", 2.0) for link in links), return_exceptions=True):
-            if isinstance(answer, dict):
-                found |= answer
-            elif not isinstance(answer, NatslogError):
-                logger.error("a broker's positions are unknown: %s", answer)
-        return found
+    def has_session(self) -> bool:
+        """Whether the metadata here is recent enough to state positions by it."""
+        return self.cluster.has_session()
 
     # ---- streams ----
 
@@ -307,15 +287,15 @@ class Broker:
         """The stream as the metadata has it now; before it is said not to exist, the metadata leader is asked.
 
         Raises:
-            StreamNotFound.
+            StreamNotFound. MetadataUnavailable: it is not known here, and no majority confirmed that this is recent.
         """
         if name not in self.state.streams:
-            await self.up_to_date()
+            await self.require_up_to_date()
         found: StreamRecord = self.state.stream(name)
         return found
 
     async def up_to_date(self) -> bool:
-        """Returns when all that anyone was told of the metadata is known here; False where nobody could be asked."""
+        """Whether all that was answered anywhere before is applied here; False where no majority could be asked."""
         try:
             async with asyncio.timeout(_BARRIER_WITHIN_S):
                 await self.cluster.barrier()
@@ -323,6 +303,11 @@ class Broker:
             logger.debug("answering from what is known here: %s", error)
             return False
         return True
+
+    async def require_up_to_date(self) -> None:
+        """The same. Raises MetadataUnavailable: no majority could be asked."""
+        if not await self.up_to_date():
+            raise self.cluster.group.unavailable()
 
     def url_of(self, broker: BrokerId) -> str | None:
         known = self.state.brokers.get(broker)

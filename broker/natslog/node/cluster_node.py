@@ -35,6 +35,7 @@ from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
+from natslog.node.metadata.session import Session
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
     Answered,
@@ -95,6 +96,7 @@ class ClusterNode(Admission):
         self.secret = secret
         self.links = Links(self)
         self.leading = MetadataLeading(group, self._ask_to_hand_over)
+        self._session = Session(self.barrier)
         self.served: set[web.WebSocketResponse] = set()
         self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
         self.has_joined = asyncio.Event()
@@ -126,6 +128,7 @@ class ClusterNode(Admission):
             (self._keep_links(), "links"),
             (self.leading.run(), "controller"),
             (self._report(), "reports"),
+            (self._session.run(), "session"),
         ):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._watch)
@@ -345,6 +348,10 @@ class ClusterNode(Admission):
                 raise group.unavailable()
             index = await link.ask("read_index", 2.0)
         await group.applied(index)
+
+    def has_session(self) -> bool:
+        """Whether the metadata here is recent enough to state positions by it: see `Session`."""
+        return self.group.has_session() and (self.group.is_alone or self._session.is_valid())
 
     # ---- what the metadata leader asks for, and is told ----
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from natslog.client import NatslogClient
-from natslog.errors import CorruptLog, DataLoss, NatslogError, StreamNotFound
+from natslog.errors import CorruptLog, DataLoss, NatslogError
+from pyspark_natslog.source.confirming import confirmed, newest
 from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.selection import StreamState
 
 logger = logging.getLogger("pyspark_natslog")
 
@@ -45,7 +48,7 @@ def report_loss(options: SourceOptions, loss: Loss) -> None:
     )
 
 
-def behind_loss(
+def left_of(
     client: NatslogClient,
     options: SourceOptions,
     stream: str,
@@ -53,37 +56,43 @@ def behind_loss(
     start: int,
     end: int,
     error: NatslogError,
-) -> int:
-    """Where `[start, end)` can be read on, after what happened between planning and reading was reported as loss.
+) -> tuple[int, int]:
+    """What can still be read of `[start, end)`, after what happened between planning and reading was reported as loss.
+    All of it, where nothing is lost: the answer was outdated, and the range is to be asked for again.
 
     Raises:
-        DataLoss: with `failOnDataLoss`. The error itself, where nothing that is known explains it.
+        DataLoss: with `failOnDataLoss`. The error itself, where it is damage that the facts do not explain.
     """
-    try:
-        info = client.position(stream)
-    except StreamNotFound:
+
+    def lacks_some(state: StreamState | None) -> bool:
+        if state is None or state.id != stream_id:
+            return True
+        return start < state.log_start_offset or end > state.high_watermark
+
+    state = confirmed(partial(newest, client, stream), lacks_some)
+    if state is None:
         report_loss(options, Loss(stream, start, end, "the stream was deleted"))
-        return end
-    if info["id"] != stream_id:
-        report_loss(options, recreated(stream, start, end, was=stream_id, is_now=info["id"]))
-        return end
-    log_start, high_watermark = int(info["log_start_offset"]), int(info["high_watermark"])
-    if start < log_start:
-        lost_to = min(log_start, end)
+        return end, end
+    if state.id != stream_id:
+        report_loss(options, recreated(stream, start, end, was=stream_id, is_now=state.id))
+        return end, end
+    if start < state.log_start_offset:
+        lost_to = min(state.log_start_offset, end)
         report_loss(options, Loss(stream, start, lost_to, "retention removed these messages"))
-        return lost_to
-    if end > high_watermark:
-        report_loss(options, shorter(stream, max(start, high_watermark), end, high_watermark))
-        return end
-    if isinstance(error, CorruptLog) and "file" in error.facts:
-        return _behind_damage(options, stream, start, end, error)
-    raise error
+        return lost_to, end
+    if end > state.high_watermark:
+        upto = max(start, state.high_watermark)
+        report_loss(options, shorter(stream, upto, end, state.high_watermark))
+        return start, upto
+    if isinstance(error, CorruptLog):
+        return _behind_damage(options, stream, start, end, error), end
+    return start, end
 
 
 def _behind_damage(options: SourceOptions, stream: str, start: int, end: int, error: CorruptLog) -> int:
     """Damage on a broker's disk that no in-sync replica has whole."""
     damaged_from, damaged_to = (error.facts.get(name) for name in ("start", "end"))
-    if not isinstance(damaged_from, int) or not damaged_from <= start:
+    if "file" not in error.facts or not isinstance(damaged_from, int) or not damaged_from <= start:
         raise error
     lost_to = end if not isinstance(damaged_to, int) else min(damaged_to, end)
     if lost_to <= start:

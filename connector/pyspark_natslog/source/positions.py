@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from natslog.client import NatslogClient
 from natslog.errors import ConfigError
 from natslog.times import format_timestamp_us
+from pyspark_natslog.source.confirming import confirmed, newest
 from pyspark_natslog.source.loss import Loss, report_loss
 from pyspark_natslog.source.options import Bound, SourceOptions
 from pyspark_natslog.source.selection import StreamState
@@ -30,13 +34,22 @@ def resolve_start(
     Raises:
         ConfigError: an offset above the high watermark. DataLoss: one below the log start.
     """
-    position, log_start = _named(client, bound, state), state.log_start_offset
+    position = _named(client, bound, state)
+    if position < state.log_start_offset:
+        state = _confirmed(client, state, lambda now: position < now.log_start_offset)
+    log_start = state.log_start_offset
     if position >= log_start:
         return position
     reachable = log_start if end is None else min(log_start, end)
     if position < reachable:
         report_loss(options, Loss(state.name, position, reachable, "the log starts later"))
     return reachable
+
+
+def _confirmed(client: NatslogClient, state: StreamState, is_missing: Callable[[StreamState], bool]) -> StreamState:
+    """As the newest leader describes it, where something seems to be missing; as it is, where it was deleted since."""
+    now = confirmed(partial(newest, client, state.name), lambda now: now is not None and is_missing(now))
+    return state if now is None else now
 
 
 def _named(client: NatslogClient, bound: Bound, state: StreamState) -> int:
@@ -48,6 +61,8 @@ def _named(client: NatslogClient, bound: Bound, state: StreamState) -> int:
         return state.log_start_offset
     if position == "latest":
         return state.high_watermark
+    if position > state.high_watermark:
+        state = _confirmed(client, state, lambda now: position > now.high_watermark)
     if position > state.high_watermark:
         raise ConfigError(
             f"stream {state.name!r}: offset {position} is above its high watermark {state.high_watermark}; it holds "

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from natslog.client import NatslogClient
+from natslog.client import NatslogClient, leader_epochs
 from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.payload.decoding import Shaper
-from pyspark_natslog.source.loss import behind_loss
+from pyspark_natslog.source.confirming import OutdatedAnswers
+from pyspark_natslog.source.loss import left_of
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.splits import OffsetRange, Task
 
@@ -33,13 +34,14 @@ def _read_range(
 ) -> Iterator[pa.RecordBatch]:
     shaper = Shaper(options.payload, columns)
     asked_columns = None if shaper.is_payload_needed else shaper.needed_columns
-    start = part.start
-    while start < part.end:
+    start, end, outdated = part.start, part.end, OutdatedAnswers()
+    leader_epochs.note(part.stream_id, part.leader_epoch)
+    while start < end:
         try:
             for fetched in client.answers(
                 part.stream,
                 start,
-                part.end,
+                end,
                 subject=options.subject_filter,
                 columns=asked_columns,
                 prefer=part.urls,
@@ -52,4 +54,7 @@ def _read_range(
                     asked_columns = shaper.needed_columns
                     break
         except (OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog) as error:
-            start = behind_loss(client, options, part.stream, part.stream_id, start, part.end, error)
+            left = left_of(client, options, part.stream, part.stream_id, start, end, error)
+            if left == (start, end):
+                outdated.one_more(error)
+            start, end = left

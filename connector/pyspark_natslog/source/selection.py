@@ -56,7 +56,7 @@ class Selection:
         return {body["name"]: partial(_position, client, body) for body in self._listed(client)}
 
     def _listed(self, client: NatslogClient) -> list[dict[str, Any]]:
-        return client.streams(pattern=self.pattern, group=self.group)
+        return client.streams(pattern=self.pattern, group=self.group, current=True)
 
     def __str__(self) -> str:
         if self.names:

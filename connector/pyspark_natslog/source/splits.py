@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pyspark.sql.datasource import InputPartition
 
-from natslog.client import NatslogClient
+from natslog.client import NatslogClient, leader_epochs
 from natslog.errors import OffsetOutOfRange, StreamNotFound
 from natslog.model import Split
-from pyspark_natslog.source.loss import behind_loss
+from pyspark_natslog.source.confirming import OutdatedAnswers
+from pyspark_natslog.source.loss import left_of
 from pyspark_natslog.source.options import SourceOptions
 
 _WORTH_SPLITTING_ROWS = 64 * 1024
@@ -27,7 +28,10 @@ _ASKED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets `[start, end)` of the stream with this id; `urls` are the brokers that have it, nearest first."""
+    """Offsets `[start, end)` of the stream with this id; `urls` are the brokers that have it, nearest first.
+
+    `leader_epoch`: the newest one known when it was planned, so that a task does not take an older leader's word.
+    """
 
     stream: str
     stream_id: str
@@ -35,6 +39,7 @@ class OffsetRange:
     end: int
     urls: tuple[str, ...] = ()
     bytes: int = 0
+    leader_epoch: int = 0
 
     @property
     def rows(self) -> int:
@@ -115,7 +120,7 @@ def _shared(piece: OffsetRange, share: Numbered) -> list[tuple[int, OffsetRange]
     parts, start = [], piece.start
     for number, end in share:
         if start < min(end, piece.end):
-            part = OffsetRange(piece.stream, piece.stream_id, start, min(end, piece.end), piece.urls)
+            part = replace(piece, start=start, end=min(end, piece.end), bytes=0)
             parts.append((number, part))
             start = part.end
     return parts
@@ -123,13 +128,13 @@ def _shared(piece: OffsetRange, share: Numbered) -> list[tuple[int, OffsetRange]
 
 def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_splits: int = 1) -> list[OffsetRange]:
     """The range in parts that the options allow; without what was lost of it."""
-    cutting, start = options.cutting, whole.start
-    while start < whole.end:
+    cutting, start, end, outdated = options.cutting, whole.start, whole.end, OutdatedAnswers()
+    while start < end:
         try:
             splits = client.splits(
                 whole.stream,
                 start,
-                whole.end,
+                end,
                 max_bytes=cutting.max_bytes,
                 max_rows=cutting.max_rows,
                 min_splits=min_splits,
@@ -137,15 +142,19 @@ def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_
                 rack=cutting.rack,
             )
         except (OffsetOutOfRange, StreamNotFound) as error:
-            start = behind_loss(client, options, whole.stream, whole.stream_id, start, whole.end, error)
+            left = left_of(client, options, whole.stream, whole.stream_id, start, end, error)
+            if left == (start, end):
+                outdated.one_more(error)
+            start, end = left
             continue
-        assert (splits[0].start, splits[-1].end) == (start, whole.end), "splits cover the range"
-        return [_range(whole, split) for split in splits]
+        assert (splits[0].start, splits[-1].end) == (start, end), "splits cover the range"
+        epoch = leader_epochs.highest(whole.stream_id)
+        return [_range(whole, split, epoch) for split in splits]
     return []
 
 
-def _range(whole: OffsetRange, split: Split) -> OffsetRange:
-    return OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, split.bytes)
+def _range(whole: OffsetRange, split: Split, epoch: int) -> OffsetRange:
+    return OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, split.bytes, epoch)
 
 
 def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cores: int) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from natslog.errors import NatslogError, StreamNotFound
 from pyspark_natslog.source.admission import Admitter
+from pyspark_natslog.source.confirming import confirmed, newest
 from pyspark_natslog.source.loss import Loss, recreated, report_loss, shorter
 from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
 from pyspark_natslog.source.options import SourceOptions
@@ -82,11 +83,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = from_json(start)
+        ask = partial(self._states_for, {name: (at, at.offset) for name, at in position.items()})
         if self._target is not None:  # the same position would end the run, undrained
-            states = self._patiently(self._states)
+            states = self._patiently(ask)
         else:
             try:
-                states = self._states()
+                states = ask()
             except NatslogError as error:
                 if self._is_to_be_told(error):
                     raise
@@ -112,6 +114,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _states(self) -> States:
         return self._options.selection.states(self._client)
+
+    def _states_for(self, wanted: Mapping[str, tuple[StreamOffset, int]]) -> States:
+        """The same. Where something of what is wanted (a stream from a position on, to an end) is not there, it was not
+        for a while, and by the word of the newest leader.
+        """
+
+        def is_missing(name: str, state: StreamState | None) -> bool:
+            first, end = wanted[name]
+            if state is None or state.id != first.id:
+                return state is not None or self._options.selection.could_hold(name)
+            return not state.log_start_offset <= first.offset <= end <= state.high_watermark
+
+        def missing(states: States) -> list[str]:
+            return [name for name in wanted if is_missing(name, states.get(name))]
+
+        def ask() -> States:
+            states = self._states()
+            for name in missing(states):
+                if name in states and (state := newest(self._client, name)) is not None:
+                    states[name] = state
+            return states
+
+        return confirmed(ask, lambda states: bool(missing(states)))
 
     def _begin(self, position: Offsets, states: States) -> Offsets:
         """Where reading goes on in each stream there is, after what was lost was reported. One that is new, or new
@@ -191,21 +216,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         moved = {name: last for name, last in upto.items() if last != begin.get(name)}
         if not moved:
             return []
-        states = self._patiently(self._states)
-        ranges = [self._range(name, begin.get(name), last, states.get(name)) for name, last in moved.items()]
+        wanted = {name: (_first(begin.get(name), last), last.offset) for name, last in moved.items()}
+        states = self._patiently(partial(self._states_for, wanted))
+        ranges = [self._range(name, wanted[name][0].offset, last, states.get(name)) for name, last in moved.items()]
         known = [one for one in ranges if one is not None and one.rows]
         if self._planned is not None and self._planned[0] == known:
             return self._planned[1]
         numbered = {name: last.tasks for name, last in moved.items()}
         return self._patiently(partial(plan_again, self._client, self._options, known, numbered))
 
-    def _range(
-        self, name: str, first: StreamOffset | None, last: StreamOffset, state: StreamState | None
-    ) -> OffsetRange | None:
+    def _range(self, name: str, begun: int, last: StreamOffset, state: StreamState | None) -> OffsetRange | None:
         """What is still there of one stream's part of a batch."""
-        if (first is None or first.id != last.id) and last.start is not None:
-            first = StreamOffset(last.id, last.start)
-        begun = first.offset if first is not None and first.id == last.id else 0
         if state is None:
             report_loss(self._options, Loss(name, begun, last.offset, "the stream was deleted"))
             return None
@@ -226,6 +247,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._client.close()
+
+
+def _first(first: StreamOffset | None, last: StreamOffset) -> StreamOffset:
+    """Where a stream's part of a batch that ends at `last` begins."""
+    if first is not None and first.id == last.id:
+        return first
+    return StreamOffset(last.id, last.start or 0)
 
 
 def _moved(at: StreamOffset, before: StreamOffset | None, rows: int) -> StreamOffset:

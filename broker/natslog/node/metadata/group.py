@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,20 @@ import msgspec
 from natslog.cluster.commands import Command, Outcome, Proposal, needs_room
 from natslog.cluster.features import WAL_LEVEL
 from natslog.cluster.metadata import Metadata
-from natslog.consensus import Entry, HardState, Index, Member, Membership, Message, Raft, Ready, Snapshot, Term
+from natslog.consensus import (
+    AppendRequest,
+    Entry,
+    HardState,
+    Index,
+    Member,
+    Membership,
+    Message,
+    Raft,
+    Ready,
+    Snapshot,
+    SnapshotChunk,
+    Term,
+)
 from natslog.errors import (
     InvalidRequest,
     MembershipChanging,
@@ -92,6 +106,7 @@ class MetadataGroup:
         self.me = me
         self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
         self.elections = 0
+        self._leader_seen_s = 0.0  # of the monotonic clock
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="raft")
         self._news = asyncio.Event()
         self._applied_something = asyncio.Event()
@@ -128,6 +143,7 @@ class MetadataGroup:
         self._open()
 
     def start(self) -> None:
+        self._leader_seen_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._tick(), name="metadata clock"),
             asyncio.create_task(self._drive(), name="metadata group"),
@@ -158,6 +174,7 @@ class MetadataGroup:
         while True:
             await asyncio.sleep(TICK_S)
             self.raft.tick()
+            self._note_leader()
             self._news.set()
 
     async def _drive(self) -> None:
@@ -235,6 +252,8 @@ class MetadataGroup:
         for message in messages:
             if message.to == self.me:
                 self.raft.step(message)
+                if isinstance(message, AppendRequest | SnapshotChunk):
+                    self._note_leader()
         self._news.set()
 
     def forwarded(self, proposal: Proposal) -> None:
@@ -255,10 +274,23 @@ class MetadataGroup:
     def leader(self) -> BrokerId | None:
         return self.raft.leader
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this broker is the only voter: no other one can decide anything."""
+        return self.raft.membership.voters == (self.me,)
+
     def has_session(self) -> bool:
-        """Whether a metadata leader has been heard of lately, and hears this broker."""
-        is_alone = self.raft.membership.voters == (self.me,)  # then nobody else could do better
-        return self.raft.ticks_since_leader() < SESSION_TICKS and (is_alone or not self.disk.hangs)
+        """Whether a message of the metadata leader was received lately, and this broker can answer it.
+
+        Ticks do not pass while the process is stopped: monotonic time must agree with them.
+        """
+        is_recent = self.raft.ticks_since_leader() < SESSION_TICKS
+        is_recent = is_recent and time.monotonic() - self._leader_seen_s < SESSION_TICKS * TICK_S
+        return is_recent and (self.is_alone or not self.disk.hangs)
+
+    def _note_leader(self) -> None:
+        if self.raft.ticks_since_leader() == 0:
+            self._leader_seen_s = time.monotonic()
 
     def submit(self, command: Command) -> None:
         """Proposes and forgets: the outcome is seen in the state, and who misses it proposes anew."""

@@ -1,6 +1,7 @@
 """Lags of readers at streams, wherever their leaders are; and of the cursors on those led here.
 
-Files are looked into, so it is done in a reader's thread. A lag is told by the stream's leader alone: it knows HW.
+Files are looked into, so it is done in a reader's thread. A lag is stated by the stream's leader alone, and only with a
+session (`Positions`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from natslog.log import Lag, StreamLog
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 
 logger = logging.getLogger("natslog.node")
@@ -46,11 +48,11 @@ def lag_json(lag: Lag, stream_id: str) -> LagJson:
 class Lags:
     """Answers other brokers too: the question `lags`."""
 
-    def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
-        self._cluster, self._hosting, self._readers = cluster, hosting, readers
+    def __init__(self, cluster: ClusterNode, hosting: Hosting, positions: Positions, readers: Executor) -> None:
+        self._cluster, self._hosting, self._positions, self._readers = cluster, hosting, positions, readers
 
     async def of(self, stream: HostedStream, offset: int) -> LagJson:
-        """At a stream led here.
+        """At a stream led here. The caller checks afterwards that it still is.
 
         Raises:
             CorruptLog, OSError: its files cannot be looked into.
@@ -61,13 +63,15 @@ class Lags:
 
     async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
         """Of several offsets at each of several streams; those that are not led here, or cannot say, are missing."""
-        led = [(name, stream) for name in positions if (stream := self._led(name)) is not None]
-        logs = [(name, stream.record.id, stream.usable_log(), positions[name]) for name, stream in led]
-        return await asyncio.get_running_loop().run_in_executor(self._readers, _lags_of_all, logs)
+        led = {name: stream for name in positions if (stream := self._led(name)) is not None}
+        logs = [(name, stream.record.id, stream.usable_log(), positions[name]) for name, stream in led.items()]
+        found = await asyncio.get_running_loop().run_in_executor(self._readers, _lags_of_all, logs)
+        return {name: lags for name, lags in found.items() if self._led(name) is led[name]}
 
     def _led(self, name: str) -> HostedStream | None:
         stream = self._hosting.streams.get(name)
-        return stream if stream is not None and stream.is_leading and stream.log is not None else None
+        is_led = stream is not None and stream.log is not None and self._positions.may_be_stated_by(stream)
+        return stream if is_led else None
 
     async def everywhere(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
         """The same, of every stream whose leader answers."""

@@ -1,0 +1,66 @@
+"""The highest leader epoch that was seen of each stream: an answer about its bounds from an older one is outdated.
+
+Every answer that states a position names the epoch of the leader that states it. A leader that was replaced may not
+have received that yet. Epochs only rise, so whoever has seen the answer of a newer leader recognises it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from natslog.errors import NotLeader
+
+_REMEMBERED_S = 600.0
+_MOST_STREAMS = 100_000
+
+
+class LeaderEpochs:
+    """Thread-safe. An epoch that no broker has confirmed for ten minutes is forgotten: a cluster that was restored from
+    a backup begins with older ones.
+
+    Args:
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def highest(self, stream_id: str) -> int:
+        """0 where none is known."""
+        with self._lock:
+            epoch, seen_s = self._seen.get(stream_id, (0, 0.0))
+            return epoch if self._clock() - seen_s < _REMEMBERED_S else 0
+
+    def note(self, stream_id: str, epoch: int) -> bool:
+        """Whether this is the newest epoch known of the stream, now that it was seen."""
+        is_newest = epoch >= self.highest(stream_id)
+        if is_newest and epoch:
+            with self._lock:
+                if stream_id not in self._seen and len(self._seen) >= _MOST_STREAMS:
+                    del self._seen[next(iter(self._seen))]
+                self._seen[stream_id] = (epoch, self._clock())
+        return is_newest
+
+    def outdated(self, stated: Mapping[str, object]) -> NotLeader | None:
+        """Why a statement about a stream's bounds is not to be believed; None where it is, or names no epoch.
+
+        Args:
+            stated: `id` and `leader_epoch`, as in the body of a stream or the facts of an error.
+        """
+        stream_id, epoch = stated.get("id"), stated.get("leader_epoch")
+        if not isinstance(stream_id, str) or not isinstance(epoch, int) or self.note(stream_id, epoch):
+            return None
+        return NotLeader(
+            f"the answer is of leader epoch {epoch}, and epoch {self.highest(stream_id)} of this stream was seen: it "
+            "has another leader by now",
+            leader_epoch=epoch,
+        )
+
+
+def stated_in(headers: Mapping[str, str]) -> dict[str, object]:
+    """What the headers of an answer say of whose it is; nothing, of a broker that does not say it."""
+    stream_id, epoch = headers.get("Natslog-Stream-Id"), headers.get("Natslog-Leader-Epoch", "")
+    return {"id": stream_id, "leader_epoch": int(epoch)} if stream_id and epoch.isdecimal() else {}

@@ -1,0 +1,106 @@
+"""The client's calls that show streams, and where they stand: by the newest leader's word only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+
+from natslog.client.asking import Asker, leader_epochs
+from natslog.errors import BrokerUnavailable, MetadataUnavailable, NatslogError, from_json
+
+
+class StreamCalls(Asker):
+    """A part of `NatslogClient`."""
+
+    def streams(
+        self, *, pattern: str | None = None, group: str | None = None, current: bool = False
+    ) -> list[dict[str, Any]]:
+        """All streams, by name; of those with names like the glob `pattern`, or of a group, where that is given.
+
+        Args:
+            current: only from a broker that has received all changes: so that one that is missing is not there.
+
+        Raises:
+            BrokerUnavailable: with `current`, no broker has.
+        """
+        query = {"pattern": pattern, "group": group}
+        listed: list[dict[str, Any]] = self._json(
+            "GET", "/v1/streams", query=query, judge=_unless_current if current else _as_it_is
+        )
+        return [body if leader_epochs.outdated(body) is None else _without_position(body) for body in listed]
+
+    def stream(self, name: str) -> dict[str, Any]:
+        """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).
+
+        Raises:
+            StreamNotFound.
+        """
+        body = dict(self._json("GET", stream_path(name), judge=_as_it_is))
+        if "high_watermark" in body and leader_epochs.outdated(body) is None:
+            return body
+        return self._newest(name) or _without_position(body)
+
+    def position(self, name: str) -> dict[str, Any]:
+        """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
+
+        Raises:
+            StreamNotFound. NoLeader, CorruptLog, …: why nobody can say where it stands.
+        """
+        problem: NatslogError | None = None
+
+        def judge(response: urllib3.BaseHTTPResponse) -> NatslogError | None:
+            nonlocal problem
+            body = _body(response)
+            is_stated = "high_watermark" in body
+            problem = leader_epochs.outdated(body) if is_stated else from_json({"error": body.get("problem", {})})
+            return problem
+
+        try:
+            return dict(self._json("GET", stream_path(name), judge=judge))
+        except BrokerUnavailable as error:
+            if problem is None:
+                raise
+            raise problem from error
+
+    def newest_position(self, name: str) -> dict[str, Any]:
+        """The same, of all brokers' answers the one of the newest leader epoch: for whoever would conclude from a
+        position that something is lost.
+
+        Raises:
+            As `position`.
+        """
+        return self._newest(name) or self.position(name)
+
+    def _newest(self, name: str) -> dict[str, Any] | None:
+        """None where no broker states where the stream stands."""
+        shown = [_body(response) for response in self._of_each(stream_path(name))]
+        stated = [body for body in shown if "high_watermark" in body and leader_epochs.outdated(body) is None]
+        return max(stated, key=lambda body: int(body["leader_epoch"]), default=None)
+
+
+def _body(response: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+    try:
+        return dict(json.loads(response.data))
+    except (ValueError, TypeError) as error:
+        raise NatslogError("the answer is not JSON; is that a natslog broker?") from error
+
+
+def _as_it_is(_: urllib3.BaseHTTPResponse) -> None:
+    """It is used whatever it says: the caller looks at it."""
+
+
+def _unless_current(response: urllib3.BaseHTTPResponse) -> NatslogError | None:
+    if response.headers.get("Natslog-Current") != "false":
+        return None
+    return MetadataUnavailable("the broker has no session with the metadata leader: its list may be outdated")
+
+
+def _without_position(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in ("high_watermark", "log_start_offset", "bytes")}
+
+
+def stream_path(name: str) -> str:
+    return f"/v1/streams/{quote(name, safe='') or '-'}"

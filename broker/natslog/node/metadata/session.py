@@ -1,0 +1,71 @@
+"""The session: whether what this broker holds of the metadata is recent enough to state positions by it.
+
+Theory of operation. Again and again the broker asks for a barrier: a majority confirms the metadata leader, and all
+that was committed by then is applied here. The session lasts from the moment when such a question was *sent*, not from
+when its answer came: an answer may have waited in a socket, beside old heartbeats, while this process was stopped. Time
+is monotonic and goes on while the process is stopped.
+
+Invariant. `SESSION_S` is shorter than the silence after which the metadata leader replaces a broker (`SESSION_TICKS`)
+by more than the two heartbeats that may lie between a question and the last sign of life before it. So while a leader
+of a stream has a session, no other broker has been appointed in its place for its silence. Appointments for another
+reason (its followers miss it) are known here a moment later: clients therefore compare leader epochs as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from natslog.errors import NatslogError
+
+SESSION_S = 2.5
+_ASK_EVERY_S = 0.5
+_ASK_AGAIN_S = 0.1
+_MOST_QUESTIONS = 8
+
+
+class Session:
+    """For the event loop.
+
+    Args:
+        barrier: returns when the metadata here holds all that was committed when it was called.
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(self, barrier: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._barrier, self._clock = barrier, clock
+        self._asked_s: float | None = None  # when the last question was sent that was answered
+
+    def is_valid(self) -> bool:
+        return self._asked_s is not None and self._clock() - self._asked_s < SESSION_S
+
+    async def run(self) -> None:
+        """Keeps the session; a question that takes long does not delay the next one."""
+        questions: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                if len(questions) < _MOST_QUESTIONS:
+                    questions.add(asyncio.create_task(self._ask(), name="session"))
+                answered, questions = await asyncio.wait(
+                    questions, timeout=_ASK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                for question in answered:
+                    question.result()  # raises where it met a bug
+                await asyncio.sleep(self._pause_s())
+        finally:
+            for question in questions:
+                question.cancel()
+
+    def _pause_s(self) -> float:
+        is_recent = self._asked_s is not None and self._clock() - self._asked_s < 2 * _ASK_EVERY_S
+        return _ASK_EVERY_S if is_recent else _ASK_AGAIN_S
+
+    async def _ask(self) -> None:
+        asked_s = self._clock()
+        try:
+            await self._barrier()
+        except NatslogError:
+            return  # no leader, or no majority: asked again in a moment
+        if self._asked_s is None or asked_s > self._asked_s:
+            self._asked_s = asked_s

@@ -1,0 +1,72 @@
+"""Where streams stand: log start, high watermark, size. Stated by a stream's leader alone, and only with a session.
+
+A broker without a session may have been replaced as a leader: what it holds as the high watermark may be too low. See
+`node.metadata.session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeAlias
+
+from natslog.errors import NatslogError
+from natslog.node.cluster_node import ClusterNode
+from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.stream import HostedStream
+
+logger = logging.getLogger("natslog.node")
+
+_ASK_WITHIN_S = 2.0
+
+Position: TypeAlias = dict[str, int]
+
+
+class Positions:
+    """Answers other brokers too: the question `leading`."""
+
+    def __init__(self, cluster: ClusterNode, hosting: Hosting) -> None:
+        self._cluster, self._hosting = cluster, hosting
+
+    def may_be_stated_by(self, stream: HostedStream) -> bool:
+        """Whether this broker leads the stream, by metadata that is recent enough to be sure of it."""
+        is_current = stream.wanted.leader == stream.me and stream.wanted.leader_epoch == stream.leader_epoch
+        return is_current and stream.is_leading and self._cluster.has_session()
+
+    @staticmethod
+    def of(stream: HostedStream) -> Position:
+        """Raises why its log cannot be used."""
+        log = stream.usable_log()
+        return {
+            "log_start_offset": log.log_start_offset,
+            "high_watermark": log.high_watermark,
+            "bytes": log.chain.size_bytes,
+            "segments": len(log.chain.segments),
+            "leader_epoch": stream.leader_epoch,
+        }
+
+    async def here(self) -> dict[str, Position]:
+        """Of the streams that this broker leads."""
+        return {
+            name: self.of(stream) for name, stream in self._hosting.streams.items() if self.may_be_stated_by(stream)
+        }
+
+    async def everywhere(self) -> dict[str, Position]:
+        """Of every stream whose leader answers; the others are missing."""
+        found = await self.here()
+        leaders = {record.leader for record in self._cluster.state.streams.values()} - {None, self._cluster.me}
+        links = [link for one in leaders if one is not None and (link := self._cluster.link_to(one)) is not None]
+        asks = [link.ask("leading", _ASK_WITHIN_S) for link in links]
+        for answer in await asyncio.gather(*asks, return_exceptions=True):
+            if isinstance(answer, dict):
+                _add_newer(found, answer)
+            elif not isinstance(answer, NatslogError):
+                logger.error("a broker's positions are unknown: %s", answer)
+        return found
+
+
+def _add_newer(found: dict[str, Position], answer: dict[str, Any]) -> None:
+    """Of two that state a position of the same stream, the one with the higher leader epoch leads it."""
+    for name, position in answer.items():
+        if name not in found or position.get("leader_epoch", 0) > found[name].get("leader_epoch", 0):
+            found[name] = position
