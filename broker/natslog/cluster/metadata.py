@@ -47,6 +47,7 @@ from natslog.cluster.commands import (
 )
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
 from natslog.cluster.features import FIRST_LEVEL
+from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -129,8 +130,8 @@ class Metadata(msgspec.Struct, kw_only=True):
             Whether anything changed (a command applied before changes nothing).
 
         Raises:
-            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest: the command
-                is refused; nothing changed.
+            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest,
+                OutdatedFolder: the command is refused; nothing changed.
         """
         changed = self._apply(command)
         self.version += changed
@@ -172,7 +173,9 @@ class Metadata(msgspec.Struct, kw_only=True):
 
     def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker) -> bool:
         match command:
-            case RegisterBroker(broker=broker, after=after):
+            case RegisterBroker(broker=broker, after=after, lives=lives):
+                if self.feature_level >= NONCE_LEVEL:
+                    check_follows(self.brokers.get(broker.id), broker, lives)
                 return self._register(broker, after)
             case DrainBroker(broker=number, is_draining=is_draining):
                 if number not in self.brokers:
