@@ -74,7 +74,8 @@ class Life:
         self.is_missing = last.number == 0 and must_exist
         self.last_was_older_version = last.number > 0 and not last.nonce
         self.lives = self._plain_up_to(last.number) if self.last_was_older_version else last.lives
-        self.after = self.lives[-1] if last.has_ended and self.lives else ""
+        ended = [one for one in self.lives[-1:] if last.has_ended and _number(one) == last.number]
+        self.after = ended[0] if ended else ""
         self.number, self.nonce = last.number + 1, secrets.token_hex(8)
         if not self.is_missing:
             self._store()
@@ -112,23 +113,33 @@ class Life:
 
     def follow(self, number: int, name: str) -> None:
         """Makes this the life after that one: the folder's own metadata proves it. Raises OSError."""
-        self.number, self.after = max(self.number, number + 1), ""
-        self._store(lives=(*(one for one in self.lives if one != name), name)[-MAX_LIVES:])
+        lives = (*(one for one in self.lives if one != name), name)[-MAX_LIVES:]
+        self._store(number=max(self.number, number + 1), lives=lives)
+        self.after = ""
 
     def end(self) -> None:
         """Everything is on disk as the logs say: the next life need not prove it. Raises OSError."""
         self._store(has_ended=True)
 
-    def _store(self, *, lives: tuple[str, ...] | None = None, has_ended: bool = False) -> None:
+    def _store(
+        self, *, number: int | None = None, lives: tuple[str, ...] | None = None, has_ended: bool = False
+    ) -> None:
         """On disk first, then here: what is not durable is never said to others."""
-        wanted = self.lives if lives is None else lives
         stored = _Stored(
-            number=self.number, has_ended=has_ended, directory=self._directory, nonce=self.nonce, lives=wanted
+            number=self.number if number is None else number,
+            has_ended=has_ended,
+            directory=self._directory,
+            nonce=self.nonce,
+            lives=self.lives if lives is None else lives,
         )
-        has_nonce = any(_has_nonce(one) for one in wanted)
+        has_nonce = any(_has_nonce(one) for one in stored.lives)
         write_checked(self._path, "life", _VERSION if has_nonce else _VERSION_WITHOUT_NONCE, stored)
-        self.lives, self.is_missing = wanted, False
+        self.number, self.lives, self.is_missing = stored.number, stored.lives, False
 
 
 def _has_nonce(name: str) -> bool:
     return name.count(".") > 1
+
+
+def _number(name: str) -> int:
+    return int(name.split(".")[1])

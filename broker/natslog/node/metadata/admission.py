@@ -29,6 +29,7 @@ class Admission:
         self.clocks_apart_s: dict[BrokerId, float] = {}
         self._data_dir = data_dir
         self._refused_ms: dict[str, float] = {}
+        self._stored_commit = group.raft.commit
 
     @property
     def cluster_id(self) -> str:
@@ -84,6 +85,8 @@ class Admission:
                 f"natslog cluster add {hello.url}",
                 broker=hello.broker,
             )
+        if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
+            raise ConnectionRefusedError("the metadata that is stored here is not applied yet")
         self._check_lives(hello)
 
     def _check_lives(self, hello: Hello) -> None:
