@@ -14,7 +14,7 @@ import nats.errors
 import pytest
 
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running
 
 STREAM = "orders"
 FIRST = [b"first %d" % at for at in range(300)]
@@ -35,6 +35,10 @@ def set_up(cluster: Cluster, min_isr: int) -> ClusterBroker:
     publish(cluster, FIRST)
     cluster.wait_settled(STREAM)
     return eventually(lambda: cluster.leader_of(STREAM), 20, "a leader")
+
+
+def follower(cluster: Cluster, leader: ClusterBroker) -> ClusterBroker:
+    return next(broker for broker in cluster.brokers if broker is not leader)
 
 
 def publish(cluster: Cluster, values: list[bytes]) -> None:
@@ -122,3 +126,97 @@ def test_member_with_a_copy_of_the_life_before_is_refused_until_it_is_replaced(c
     restore(cluster, leader, copy)
     check_refused(cluster, leader)
     check_can_be_replaced(cluster, leader)
+
+
+def test_member_with_a_copy_of_an_earlier_life_is_refused_and_says_so(cluster: Cluster) -> None:
+    """Not the life right before the registered one, as in the test above: that number is registered for a copy, too."""
+    outdated = follower(cluster, set_up(cluster, 2))
+    outdated.terminate()
+    copy = copy_of(outdated)
+    restart(cluster, outdated)
+    restart(cluster, outdated)
+    publish(cluster, LATER)
+    cluster.wait_settled(STREAM)
+    outdated.terminate()
+    newest = copy_of(outdated, "newest")
+    put_back(copy, outdated)
+    outdated.spawn()
+    check_refused(cluster, outdated)
+    outdated.terminate()
+    put_back(newest, outdated)
+    outdated.spawn()
+    cluster.wait_ready()
+    cluster.wait_settled(STREAM)
+
+
+def test_member_that_lost_its_identity_or_its_life_rebuilds_the_one_and_is_refused_without_the_other(
+    cluster: Cluster,
+) -> None:
+    broker = follower(cluster, set_up(cluster, 2))
+    broker.terminate()
+    (broker.folder / "broker").unlink()
+    restart(cluster, broker)
+    assert "stored again" in broker.output()
+    cluster.wait_settled(STREAM)
+    broker.terminate()
+    newest = copy_of(broker, "newest")
+
+    (broker.folder / "life").unlink()
+    for _ in range(2):  # the second start finds nothing that the first one made up
+        broker.spawn()
+        assert broker.wait() != 0
+    assert "life is missing" in broker.output()
+    assert "natslog cluster remove" in broker.output()
+    (broker.folder / "broker").unlink()
+    broker.spawn()
+    assert broker.wait() != 0
+    assert "broker is missing" in broker.output()
+
+    put_back(newest, broker)
+    shutil.rmtree(broker.folder / "raft")
+    broker.spawn()
+    assert broker.wait() != 0
+    assert "raft is empty" in broker.output()
+    put_back(newest, broker)
+    broker.spawn()
+    cluster.wait_ready()
+    cluster.wait_settled(STREAM)
+
+
+def test_member_restored_from_a_copy_goes_on_alone_after_recover(cluster: Cluster) -> None:
+    keeper = set_up(cluster, 2)
+    keeper.terminate()
+    copy = copy_of(keeper)
+    restart(cluster, keeper)
+    publish(cluster, LATER)
+    for broker in cluster.brokers:
+        broker.kill()
+    put_back(copy, keeper)
+    natslog("cluster", "recover", str(keeper.folder), "--yes")
+    keeper.start()
+    assert all_values(keeper.client(), STREAM) == FIRST, "what the copy held"
+    publish(cluster, LAST)
+    assert all_values(keeper.client(), STREAM) == FIRST + LAST
+
+
+@pytest.mark.parametrize("has_life", [True, False])
+def test_broker_alone_goes_on_from_a_restored_copy(tmp_path: Path, has_life: bool) -> None:
+    """The documented backup: stop the broker and copy the folder. Also where the copy lost its `life`."""
+    with running(tmp_path / "own") as (server, broker):
+        broker.client().create_stream(STREAM, STREAM)
+        publish_acked(server.url, STREAM, FIRST)
+        broker.terminate()
+        copy = copy_of(broker)
+        for _ in range(2):
+            broker.start()
+            publish_acked(server.url, STREAM, LAST)
+            broker.terminate()
+        put_back(copy, broker)
+        if not has_life:
+            (broker.folder / "life").unlink()
+        broker.start()
+        assert all_values(broker.client(), STREAM) == FIRST
+        publish_acked(server.url, STREAM, LAST)
+        broker.terminate()
+        broker.start()
+        assert all_values(broker.client(), STREAM) == FIRST + LAST
