@@ -174,9 +174,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker) -> bool:
         match command:
             case RegisterBroker(broker=broker, after=after, lives=lives):
-                if self.feature_level >= NONCE_LEVEL:
-                    check_follows(self.brokers.get(broker.id), broker, lives)
-                return self._register(broker, after)
+                return self._register(broker, after, lives)
             case DrainBroker(broker=number, is_draining=is_draining):
                 if number not in self.brokers:
                     raise InvalidRequest(f"there is no broker {number}", broker=number)
@@ -195,11 +193,13 @@ class Metadata(msgspec.Struct, kw_only=True):
                     del self.tombstones[key]
                 return self.brokers.pop(number, None) is not None
 
-    def _register(self, broker: BrokerRecord, after: str) -> bool:
+    def _register(self, broker: BrokerRecord, after: str, lives: tuple[str, ...]) -> bool:
         """Its former life leads nothing any more; unless that ended in order, its logs are to be proven first. (A life
         that was never heard of may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
+        if self.feature_level >= NONCE_LEVEL:
+            check_follows(known, broker, lives)
         if known is None:
             self.brokers[broker.id] = broker
             return True
