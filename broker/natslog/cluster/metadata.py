@@ -47,6 +47,7 @@ from natslog.cluster.commands import (
 )
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
 from natslog.cluster.features import FIRST_LEVEL
+from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -129,8 +130,8 @@ class Metadata(msgspec.Struct, kw_only=True):
             Whether anything changed (a command applied before changes nothing).
 
         Raises:
-            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest: the command
-                is refused; nothing changed.
+            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest,
+                OutdatedFolder: the command is refused; nothing changed.
         """
         changed = self._apply(command)
         self.version += changed
@@ -172,8 +173,8 @@ class Metadata(msgspec.Struct, kw_only=True):
 
     def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker) -> bool:
         match command:
-            case RegisterBroker(broker=broker, after=after):
-                return self._register(broker, after)
+            case RegisterBroker(broker=broker, after=after, lives=lives):
+                return self._register(broker, after, lives)
             case DrainBroker(broker=number, is_draining=is_draining):
                 if number not in self.brokers:
                     raise InvalidRequest(f"there is no broker {number}", broker=number)
@@ -192,11 +193,13 @@ class Metadata(msgspec.Struct, kw_only=True):
                     del self.tombstones[key]
                 return self.brokers.pop(number, None) is not None
 
-    def _register(self, broker: BrokerRecord, after: str) -> bool:
+    def _register(self, broker: BrokerRecord, after: str, lives: tuple[str, ...]) -> bool:
         """Its former life leads nothing any more; unless that ended in order, its logs are to be proven first. (A life
         that was never heard of may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
+        if self.feature_level >= NONCE_LEVEL:
+            check_follows(known, broker, lives)
         if known is None:
             self.brokers[broker.id] = broker
             return True

@@ -193,7 +193,7 @@ class Broker:
         for problem in problems:
             logger.error("while stopping: %s", problem, exc_info=problem)
         if not problems and self.has_started and self.failed is None:
-            self._data_dir.end_life()
+            self._data_dir.life.end()
 
     def _halt(self, what: str, error: BaseException) -> None:
         """What must not end has ended with an exception: stop rather than go on half alive."""
@@ -226,6 +226,8 @@ class Broker:
             return "shutting down"
         if not self.cluster.has_joined.is_set():
             return "waiting for the other brokers of the cluster"
+        if (outdated := self.cluster.registration.outdated) is not None:
+            return outdated.message
         if not self.has_started:
             return "joining the cluster and recovering logs"
         if self.cluster.group.disk.hangs:

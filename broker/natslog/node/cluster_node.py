@@ -4,7 +4,8 @@ Theory of operation. A folder is blank until it belongs to a cluster. A broker w
 seeds, the one with the lowest id founds it once it has met all the others and all are blank; it counts them as members,
 and tells them so on the next link (`Welcome`). Later ones are added by an operator, as learners; the metadata leader
 makes them voters when they have caught up. A member is a broker id *with its folder*: whoever lost the folder is not
-let in until it was removed and added anew, so nobody votes twice.
+let in until it was removed and added anew, so nobody votes twice. The same holds for a member with an older copy of its
+folder: each broker compares the life that its metadata has registered with those that the other's folder had (ADR 11).
 
 Invariant. Raft's messages, fetches and questions pass only between folders of one cluster.
 """
@@ -21,12 +22,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
+from natslog.cluster.commands import Proposal, Tombstone
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
-from natslog.errors import ClusterMismatch, CorruptLog, InvalidRequest, NatslogError, NotMetadataLeader
+from natslog.errors import (
+    ClusterMismatch,
+    CorruptLog,
+    InvalidRequest,
+    NatslogError,
+    NotMetadataLeader,
+    OutdatedFolder,
+)
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
 from natslog.node.clock import monotonic_ms
@@ -35,6 +43,7 @@ from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
+from natslog.node.metadata.registration import Registration
 from natslog.node.metadata.session import Session
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
@@ -97,6 +106,7 @@ class ClusterNode(Admission):
         self.links = Links(self)
         self.leading = MetadataLeading(group, self._ask_to_hand_over)
         self._session = Session(self.barrier)
+        self.registration = Registration(self, data_dir, lambda: self.links.all)
         self.served: set[web.WebSocketResponse] = set()
         self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
         self.has_joined = asyncio.Event()
@@ -113,7 +123,7 @@ class ClusterNode(Admission):
 
     async def start(self) -> None:
         """Returns when this broker belongs to a cluster and the cluster knows its new life."""
-        self.leading.lives[self.me] = self._data_dir.incarnation
+        self.registration.check_log()
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
             self._finish_founding()
@@ -134,20 +144,22 @@ class ClusterNode(Admission):
             task.add_done_callback(self._watch)
             self._tasks.append(task)
         await self.has_joined.wait()
-        await self._register()
+        await self.registration.run()
+        self.leading.lives[self.me] = self._data_dir.life.name
 
     def _finish_founding(self) -> None:
-        """The last life ended between founding a cluster and noting that the folder belongs to it."""
+        """The folder does not say that it belongs to a cluster: founding one was cut short, or `broker` was missing."""
         member = self.group.raft.membership.find(self.me)
         if member is None or member.directory != self._data_dir.identity.directory or not self.state.cluster_id:
             raise CorruptLog(f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files")
         self._data_dir.join(self.state.cluster_id)
-        logger.warning("founding cluster %s was cut short, and is finished now", self.cluster_id)
+        logger.warning("this folder is of cluster %s, and did not say so: that is stored again", self.cluster_id)
 
     def _check_not_lost(self) -> None:
         """A folder that belongs to a cluster has a log; that of a broker which was only welcomed so far is blank."""
         if self.group.store.is_missing:
             raise damage(self._data_dir.raft, "the metadata log is missing, and the folder belongs to a cluster")
+        self.registration.check_life()
         member = self.group.raft.membership.find(self.me)
         if member is not None and member.directory != self._data_dir.identity.directory:
             raise CorruptLog(
@@ -171,24 +183,6 @@ class ClusterNode(Admission):
         await self.links.close()
         await asyncio.gather(*(socket.close() for socket in list(self.served)), return_exceptions=True)
         await self.group.stop()
-
-    async def _register(self) -> None:
-        """Tells the cluster of this life, until it is heard."""
-        while True:
-            me = BrokerRecord(
-                id=self.me,
-                url=self.config.url,
-                rack=self.config.rack,
-                directory=self._data_dir.identity.directory,
-                life=self._data_dir.life,
-            )
-            try:
-                await self.group.propose(
-                    RegisterBroker(broker=me, after=self._data_dir.after), f"{me.incarnation} is up"
-                )
-                return
-            except NatslogError as error:
-                logger.warning("this broker waits for the cluster: %s", error.message)
 
     # ---- founding and growing ----
 
@@ -223,10 +217,19 @@ class ClusterNode(Admission):
             if not self.cluster_id:
                 self._found_if_all_are_blank()
                 self._say_who_is_missing()
+            self.registration.say_if_outdated()
             for link in self.links.all:
+                self._hang_up_on_outdated(link)
                 if link.is_up and link.peer is not None and (welcome := self.welcome_for(link.peer)) is not None:
                     link.send(welcome)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _hang_up_on_outdated(self, link: DialledLink) -> None:
+        if link.is_up and link.peer is not None:
+            try:
+                self.check_still_current(link.peer)
+            except OutdatedFolder:
+                link.hang_up()  # the next handshake says why
 
     def _urls(self) -> set[str]:
         """Of everyone else: as they registered, or as they were added. While one is not reached there, as the seeds
@@ -278,6 +281,7 @@ class ClusterNode(Admission):
             return
         if not self.cluster_id or peer.cluster_id != self.cluster_id:
             return
+        self.check_still_current(peer)
         match frame:
             case RaftMessages(messages=messages):
                 self.leading.lives[peer.broker] = peer.incarnation

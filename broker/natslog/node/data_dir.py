@@ -2,7 +2,7 @@
 
 DIR/lock             held (flock) while a broker runs
 DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
-DIR/life             how often it was started, and whether the last life ended in order
+DIR/life             which lives it had, and whether the last one ended in order (`life`)
 DIR/raft/            the metadata group's log and snapshot
 DIR/streams/<id>/    one log each; <id>.removed: being removed
 """
@@ -21,6 +21,7 @@ import msgspec
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log.checked_file import read_checked, sync_folder
 from natslog.node.disk_reserve import write_checked
+from natslog.node.life import Life, stored_directory
 
 _IDENTITY_VERSION = 2
 REMEDY = (
@@ -38,11 +39,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
 
 
-class _Life(msgspec.Struct, frozen=True):
-    number: int = 0
-    has_ended: bool = False
-
-
 class DataDir:
     """Claims a folder for this process; `release` gives it back.
 
@@ -51,7 +47,7 @@ class DataDir:
         broker_id: must be the one that owns the folder, if anyone does.
 
     Attributes:
-        life: the number of this start. `after`: the incarnation that ended in order right before it, or "".
+        life: this start, and those before it.
 
     Raises:
         DataDirError: another broker's, of a newer format, in use, or not writable, with what to do.
@@ -69,7 +65,7 @@ class DataDir:
             self._take_lock()
             self._check_recovered()
             self.identity = self._known_identity(broker_id)
-            self.life, self.after = self._begin_life()
+            self.life = Life(path / "life", self.identity.directory, must_exist=self.raft.exists())
         except OSError as error:
             self.release()
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -96,7 +92,17 @@ class DataDir:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.identity.directory}.{self.life}"
+        return self.life.incarnation
+
+    @property
+    def after(self) -> str:
+        """The incarnation that ended in order right before this one, or ""."""
+        return self.life.after
+
+    @property
+    def last_life_was_older_version(self) -> bool:
+        """The last start was of natslog 0.1.0, which replaces some files without the fields that it does not know."""
+        return self.life.last_was_older_version
 
     def _take_lock(self) -> None:
         try:
@@ -114,6 +120,8 @@ class DataDir:
 
     def _known_identity(self, broker_id: int) -> Identity:
         found = read_checked(self.path / "broker", "broker", _IDENTITY_VERSION)
+        if found is None and self._is_used():
+            return self._rebuilt_identity(broker_id)
         known = Identity(broker_id=broker_id) if found is None else msgspec.convert(found, Identity)
         if known.broker_id != broker_id:
             raise DataDirError(
@@ -128,6 +136,22 @@ class DataDir:
             sync_folder(self.path)
         return known
 
+    def _is_used(self) -> bool:
+        """A start stores `broker` before any of these."""
+        return (self.path / "life").exists() or self.raft.exists() or any(self.streams.iterdir())
+
+    def _rebuilt_identity(self, broker_id: int) -> Identity:
+        """`broker` is missing: whose folder it is stands in `life`, and whose cluster's in the metadata log, which also
+        proves the broker's id. It is stored again when that was read (`join`).
+
+        Raises:
+            CorruptLog: `life` does not name the folder either.
+        """
+        directory = stored_directory(self.path / "life")
+        if not directory:
+            raise CorruptLog(f"{self.path / 'broker'} is missing, and the folder was used", data_dir=str(self.path))
+        return Identity(broker_id=broker_id, directory=directory)
+
     def _store(self, identity: Identity) -> None:
         write_checked(self.path / "broker", "broker", _IDENTITY_VERSION, identity)
         self.identity = identity
@@ -136,16 +160,6 @@ class DataDir:
         """From now on this folder belongs to that cluster."""
         assert self.identity.cluster_id in ("", cluster_id), "a folder never changes clusters"
         self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
-
-    def _begin_life(self) -> tuple[int, str]:
-        found = read_checked(self.path / "life", "life", 1)
-        last = _Life() if found is None else msgspec.convert(found, _Life)
-        write_checked(self.path / "life", "life", 1, _Life(last.number + 1))
-        return last.number + 1, f"{self.identity.directory}.{last.number}" if last.has_ended else ""
-
-    def end_life(self) -> None:
-        """Everything is on disk as the logs say: the next life need not prove it."""
-        write_checked(self.path / "life", "life", 1, _Life(self.life, True))
 
     def stream_folder(self, stream_id: str) -> Path:
         return self.streams / stream_id

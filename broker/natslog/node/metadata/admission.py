@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from natslog.cluster.incarnations import outdated_folder
 from natslog.config import BrokerConfig
 from natslog.errors import ClusterMismatch, NatslogError, natslog_version
 from natslog.model import BrokerId
@@ -28,6 +29,7 @@ class Admission:
         self.clocks_apart_s: dict[BrokerId, float] = {}
         self._data_dir = data_dir
         self._refused_ms: dict[str, float] = {}
+        self._stored_commit = group.raft.commit
 
     @property
     def cluster_id(self) -> str:
@@ -39,12 +41,13 @@ class Admission:
             broker=self.me,
             url=self.config.url,
             directory=identity.directory,
-            life=self._data_dir.life,
+            life=self._data_dir.life.number,
             cluster_id=identity.cluster_id,
             protocol=PROTOCOL,
             version=natslog_version(),
             wall_us=now_us(),
             nonce=nonce,
+            lives=self._data_dir.life.shown,
         )
 
     def check_peer(self, hello: Hello) -> None:
@@ -82,6 +85,23 @@ class Admission:
                 f"natslog cluster add {hello.url}",
                 broker=hello.broker,
             )
+        if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
+            raise ConnectionRefusedError("the metadata that is stored here is not applied yet")
+        self._check_lives(hello)
+
+    def _check_lives(self, hello: Hello) -> None:
+        """Raises OutdatedFolder: the folder is a copy from before the life that is registered. It holds an old vote."""
+        known = self.group.state.brokers.get(hello.broker)
+        if known is not None and known.directory == hello.directory and known.incarnation not in hello.lives:
+            raise outdated_folder(known, hello.url)
+
+    def check_still_current(self, peer: Hello) -> None:
+        """For an open link: a newer life of that broker may have been applied here since the handshake. (At feature
+        level 1 a life is registered by another name than the handshake has.) Raises OutdatedFolder.
+        """
+        known = self.group.state.brokers.get(peer.broker)
+        if known is not None and known.nonce:
+            self._check_lives(peer)
 
     def _note_clock(self, hello: Hello) -> None:
         apart_s = (hello.wall_us - now_us()) / 1e6

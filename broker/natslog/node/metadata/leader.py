@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from natslog.cluster.controller import Controller
+from natslog.cluster.incarnations import is_life
 from natslog.consensus import Member
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
@@ -29,7 +30,7 @@ class MetadataLeading:
     """Args: `ask_to_hand_over`: sends the frame to the broker that leads the streams in it.
 
     Attributes:
-        lives: the incarnation in which each broker was heard last.
+        lives: the incarnation in which each broker was heard last, with its nonce.
     """
 
     def __init__(self, group: MetadataGroup, ask_to_hand_over: Callable[[BrokerId, HandOver], None]) -> None:
@@ -43,7 +44,7 @@ class MetadataLeading:
         """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
         active = self._group.raft.active_within(SESSION_TICKS)
         known = self._group.state.brokers
-        return {one for one in active if one in known and known[one].incarnation == self.lives.get(one)}
+        return {one for one in active if one in known and is_life(known[one].incarnation, self.lives.get(one, ""))}
 
     # ---- what is reported ----
 

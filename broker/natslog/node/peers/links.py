@@ -130,6 +130,7 @@ class DialledLink:
         self.url = url
         self.peer: Hello | None = None
         self.problem = "it was never reached"
+        self.refusal: NatslogError | None = None  # what the last handshake ended with
         self.is_self = False
         self.on_fetched: Callable[[FetchResponse, memoryview], None] | None = None
         self._owner = owner
@@ -183,6 +184,7 @@ class DialledLink:
             pause_s = min(2 * pause_s, _REDIAL_S[1])
 
     def _note_problem(self, error: BaseException) -> None:
+        self.refusal = error if isinstance(error, NatslogError) else None
         self.problem = error.message if isinstance(error, NatslogError) else f"{type(error).__name__}: {error}"
         self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
         if (

@@ -30,7 +30,9 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge", arra
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
-    """Who is speaking. `cluster_id` is "" while its folder is blank; `wall_us` is its clock, to warn of wrong ones."""
+    """Who is speaking. `cluster_id` is "" while its folder is blank; `wall_us` is its clock, to warn of wrong ones.
+    `lives`: the incarnations that its folder had, this one last, with its nonce.
+    """
 
     broker: BrokerId
     url: str
@@ -42,10 +44,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=T
     wall_us: int
     nonce: str
     mac: str = ""
+    lives: tuple[str, ...] = ()
 
     @property
     def incarnation(self) -> str:
-        return f"{self.directory}.{self.life}"
+        return self.lives[-1] if self.lives else f"{self.directory}.{self.life}"
 
     def signed(self, secret: bytes, challenge: str) -> Hello:
         """For the one who sent this challenge."""
