@@ -40,8 +40,18 @@ def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -
 
 
 class _Ingest:
-    def __init__(self) -> None:
+    """What upkeep asks of it: stream time, and a roll."""
+
+    def __init__(self, now_us: int = 1_000_001) -> None:
         self.rolls = 0
+        self.stream_time = self
+        self.time_us = now_us
+
+    def now_us(self) -> int:
+        return self.time_us
+
+    def behind_s(self) -> float:
+        return 0.0
 
     def roll(self) -> None:
         self.rolls += 1
@@ -71,7 +81,6 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = [hosted(tmp_path / name, batches) for name, batches in (("a", 1), ("b", 50), ("c", 20))]
-    monkeypatch.setattr(upkeep_module, "now_us", lambda: 1_000_001)
     for at, stream in enumerate(streams):
         assert stream.usable_log().recovery_bytes > (1, 50, 20)[at] * 20 * 1024, "a batch costs more than its bytes"
     total = sum(stream.usable_log().recovery_bytes for stream in streams)
@@ -176,13 +185,12 @@ def test_files_of_a_deleted_stream_go_after_the_grace_period_and_not_because_the
     mine = Tombstone(id=StreamId("a" * 32), name="orders", deleted_us=0, broker=BrokerId(1))
     others = Tombstone(id=StreamId("b" * 32), name="returns", deleted_us=0, broker=BrokerId(2))
     hosting, clock = _Hosting(), [0.0, 100.0]
-    monkeypatch.setattr(upkeep_module, "now_us", lambda: int(clock[0] * 1e6))
     monkeypatch.setattr(upkeep_module.time, "monotonic", lambda: clock[1])
 
     async def run() -> None:
         config = BrokerConfig(data_dir="unused", broker_id=1, tombstone_grace_s=3600.0)
         group: Any = _Group(mine, others)
-        upkeep = Upkeep(config, group, hosting, None, None)  # type: ignore[arg-type]
+        upkeep = Upkeep(config, group, _Clock(clock), hosting, None, None)  # type: ignore[arg-type]
         await upkeep._bury_tombstones()
         assert hosting.buried == []
         clock[0], clock[1] = wall_s, clock[1] + seen_s
