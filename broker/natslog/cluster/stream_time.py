@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SAMPLE_HOLDS_US = 5_000_000
 """A sample of another broker's clock counts for so long."""
@@ -28,8 +29,7 @@ STEADY_ENOUGH_US = 3_600_000_000
 _JUMP_US = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ClockSample:
+class ClockSample(NamedTuple):
     """Another broker's wall clock had reached `wall_us` when this broker's elapsed time was `elapsed_us`."""
 
     wall_us: int
@@ -73,9 +73,8 @@ class Steadiness:
         return self if abs(offset_us - self.offset_us) <= _JUMP_US else Steadiness(offset_us, elapsed_us)
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
-    """All clocks at one moment.
+class ClockReading(NamedTuple):
+    """All clocks at one moment; taken for every commit.
 
     Attributes:
         agreed_us: what a majority of several brokers has reached, where it is known.

@@ -50,6 +50,8 @@ class ClusterClock:
         self._boot = _boot_id()
         self._samples: dict[BrokerId, ClockSample] = {}
         self._brokers: frozenset[BrokerId] = frozenset()
+        self._is_alone = False
+        self._known: tuple[ClockSample, ...] = ()
         self._steadiness = self._stored() or Steadiness(now_us() - elapsed_us(), elapsed_us())
         self._is_stored = False
 
@@ -82,6 +84,8 @@ class ClusterClock:
     def refresh(self, brokers: Iterable[BrokerId]) -> bool:
         """Once a second: looks at the own clock, and counts these as the cluster. Whether `store` has work."""
         self._brokers = frozenset(brokers)
+        self._is_alone = self._brokers == {self._me}
+        self._know_members()
         steadiness, wall_us = self._steadiness, now_us()
         self._steadiness = steadiness.observed(wall_us, elapsed_us())
         if self._steadiness is not steadiness:
@@ -97,7 +101,8 @@ class ClusterClock:
         if broker == self._me:
             return
         answered_us = elapsed_us()
-        self._samples = self._samples | {broker: ClockSample(wall_us, answered_us)}  # it had reached that by then
+        self._samples[broker] = ClockSample(wall_us, answered_us)  # it had reached that by then
+        self._know_members()
         apart_s = (wall_us + (answered_us - asked_us) // 2 - now_us()) / 1e6
         known_s = self.apart_s.get(broker, 0.0)
         self.apart_s[broker] = apart_s
@@ -109,15 +114,20 @@ class ClusterClock:
                 apart_s,
             )
 
+    def _know_members(self) -> None:
+        is_member = self._me in self._brokers
+        self._known = tuple(one for broker, one in self._samples.items() if is_member and broker in self._brokers)
+
     # ---- what follows: any thread ----
 
     def reading(self) -> ClockReading:
-        wall_us, passed_us, brokers, samples = now_us(), elapsed_us(), self._brokers, self._samples
-        if brokers == {self._me}:
-            return ClockReading(wall_us, passed_us, steady_us=self._steadiness.steady_us(wall_us, passed_us))
-        known = [sample for broker, sample in samples.items() if broker in brokers]
-        agreed = agreed_us(known, wall_us, passed_us, len(brokers)) if self._me in brokers else None
-        return ClockReading(wall_us, passed_us, agreed)
+        wall_us, passed_us = now_us(), elapsed_us()
+        if self._is_alone:
+            return ClockReading(wall_us, passed_us, None, self._steadiness.steady_us(wall_us, passed_us))
+        known = self._known
+        return ClockReading(
+            wall_us, passed_us, agreed_us(known, wall_us, passed_us, len(self._brokers)) if known else None
+        )
 
     def latest_us(self) -> int:
         """For what must not expire early: the later one of the own clock and of what a majority agrees on."""
@@ -131,7 +141,7 @@ class ClusterClock:
         reading = self.reading()
         if reading.agreed_us is not None:
             return reading.agreed_us
-        return reading.wall_us if self._brokers == {self._me} and reading.steady_us >= steady_us else None
+        return reading.wall_us if self._is_alone and reading.steady_us >= steady_us else None
 
 
 class StreamTime:

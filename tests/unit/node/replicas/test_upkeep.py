@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from natslog.cluster.commands import BuryStream, Tombstone
@@ -20,6 +22,7 @@ from natslog.node.replicas.stream import HostedStream, Pacer
 from natslog.node.replicas.upkeep import Upkeep, rolled_and_due
 from tests.conftest import open_log, rows
 from tests.harness import eventually
+from tests.machine import Machine
 
 
 def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,25 +179,77 @@ class _Group:
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "seen_s", "is_buried"),
-    [(3599.0, 3600.0, False), (3600.0, 3600.0, True), (7200.0, 5.0, False), (7200.0, 600.0, True)],
+    ("others", "steady_s", "jump_s", "deleted_before_s", "seen_s", "is_buried"),
+    [
+        ((), 0, 0, 0, 3599, False),
+        ((), 0, 0, 0, 3600, True),
+        ((), 0, 7200, 0, 3600, True),
+        ((), 4000, 0, 7200, 599, False),
+        ((), 4000, 0, 7200, 600, True),
+        ((), 0, 0, 7200, 600, False),  # its clock was steady for ten minutes only
+        ((), 4000, 7200, 0, 600, False),
+        ((2, 3), 0, 0, 7200, 600, True),
+        ((2, 3), 0, 7200, 0, 600, False),
+        ((2, 3), 0, -7200, 7200, 600, True),
+    ],
 )
 def test_files_of_a_deleted_stream_go_after_the_grace_period_and_not_because_the_clock_jumped(
-    monkeypatch: pytest.MonkeyPatch, wall_s: float, seen_s: float, is_buried: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    others: tuple[int, ...],
+    steady_s: float,
+    jump_s: float,
+    deleted_before_s: float,
+    seen_s: float,
+    is_buried: bool,
 ) -> None:
-    mine = Tombstone(id=StreamId("a" * 32), name="orders", deleted_us=0, broker=BrokerId(1))
-    others = Tombstone(id=StreamId("b" * 32), name="returns", deleted_us=0, broker=BrokerId(2))
-    hosting, clock = _Hosting(), [0.0, 100.0]
-    monkeypatch.setattr(upkeep_module.time, "monotonic", lambda: clock[1])
+    machine = Machine(monkeypatch)
+    broker = machine.broker(tmp_path, *others)
+    broker.after(steady_s)
+    deleted_us = int((machine.true_s - deleted_before_s) * 1e6)
+    mine = Tombstone(id=StreamId("a" * 32), name="orders", deleted_us=deleted_us, broker=BrokerId(1))
+    theirs = Tombstone(id=StreamId("b" * 32), name="returns", deleted_us=0, broker=BrokerId(2))
+    hosting = _Hosting()
+    monkeypatch.setattr(upkeep_module.time, "monotonic", lambda: machine.elapsed_s)
 
     async def run() -> None:
         config = BrokerConfig(data_dir="unused", broker_id=1, tombstone_grace_s=3600.0)
-        group: Any = _Group(mine, others)
-        upkeep = Upkeep(config, group, _Clock(clock), hosting, None, None)  # type: ignore[arg-type]
+        group: Any = _Group(mine, theirs)
+        upkeep = Upkeep(config, group, broker.clock, hosting, None, None)  # type: ignore[arg-type]
         await upkeep._bury_tombstones()
         assert hosting.buried == []
-        clock[0], clock[1] = wall_s, clock[1] + seen_s
+        machine.ahead_s = jump_s
+        broker.after(seen_s)
         await upkeep._bury_tombstones()
 
     asyncio.run(run())
     assert hosting.buried == ([mine.id] if is_buried else [])
+
+
+class _Leading:
+    """What makes a stream's replica its leader here."""
+
+    is_exposed = True
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_only_the_leader_decides_what_expires_and_by_stream_time(
+    tmp_path: Path, leads: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = hosted(tmp_path / "orders", 1)
+    log = stream.usable_log()
+    log.settings = msgspec.structs.replace(log.settings, max_age_s=40.0)
+    log.roll(2_000_000)
+    assert log.seal_next()
+    pacer = Pacer(lambda: False)
+    stream.leading, stream.is_ready = (_Leading() if leads else None), leads  # type: ignore[assignment]
+    ingest = cast(_Ingest, stream.ingest)
+    ingest.time_us = 41_000_000
+    stream.maintain(pacer)
+    assert log.log_start_offset == 0, "the message is 40 s old; the wall clock says decades"
+    ingest.time_us += 1
+    with caplog.at_level(logging.INFO, "natslog.node"):
+        stream.maintain(pacer)
+    assert log.log_start_offset == (1 if leads else 0)
+    assert ("stream time is 1970-01-01T00:00:41.000001Z" in caplog.text) == leads
+    log.close()
