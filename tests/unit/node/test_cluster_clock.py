@@ -84,6 +84,15 @@ def test_a_process_that_starts_with_a_clock_ahead_does_not_follow_it_and_remembe
     assert ahead_s(time, machine) == pytest.approx(HOUR_S, abs=1), "it was steady for an hour, over all processes"
 
 
+def test_a_jump_while_the_process_runs_is_stored_too(machine: Machine, tmp_path: Path) -> None:
+    broker = machine.broker(tmp_path)
+    broker.after(HOUR_S)
+    machine.ahead_s = HOUR_S
+    broker.after(3000)
+    again = machine.broker(tmp_path)
+    assert again.clock.reading().steady_us == pytest.approx(3000e6, abs=61e6)
+
+
 def test_a_machine_that_was_started_anew_is_another(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
