@@ -90,7 +90,7 @@ def test_one_boot_with_the_clock_an_hour_ahead_removes_nothing_and_stamps_nothin
         clock.set(0)
         broker.start()
         stays(lambda: client.stream("orders")["log_start_offset"], 0, 5 * ROUND_S)
-        eventually(lambda: not readiness(broker)["warnings"], 200, "it is followed after as long as the broker was down")
+        eventually(lambda: not readiness(broker)["warnings"], 200, "followed after as long as it was down")
 
 
 def test_a_clock_that_jumps_an_hour_while_the_broker_runs_removes_nothing(tmp_path: Path) -> None:

@@ -71,13 +71,12 @@ class ClusterClock:
 
     def store(self) -> None:
         """Where it has changed; in a thread. Best effort: without the file, steadiness counts from the next start."""
-        steadiness = self._steadiness
-        if self._is_stored or not self._boot:
+        steadiness, self._is_stored = self._steadiness, True
+        if not self._boot:
             return
         stored = _StoredClock(boot=self._boot, offset_us=steadiness.offset_us, since_us=steadiness.since_us)
         try:
             write_checked(self._path, "clock", 1, stored)
-            self._is_stored = self._steadiness is steadiness
         except OSError as error:
             logger.warning("%s could not be written: %s", self._path, error)
 
