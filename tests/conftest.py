@@ -14,8 +14,9 @@ from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client import NatslogClient
 from natslog.log import LogOptions, ReplicaLog, StreamLog
-from natslog.model import StreamSettings
+from natslog.model import BrokerId, StreamSettings
 from natslog.nats_server import NatsServer
+from natslog.node.cluster_clock import ClusterClock, StreamTime
 from tests.harness import BrokerProcess
 
 STREAM_ID = "ab" * 16
@@ -41,6 +42,12 @@ def open_log(folder: Path, options: LogOptions | None = None, **settings: object
     """A log as the broker opens it."""
     wanted = StreamSettings(subject="orders.>", **settings)
     return ReplicaLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
+
+
+def stream_time_of(log: StreamLog) -> StreamTime:
+    """As of a broker that has no cluster yet: the wall clock, held at the monotonic one."""
+    clock = ClusterClock(BrokerId(1), log.folder.parent / "clock")
+    return StreamTime(clock, log.newest_timestamp_us, log.idle_s)
 
 
 def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:

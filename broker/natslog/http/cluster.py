@@ -67,7 +67,7 @@ def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
         "leads": sum(one.leader == number for one in records),
         "replicas": sum(number in one.replicas for one in records),
         "in_sync": sum(number in one.isr for one in records),
-        "clock_apart_s": round(node.clocks_apart_s.get(number, 0.0), 1),
+        "clock_apart_s": round(node.clock.apart_s.get(number, 0.0), 1),
     }
 
 

@@ -106,6 +106,7 @@ class Broker:
             config,
             self._data_dir,
             self.cluster.group,
+            clock=self.cluster.clock,
             nats=self.link,
             writers=self._writers,
             readers=self.readers,
@@ -122,7 +123,7 @@ class Broker:
         cluster.answerers |= {"ready": self._answer_ready, "leading": self.positions.here}
         cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
-        self._upkeep = Upkeep(config, cluster.group, self.hosting, self.staging, self.readers)
+        self._upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
 
@@ -408,7 +409,8 @@ class Broker:
         Raises:
             StreamNotFound, MetadataUnavailable.
         """
-        await self._to_the_end(self._propose(DeleteStream(name=name, deleted_us=now_us()), request_id))
+        command = DeleteStream(name=name, deleted_us=self.cluster.clock.latest_us())
+        await self._to_the_end(self._propose(command, request_id))
 
     async def _propose(self, command: Command, request_id: str | None = None) -> bool:
         return await self.cluster.group.propose(command, request_id)

@@ -37,7 +37,7 @@ from natslog.errors import (
 )
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
-from natslog.node.clock import monotonic_ms
+from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
@@ -64,6 +64,8 @@ from natslog.node.peers.messages import (
 logger = logging.getLogger("natslog.cluster")
 
 _REPORT_EVERY_S = 0.5
+_COMPARE_CLOCKS_EVERY_S = 1.0
+_LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
 _LOOK_EVERY_S = 0.2
 _FIRST_SAY_MS = 5_000.0
 
@@ -104,11 +106,11 @@ class ClusterNode(Admission):
         super().__init__(config, data_dir, group)
         self.secret = secret
         self.links = Links(self)
-        self.leading = MetadataLeading(group, self._ask_to_hand_over)
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)
+        self.leading = MetadataLeading(group, self.clock, self._ask_to_hand_over)
         self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index}
+        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index, "clock": self._answer_clock}
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
         self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS
@@ -139,6 +141,7 @@ class ClusterNode(Admission):
             (self.leading.run(), "controller"),
             (self._report(), "reports"),
             (self._session.run(), "session"),
+            (self._compare_clocks(), "clocks"),
         ):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._watch)
@@ -382,6 +385,27 @@ class ClusterNode(Admission):
                     link.send(Missed(tuple(missed)))
                 if positions:
                     link.send(Positioned(tuple(positions)))
+
+    # ---- clocks ----
+
+    async def _compare_clocks(self) -> None:
+        while True:
+            if self.clock.refresh(member.id for member in self.group.raft.membership.members):
+                await asyncio.to_thread(self.clock.store)
+            await asyncio.gather(*(self._ask_clock(link) for link in self.links.all if link.is_up))
+            await asyncio.sleep(_COMPARE_CLOCKS_EVERY_S)
+
+    async def _ask_clock(self, link: DialledLink) -> None:
+        asked_us, peer = elapsed_us(), link.peer
+        try:
+            wall_us = await link.ask("clock", _COMPARE_CLOCKS_EVERY_S)
+        except NatslogError:
+            return  # it does not answer: its last sample expires
+        if peer is not None and type(wall_us) is int and 0 <= wall_us < _LATEST_US:
+            self.clock.note(peer.broker, wall_us, asked_us)
+
+    async def _answer_clock(self) -> int:
+        return now_us()
 
     # ---- what operators ask for: of the metadata leader ----
 

@@ -8,7 +8,8 @@ from natslog.cluster.incarnations import outdated_folder
 from natslog.config import BrokerConfig
 from natslog.errors import ClusterMismatch, NatslogError, natslog_version
 from natslog.model import BrokerId
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import elapsed_us, monotonic_ms, now_us
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.messages import PROTOCOL, Hello, Welcome
@@ -16,17 +17,16 @@ from natslog.node.peers.messages import PROTOCOL, Hello, Welcome
 logger = logging.getLogger("natslog.cluster")
 
 SAY_EVERY_MS = 30_000.0
-_CLOCKS_APART_S = 30.0
 
 
 class Admission:
-    """Attributes: `clocks_apart_s`: how far another broker's clock is ahead of this one's."""
+    """Attributes: `clock`: what time it is, as far as this broker may go by it."""
 
     def __init__(self, config: BrokerConfig, data_dir: DataDir, group: MetadataGroup) -> None:
         self.me = BrokerId(config.broker_id)
         self.config = config
         self.group = group
-        self.clocks_apart_s: dict[BrokerId, float] = {}
+        self.clock = ClusterClock(self.me, data_dir.path / "clock")
         self._data_dir = data_dir
         self._refused_ms: dict[str, float] = {}
         self._stored_commit = group.raft.commit
@@ -67,7 +67,7 @@ class Admission:
                 broker=hello.broker,
             )
         self._check_member(hello)
-        self._note_clock(hello)
+        self.clock.note(hello.broker, hello.wall_us, elapsed_us())
 
     def _check_member(self, hello: Hello) -> None:
         membership = self.group.raft.membership
@@ -102,18 +102,6 @@ class Admission:
         known = self.group.state.brokers.get(peer.broker)
         if known is not None and known.nonce:
             self._check_lives(peer)
-
-    def _note_clock(self, hello: Hello) -> None:
-        apart_s = (hello.wall_us - now_us()) / 1e6
-        known_s = self.clocks_apart_s.get(hello.broker, 0.0)
-        self.clocks_apart_s[hello.broker] = apart_s
-        if abs(apart_s) > _CLOCKS_APART_S >= abs(known_s):
-            logger.warning(
-                "the clocks of broker %d and of this one are %.0f s apart: set them right (NTP). Nothing is lost, "
-                "but timestamps of messages are those of the leader's clock",
-                hello.broker,
-                apart_s,
-            )
 
     def welcome_for(self, hello: Hello) -> Welcome | None:
         member = self.group.raft.membership.find(hello.broker)

@@ -17,7 +17,8 @@ from natslog.cluster.incarnations import is_life
 from natslog.consensus import Member
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import monotonic_ms
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.metadata.group import SESSION_TICKS, TICK_S, MetadataGroup
 from natslog.node.peers.messages import HandOver
 
@@ -33,9 +34,11 @@ class MetadataLeading:
         lives: the incarnation in which each broker was heard last, with its nonce.
     """
 
-    def __init__(self, group: MetadataGroup, ask_to_hand_over: Callable[[BrokerId, HandOver], None]) -> None:
+    def __init__(
+        self, group: MetadataGroup, clock: ClusterClock, ask_to_hand_over: Callable[[BrokerId, HandOver], None]
+    ) -> None:
         self.lives: dict[BrokerId, str] = {}
-        self._group = group
+        self._group, self._clock = group, clock
         self._ask_to_hand_over = ask_to_hand_over
         self._of_term = -1
         self._controller: Controller | None = None
@@ -79,7 +82,7 @@ class MetadataLeading:
         state, alive = self._group.state, self._alive()
         if len(alive) < len(state.brokers) and not self._controller.is_settled(monotonic_ms()):
             return  # a new leader hears the others first
-        decisions = self._controller.decide(state, alive, monotonic_ms(), now_us())
+        decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
         for command in decisions.commands:
             self._group.submit(command)
         for handover in decisions.handovers:
