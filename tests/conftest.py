@@ -1,4 +1,4 @@
-"""What all tests share: rows to store, and the golden files' folder."""
+"""What all tests share: rows to store, the golden files' folder, and which tests stay together in one process."""
 
 from __future__ import annotations
 
@@ -65,6 +65,14 @@ def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:
 
 def decoded(message: bytes) -> pa.RecordBatch:
     return ipc.decode_batch(message)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`: a file stays in one process, and so do all tests that share the Spark session."""
+    for item in items:
+        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 _numbers = count()

@@ -136,6 +136,7 @@ class Watching(threading.Thread):
             time.sleep(0.005)
 
 
+@pytest.mark.long
 def test_leader_killed_at_any_moment_of_a_commit(tmp_path: Path) -> None:
     chance = random.Random(5)
     with running_cluster(tmp_path / "cluster") as cluster:
