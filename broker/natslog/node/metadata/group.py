@@ -249,12 +249,13 @@ class MetadataGroup:
     # ---- what others say ----
 
     def received(self, messages: tuple[Message, ...]) -> None:
+        """Raises ClusterMismatch: no correct member sends one of these; those before it are taken."""
+        self._news.set()
         for message in messages:
             if message.to == self.me:
                 self.raft.step(message)
                 if isinstance(message, AppendRequest | SnapshotChunk):
                     self._note_leader()
-        self._news.set()
 
     def forwarded(self, proposal: Proposal) -> None:
         """A proposal of another broker, for the leader; dropped where this one is none: it comes again."""
