@@ -7,6 +7,8 @@ is plausible (`MAX_TERM_JUMP`) depends on it and is checked in `Raft.step`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from natslog.consensus.types import (
     AppendRequest,
     AppendResponse,
@@ -17,7 +19,7 @@ from natslog.consensus.types import (
     VoteRequest,
     VoteResponse,
 )
-from natslog.errors import ClusterMismatch
+from natslog.errors import ClusterMismatch, InvalidRequest
 
 MAX_COUNT = 2**53 - 1
 MAX_BROKER_ID = 2**31
@@ -69,3 +71,18 @@ def _require(is_sound: bool, message: Message, what: str) -> None:
             f"a {type(message).__name__} from broker {message.sender} has {what} that no broker sends: the link is cut",
             broker=message.sender,
         )
+
+
+def require_storable(value: Any) -> None:
+    """Raises InvalidRequest: a number in these nested values does not fit into a signed integer of 64 bits."""
+    match value:
+        case dict():
+            for each in value.values():
+                require_storable(each)
+        case list() | tuple():
+            for each in value:
+                require_storable(each)
+        case int() if not -(2**63) <= value < 2**63:
+            raise InvalidRequest(f"{value} is out of range: whole numbers have 64 bits, one of them for the sign")
+        case _:
+            pass

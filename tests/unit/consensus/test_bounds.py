@@ -116,9 +116,12 @@ def append_of(term: int) -> AppendRequest:
 
 def test_term_too_far_ahead_changes_nothing() -> None:
     one = raft()
-    for message in (append_of(5 + MAX_TERM_JUMP + 1), VoteRequest(
-        sender=ONE, to=TWO, term=Term(5 + MAX_TERM_JUMP + 1), is_pre=False, last_index=Index(9), last_term=Term(9)
-    )):
+    for message in (
+        append_of(5 + MAX_TERM_JUMP + 1),
+        VoteRequest(
+            sender=ONE, to=TWO, term=Term(5 + MAX_TERM_JUMP + 1), is_pre=False, last_index=Index(9), last_term=Term(9)
+        ),
+    ):
         with pytest.raises(ClusterMismatch, match="elections"):
             one.step(message)
     assert (one.term, one.vote, one.leader) == (5, None, None)

@@ -38,6 +38,7 @@ from natslog.consensus import (
     Snapshot,
     SnapshotChunk,
     Term,
+    require_storable,
 )
 from natslog.errors import (
     InvalidRequest,
@@ -307,6 +308,7 @@ class MetadataGroup:
         Raises:
             What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
             StorageFull: the disk of this broker is full, and the command would need more of it.
+            InvalidRequest: a number in it cannot be stored.
         """
         if needs_room(command) and not self.reserve.has_room_now():
             raise StorageFull(
@@ -315,6 +317,7 @@ class MetadataGroup:
                 broker=self.me,
             )
         proposal = Proposal(id=proposal_id or secrets.token_hex(8), command=command)
+        require_storable(msgspec.to_builtins(command))
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)
         future = self._waiting.setdefault(proposal.id, asyncio.get_running_loop().create_future())
