@@ -40,6 +40,7 @@ from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
+    MAX_VALUE_BYTES,
     Answered,
     Ask,
     FetchRequest,
@@ -318,7 +319,7 @@ class ClusterNode(Admission):
             logger.exception("the question %r could not be answered", ask.what)
             reply(Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: {error!r}"))), None)
         else:
-            reply(Answered(ask.number, msgspec.json.encode(result)), None)
+            reply(_answered(ask, msgspec.json.encode(result)), None)
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
@@ -445,6 +446,12 @@ class ClusterNode(Admission):
             raise NotMetadataLeader(
                 f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
             )
+
+
+def _answered(ask: Ask, result: bytes) -> Answered:
+    if len(result) <= MAX_VALUE_BYTES:
+        return Answered(ask.number, result)
+    return Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: the answer has {len(result)} bytes")))
 
 
 def _error_text(error: NatslogError) -> bytes:

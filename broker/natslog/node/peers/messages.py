@@ -2,8 +2,8 @@
 
     frame = header length (4 bytes, big-endian) | header | payload | seal (16 bytes, `keys`)
 
-What is decoded comes from a broker of the cluster; even so no number above what can be counted gets in, and no nested
-value takes more memory than its type allows: values of any shape travel as JSON text within the header.
+What is decoded comes from a broker of the cluster; even so no number above what can be counted gets in. Values of any
+shape travel as JSON text of at most 8 MiB within the header, as nested empty lists take eighty times their own size.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from natslog.model import BrokerId, Epoch, StreamId
 
 MAX_FRAME_BYTES = 96 * 1024 * 1024
 _MAX_HEADER_BYTES = 32 * 1024 * 1024
+MAX_VALUE_BYTES = 8 * 1024 * 1024
 _MAX_FETCH_BYTES = 32 * 1024 * 1024
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
@@ -27,6 +28,7 @@ Id = Annotated[BrokerId, msgspec.Meta(ge=1, le=MAX_BROKER_ID)]
 EpochCount = Annotated[Epoch, msgspec.Meta(ge=0, le=MAX_COUNT)]
 StreamName = Annotated[StreamId, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
+Json = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", array_like=True):
@@ -106,15 +108,15 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
 
     number: Count
     what: Text
-    arguments: bytes = b"{}"
+    arguments: Json = b"{}"
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     """The result, or the error in its JSON form; both as JSON text, of which one is empty."""
 
     number: Count
-    result: bytes = b""
-    error: bytes = b""
+    result: Json = b""
+    error: Json = b""
 
 
 Frame: TypeAlias = (

@@ -121,7 +121,9 @@ def test_proposal_with_a_number_that_cannot_be_stored_is_refused() -> None:
         msgspec.msgpack.encode(["welcome", "c" * 300]),
         msgspec.msgpack.encode(["missed", [["s" * 65, 1]]]),
         msgspec.msgpack.encode(["fetch?", 1, "x", [], [], 2**40]),
+        msgspec.msgpack.encode(["ask", 1, "x", bytes(8 * 1024 * 1024 + 1)]),
     ],
+    ids=lambda header: repr(header[:20]),
 )
 def test_nonsense_is_refused(header: bytes) -> None:
     with pytest.raises(ClusterMismatch):
@@ -154,6 +156,7 @@ from natslog.node.peers.messages import decode_frame
 def array(size): return b"\\xdd" + size.to_bytes(4, "big")
 filler = bytes(16 * 1024 * 1024)
 headers = [
+    b"\\x94\\xa3ask\\x01\\xa1x\\x81\\xa1a" + array(len(filler)) + b"\\x90" * len(filler),
     array(len(filler)) * 900 + filler,                                   # lists in lists
     b"\\x94\\xa3ask\\x01\\xa1x" + array(len(filler)) * 900 + filler,      # where values of any shape were
     b"\\x92\\xa4raft" + array(len(filler)) + b"\\x81\\xa7entries" + array(len(filler)) + filler,
