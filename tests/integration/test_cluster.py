@@ -344,6 +344,42 @@ def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
         cluster.client(retries=0, patience_s=0).add_broker(f"http://127.0.0.1:{free_port()}")
 
 
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("ftp://127.0.0.1:9292", "http:// or https://"),
+        ("http://", "names no host"),
+        ("http://user:secret@127.0.0.1:9292", "holds no credentials"),
+        ("http://127.0.0.1:99999", "out of range"),
+        ("http://127.0.0.1:9292/?x", "must end after host"),
+    ],
+)
+def test_what_is_no_address_is_not_added(cluster: Cluster, url: str, reason: str) -> None:
+    done = natslog("cluster", "add", url, url=cluster.brokers[0].url, check=False)
+    assert done.returncode != 0
+    assert reason in done.stderr.replace("\n", " ")
+    assert "secret@" not in done.stderr
+
+
+def test_numbers_that_cannot_be_stored_are_refused_and_harm_nobody(cluster: Cluster, filled: str) -> None:
+    """They would travel to the metadata leader, and stop the link or every broker."""
+    for broker in cluster.brokers:
+        for method, path, body in (
+            ("PUT", f"/v1/cursors/c/{filled}", {"offset": 2**64}),
+            ("PUT", f"/v1/cursors/c/{filled}", {"offset": 2**63}),
+            ("PUT", f"/v1/streams/{filled}/replicas", {"brokers": [1, 2**64]}),
+            ("PUT", f"/v1/streams/{filled}/replicas", {"brokers": [1, 0]}),
+            ("POST", f"/v1/streams/{filled}/leader", {"to": 2**64}),
+            ("POST", "/v1/streams", {"name": "huge", "subject": "huge", "max_messages": 2**64}),
+            ("DELETE", f"/v1/cluster/brokers/{'9' * 40}", None),
+        ):
+            answer = broker._pool.request(
+                method, broker.url + path, body=None if body is None else json.dumps(body).encode()
+            )
+            assert answer.status in (400, 307), f"{method} {path} {body}: {answer.status} {answer.data.decode()}"
+    cluster.wait_in_sync()
+
+
 def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
     """Whoever knocks at the brokers' own door and does not prove the secret is told so, and there is no WebSocket."""
     import asyncio

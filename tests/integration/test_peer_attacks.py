@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -106,3 +107,31 @@ def test_unauthenticated_websockets_take_little_memory(cluster: Cluster) -> None
             connection.close()
     assert most - before < 32 * 1024 * 1024
     assert broker.ready()
+
+
+# ---- what an operator does about secrets ----
+
+
+def test_secret_is_rotated_while_the_cluster_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    """As docs/OPERATIONS.md says: both secrets on each broker, one after another; then only the new one."""
+    cluster.client().create_stream("orders", "orders", replicas=3)
+    old = (cluster.folder / "secret").read_text().strip()
+    new, offset = secrets.token_hex(32), 0
+    for lines in ([new, old], [new]):
+        for broker in cluster.brokers:
+            path = tmp_path / f"secret-{broker.number}"
+            path.write_text("\n".join(lines) + "\n")
+            broker.settings["cluster_secret_file"] = path
+            broker.terminate()
+            broker.spawn()
+            cluster.wait_in_sync()
+            assert publish_acked(cluster.nats.url, "orders", [b"on"])[0]["offset"] == offset
+            offset += 1
+    assert all("another cluster secret" not in broker.output() for broker in cluster.brokers)
+    stranger = cluster.brokers[2]
+    path = tmp_path / "old-secret"
+    path.write_text(old)
+    stranger.settings["cluster_secret_file"] = path
+    stranger.terminate()
+    stranger.spawn()
+    eventually(lambda: "another cluster secret" in stranger.output(), 20, "the old secret is good for nothing")
