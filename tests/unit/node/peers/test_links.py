@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from natslog.cluster.replica import Matching
+from natslog.cluster.roles import Matching
 from natslog.consensus import AppendRequest, Index, Term
 from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, natslog_version
 from natslog.model import BrokerId, Epoch, StreamId

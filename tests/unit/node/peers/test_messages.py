@@ -12,7 +12,7 @@ import pytest
 
 from natslog.cluster.commands import BrokerRecord as Record
 from natslog.cluster.commands import CreateStream, Proposal, RegisterBroker, SetCursor
-from natslog.cluster.replica import BeforeStart, Diverging, Fenced, FetchPosition, Matching
+from natslog.cluster.roles import BeforeStart, Diverging, Fenced, FetchPosition, Matching
 from natslog.consensus import Term, TimeoutNow
 from natslog.errors import ClusterMismatch
 from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
