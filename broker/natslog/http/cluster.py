@@ -21,8 +21,8 @@ from natslog.http.context import BROKER, broker_of, leading, query
 from natslog.http.streams import json_body
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
-from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, refusal_for_protocol_1
-from natslog.node.peers.links import LINK_PATH, PING_S, serve_link
+from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
+from natslog.node.peers.links import PING_S, serve_link
 from natslog.node.peers.messages import MAX_FRAME_BYTES
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.urls import normal_url

@@ -35,6 +35,7 @@ from natslog.node.peers.keys import Key, KeyRing, Session
 from natslog.urls import MAX_URL_CHARS, normal_url
 
 PROTOCOL = 2
+LINK_PATH = "/internal/link"
 MAX_HELLO_BYTES = 64 * 1024
 PROOF_HEADER, LINK_HEADER = "Natslog-Proof", "Natslog-Link"
 _MAX_KEYS = 16

@@ -22,9 +22,10 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, from_json, natslog_version
+from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, from_json
 from natslog.model import BrokerId
-from natslog.node.peers.handshake import LINK_HEADER, MAX_HELLO_BYTES, PROOF_HEADER, PROTOCOL, Dialling, Hello, Met
+from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, Hello
+from natslog.node.peers.introduction import introduce
 from natslog.node.peers.keys import Session
 from natslog.node.peers.messages import MAX_FRAME_BYTES, Answered, Ask, FetchResponse, Frame, decode_value
 from natslog.node.peers.outbox import Outbox, received
@@ -33,12 +34,10 @@ from natslog.node.peers.reception import HANDSHAKE_S
 
 logger = logging.getLogger("natslog.links")
 
-LINK_PATH = "/internal/link"
 PING_S = 5.0
 _REDIAL_S = (0.1, 1.0)
 _GUEST_S = 30.0
 _COMPLAIN_EVERY_S = 30.0
-_MAX_REASON_CHARS = 600
 
 
 class DialledLink:
@@ -54,7 +53,7 @@ class DialledLink:
         self._session = session
         self._outbox: Outbox | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._numbers = 0
+        self._numbers = self._introductions = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
         self._up = asyncio.Event()
@@ -118,8 +117,9 @@ class DialledLink:
             logger.error("no link to %s: %s", self.url, self.problem)
 
     async def _connect_and_read(self) -> None:
+        introductions = self._introductions
         async with asyncio.timeout(HANDSHAKE_S):
-            met = await self._introduce()
+            met = await introduce(self._session, self._owner, self.url)
             socket = self._socket = await self._session.ws_connect(
                 self.url + LINK_PATH,
                 headers={LINK_HEADER: met.link},
@@ -129,6 +129,8 @@ class DialledLink:
                 autoping=True,
             )
         try:
+            if introductions != self._introductions:
+                return  # what it said of itself has changed meanwhile
             self.peer = met.peer
             self._outbox = Outbox(socket, met.session.sealer)
             self._up.set()
@@ -138,21 +140,6 @@ class DialledLink:
                 self._dispatch(*found)
         finally:
             await self._down(socket)
-
-    async def _introduce(self) -> Met:
-        """Raises ClusterMismatch: the broker there does not belong here, or this one not there."""
-        if not self._owner.keys.keys:
-            raise ClusterMismatch("this broker has no cluster secret: give it cluster_secret_file")
-        dialling = Dialling(self._owner.keys, self._owner.hello(self.url))
-        headers = {PROOF_HEADER: dialling.proof, "Content-Type": "application/json"}
-        posting = self._session.post(self.url + LINK_PATH, data=dialling.body, headers=headers, allow_redirects=False)
-        async with posting as response:
-            body = await _bounded_body(response)
-            if response.status != 200:
-                raise _refusal(response.status, body)
-            met = dialling.met(body, response.headers.get(PROOF_HEADER, ""))
-        self._owner.check_peer(met.peer)
-        return met
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         match frame:
@@ -184,39 +171,14 @@ class DialledLink:
         await socket.close()
 
     def hang_up(self) -> None:
-        """Dials again at once, and introduces itself anew."""
+        """Dials again at once, and introduces itself anew; also where it is about to."""
+        self._introductions += 1
         if self._socket is not None:
             self._hanging_up = asyncio.create_task(self._socket.close(), name=f"hanging up on {self.url}")
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
-
-
-async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
-    """Of whoever is at that address. Raises ClusterMismatch: it is longer than any broker's."""
-    body = bytearray()
-    while chunk := await response.content.read(MAX_HELLO_BYTES):
-        body += chunk
-        if len(body) > MAX_HELLO_BYTES:
-            raise ClusterMismatch("it answers with more than 64 KiB: it is no broker")
-    return bytes(body)
-
-
-def _refusal(status: int, body: bytes) -> NatslogError:
-    """What the other side says is shown and not acted on: it has proven nothing."""
-    if status in (404, 405, 501):
-        return ClusterMismatch(
-            f"it does not have link protocol {PROTOCOL} of natslog {natslog_version()}: it runs natslog 0.1.0, which "
-            f"has link protocol 1, or is no broker (HTTP {status}). Stop all brokers and start them with the newer "
-            "version"
-        )
-    try:
-        error = msgspec.json.decode(body)["error"]
-        reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
-        return ClusterMismatch(f"it answers with HTTP {status}, and not as a broker does")
-    return ClusterMismatch(reason) if status < 500 else BrokerUnavailable(reason)
 
 
 async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hello, session: Session) -> None:

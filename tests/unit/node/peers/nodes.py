@@ -29,10 +29,12 @@ class Node(ClusterNode):
     """A node of a blank folder that keeps what it receives."""
 
     frames: list[tuple[int, Frame]]
+    peer: Hello
     replies: Callable[[Frame], tuple[Frame, list[bytes]] | None]
 
     def received(self, peer: Hello, frame: Frame, reply: Callable[[Frame, list[bytes] | None], None]) -> None:
         self.frames.append((peer.broker, frame))
+        self.peer = peer
         if (answer := self.replies(frame)) is not None:
             reply(*answer)
 

@@ -97,6 +97,32 @@ def test_frame_changed_on_the_wire_ends_the_link_and_is_not_received(
     asyncio.run(main())
 
 
+def test_broker_that_joins_while_it_says_hello_says_it_again(tmp_path: Path) -> None:
+    """A link whose hello names no cluster would be of no use: nothing but a welcome passes on it."""
+
+    async def main() -> None:
+        port = free_port()
+        wire = Wire(port)
+        async with wire.held():
+            urls = (f"http://127.0.0.1:{wire.port}",)
+            async with node(tmp_path, 1) as one, node(tmp_path, 2, port=port, peer_urls=urls) as other:
+
+                def join(data: bytes) -> bytes:
+                    if data.startswith(b"POST") and not one.cluster_id:
+                        one._data_dir.join("c")
+                        one.links.redial()
+                    return data
+
+                wire.changed = join
+                await linked(one, urls[0])
+                link = one.links.to(urls[0])
+                assert link is not None
+                await until(lambda: link.send(Hearing(True)) and bool(other.frames))
+                assert other.peer.cluster_id == "c"
+
+    asyncio.run(main())
+
+
 def test_address_that_is_not_the_brokers_is_refused_and_peer_urls_allow_it(tmp_path: Path) -> None:
     async def main() -> None:
         port = free_port()
@@ -361,7 +387,7 @@ def test_slow_strangers_do_not_keep_a_broker_out(tmp_path: Path) -> None:
             await linked(one, other.config.url)
             assert time.monotonic() - began < 3
             assert len(other.reception._reading) <= MAX_PLACES_OF_ONE_ADDRESS
-            refused = await asyncio.wait_for(strangers[0][0].readline(), 5)
+            refused = await asyncio.wait_for(strangers[0][0].readline(), 2)
             assert b"503" in refused
             for _, writer in strangers:
                 writer.close()
