@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from natslog.consensus.membership import decode_membership
 from natslog.consensus.types import (
     AppendRequest,
     AppendResponse,
+    Membership,
     Message,
     SnapshotChunk,
     SnapshotResponse,
@@ -44,6 +48,7 @@ def require_sound(message: Message) -> None:
             _require(index_term <= term, message, "index_term")
             end = message.position + len(message.data)
             _require(end <= message.total_bytes <= MAX_SNAPSHOT_BYTES, message, "size")
+            _require(_is_sound_membership(message.membership), message, "members")
         case SnapshotResponse(term=term, index=index, position=position, round=round):
             _require_counts(message, term, index, round)
             _require(0 <= position <= MAX_SNAPSHOT_BYTES, message, "position")
@@ -57,8 +62,22 @@ def _require_sound_append(request: AppendRequest) -> None:
     index, term = request.prev_index, request.prev_term
     for entry in request.entries:
         _require(entry.index == index + 1 and term <= entry.term <= request.term, request, "entries")
+        if entry.kind == "membership":
+            _require(_is_sound_encoded_membership(entry.data), request, "members")
         index, term = entry.index, entry.term
     _require(index <= MAX_COUNT and request.prev_term <= request.term, request, "indexes")
+
+
+def _is_sound_encoded_membership(data: bytes) -> bool:
+    try:
+        return _is_sound_membership(decode_membership(data))
+    except msgspec.DecodeError:
+        return False
+
+
+def _is_sound_membership(membership: Membership) -> bool:
+    ids = [member.id for member in membership.members]
+    return len(set(ids)) == len(ids) and all(0 < id <= MAX_BROKER_ID for id in ids)
 
 
 def _require_counts(message: Message, *counts: int) -> None:

@@ -24,6 +24,7 @@ from natslog.consensus import (
     TimeoutNow,
     VoteRequest,
     VoteResponse,
+    encode_membership,
     require_sound,
 )
 from natslog.errors import ClusterMismatch
@@ -104,6 +105,26 @@ def test_snapshot_chunk_beyond_its_size_is_refused() -> None:
     for changed in ({"total_bytes": 3}, {"position": 1}, {"total_bytes": 2**40}):
         with pytest.raises(ClusterMismatch, match="size"):
             require_sound(msgspec.structs.replace(chunk, **changed))
+
+
+def test_membership_of_impossible_brokers_is_refused() -> None:
+    chunk = next(message for message in MESSAGES if isinstance(message, SnapshotChunk))
+    (one, two, three) = MEMBERSHIP.members
+    for members in (
+        (one, one),
+        (msgspec.structs.replace(two, id=HIGHEST), three),
+        (msgspec.structs.replace(two, id=0),),
+    ):
+        wrong = Membership(members=members)
+        for data in (encode_membership(wrong), b"nonsense"):
+            entries = (Entry(Index(8), TERM, "membership", data),)
+            append = AppendRequest(sender=ONE, to=TWO, term=TERM, prev_index=INDEX, prev_term=TERM, entries=entries)
+            with pytest.raises(ClusterMismatch, match="members"):
+                require_sound(append)
+        with pytest.raises(ClusterMismatch, match="members"):
+            require_sound(msgspec.structs.replace(chunk, membership=wrong))
+    entries = (Entry(Index(8), TERM, "membership", encode_membership(MEMBERSHIP)),)
+    require_sound(AppendRequest(sender=ONE, to=TWO, term=TERM, prev_index=INDEX, prev_term=TERM, entries=entries))
 
 
 def raft(term: int = 5, snapshot: Snapshot = BEGINNING) -> Raft:
