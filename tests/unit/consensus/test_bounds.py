@@ -110,11 +110,8 @@ def test_snapshot_chunk_beyond_its_size_is_refused() -> None:
 def test_membership_of_impossible_brokers_is_refused() -> None:
     chunk = next(message for message in MESSAGES if isinstance(message, SnapshotChunk))
     (one, two, three) = MEMBERSHIP.members
-    for members in (
-        (one, one),
-        (msgspec.structs.replace(two, id=HIGHEST), three),
-        (msgspec.structs.replace(two, id=0),),
-    ):
+    impossible = [(one, one), *((msgspec.structs.replace(two, id=id), three) for id in (0, HIGHEST))]
+    for members in impossible:
         wrong = Membership(members=members)
         for data in (encode_membership(wrong), b"nonsense"):
             entries = (Entry(Index(8), TERM, "membership", data),)
