@@ -134,7 +134,11 @@ def server(
         str | None, typer.Option(help="URLs of the cluster's first brokers, comma-separated; the same on all of them.")
     ] = None,
     cluster_secret_file: Annotated[
-        str | None, typer.Option(help="File with the secret that the cluster's brokers share.")
+        str | None,
+        typer.Option(help="File with the secret that the cluster's brokers share; new one first, one a line."),
+    ] = None,
+    peer_urls: Annotated[
+        str | None, typer.Option(help="Further URLs that other brokers reach this one by, comma-separated.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:

@@ -15,3 +15,5 @@ from __future__ import annotations
 FIRST_LEVEL = 1
 LATEST_LEVEL = 2
 WAL_LEVEL = 2
+FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
+"""By level, the first version of natslog that supports it."""

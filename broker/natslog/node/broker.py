@@ -33,7 +33,8 @@ from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
-from natslog.node.peers.messages import FetchRequest, HandOver, Hello
+from natslog.node.peers.handshake import Hello
+from natslog.node.peers.messages import FetchRequest, HandOver
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
@@ -73,7 +74,7 @@ class Broker:
         self.failed: BaseException | None = None
         self.readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="read")
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="write")
-        secret = config.secret()
+        secrets_of_cluster = config.secrets()
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
         credentials = NatsCredentials(
             creds_file=config.nats_creds_file,
@@ -92,7 +93,7 @@ class Broker:
         )
         try:
             self.cluster = ClusterNode(
-                config, self._data_dir, secret=secret, on_applied=self._on_applied, on_bug=self._halt
+                config, self._data_dir, secrets=secrets_of_cluster, on_applied=self._on_applied, on_bug=self._halt
             )
             self.staging = Staging(
                 self._data_dir.path / "staged",

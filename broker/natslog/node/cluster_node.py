@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Awaitable, Callable
+import secrets as chance
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import Proposal, Tombstone
-from natslog.cluster.features import LATEST_LEVEL
+from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
@@ -34,6 +34,7 @@ from natslog.errors import (
     NatslogError,
     NotMetadataLeader,
     OutdatedFolder,
+    Overloaded,
 )
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
@@ -45,8 +46,11 @@ from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
 from natslog.node.metadata.registration import Registration
 from natslog.node.metadata.session import Session
+from natslog.node.peers.handshake import Hello
+from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
+    MAX_VALUE_BYTES,
     Answered,
     Ask,
     FetchRequest,
@@ -54,12 +58,14 @@ from natslog.node.peers.messages import (
     Frame,
     HandOver,
     Hearing,
-    Hello,
     Missed,
     Positioned,
     RaftMessages,
     Welcome,
+    decode_value,
 )
+from natslog.node.peers.reception import Reception
+from natslog.urls import normal_url
 
 logger = logging.getLogger("natslog.cluster")
 
@@ -68,6 +74,7 @@ _COMPARE_CLOCKS_EVERY_S = 1.0
 _LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
 _LOOK_EVERY_S = 0.2
 _FIRST_SAY_MS = 5_000.0
+_MOST_QUESTIONS = 1024
 
 Reply = Callable[[Frame, list[bytes] | None], None]
 Answerer = Callable[..., Awaitable[Any]]
@@ -91,7 +98,7 @@ class ClusterNode(Admission):
         config: BrokerConfig,
         data_dir: DataDir,
         *,
-        secret: bytes | None,
+        secrets: Sequence[bytes],
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
@@ -103,9 +110,9 @@ class ClusterNode(Admission):
             on_applied=on_applied,
             on_bug=on_bug,
         )
-        super().__init__(config, data_dir, group)
-        self.secret = secret
+        super().__init__(config, data_dir, group, KeyRing(secrets))
         self.links = Links(self)
+        self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)
         self.leading = MetadataLeading(group, self.clock, self._ask_to_hand_over)
@@ -195,7 +202,7 @@ class ClusterNode(Admission):
     def _found(self, peers: list[Hello]) -> None:
         identity = self._data_dir.identity
         state = former_metadata(self._data_dir.path / "metadata") or Metadata(
-            cluster_id=secrets.token_hex(8), feature_level=LATEST_LEVEL
+            cluster_id=chance.token_hex(8), feature_level=LATEST_LEVEL
         )
         members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
         members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]
@@ -302,6 +309,8 @@ class ClusterNode(Admission):
             case HandOver():
                 if peer.broker == self.group.leader:
                     self.hand_over(frame)
+            case Ask() if len(self._answering) >= _MOST_QUESTIONS:
+                reply(Answered(frame.number, error=_error_text(Overloaded("too many questions at once"))), None)
             case Ask():
                 task = asyncio.create_task(self._answer(frame, reply), name=f"answering {frame.what}")
                 self._answering.add(task)
@@ -311,14 +320,14 @@ class ClusterNode(Admission):
 
     async def _answer(self, ask: Ask, reply: Reply) -> None:
         try:
-            result = await self.answerers[ask.what](**ask.arguments)
+            result = await self.answerers[ask.what](**decode_value(ask.arguments))
         except NatslogError as error:
-            reply(Answered(ask.number, error=error.to_json()["error"]), None)
+            reply(Answered(ask.number, error=_error_text(error)), None)
         except (KeyError, TypeError, ValueError) as error:
             logger.exception("the question %r could not be answered", ask.what)
-            reply(Answered(ask.number, error=NatslogError(f"{ask.what}: {error!r}").to_json()["error"]), None)
+            reply(Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: {error!r}"))), None)
         else:
-            reply(Answered(ask.number, result), None)
+            reply(_answered(ask, msgspec.json.encode(result)), None)
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
@@ -327,6 +336,15 @@ class ClusterNode(Admission):
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
+
+    def levels_of_members(self) -> dict[BrokerId, tuple[int, int] | None]:
+        """The feature levels that each member's version supports, as (lowest, highest); None where there is no link."""
+        levels: dict[BrokerId, tuple[int, int] | None] = {}
+        for member in self.group.raft.membership.members:
+            link = self.links.of(member.id)
+            peer = None if link is None else link.peer
+            levels[member.id] = None if peer is None else (peer.min_level, peer.max_level)
+        return levels | {self.me: (FIRST_LEVEL, LATEST_LEVEL)}
 
     def _send_raft(self, messages: list[Message]) -> None:
         by_broker: dict[BrokerId, list[Message]] = {}
@@ -413,10 +431,11 @@ class ClusterNode(Admission):
         """Makes the broker at this URL a member; it becomes a voter when it has caught up.
 
         Raises:
-            NotMetadataLeader, MembershipChanging. ClusterMismatch, BrokerUnavailable: why it cannot be added.
+            NotMetadataLeader, MembershipChanging. InvalidRequest: it is no URL of a broker. ClusterMismatch,
+            BrokerUnavailable: why it cannot be added.
         """
         self._require_leader()
-        hello = await self.links.meet(url.rstrip("/"))
+        hello = await self.links.meet(normal_url(url))
         known = self.group.raft.membership.find(hello.broker)
         if known is None:
             if hello.cluster_id:
@@ -456,6 +475,16 @@ class ClusterNode(Admission):
             raise NotMetadataLeader(
                 f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
             )
+
+
+def _answered(ask: Ask, result: bytes) -> Answered:
+    if len(result) <= MAX_VALUE_BYTES:
+        return Answered(ask.number, result)
+    return Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: the answer has {len(result)} bytes")))
+
+
+def _error_text(error: NatslogError) -> bytes:
+    return msgspec.json.encode(error.to_json()["error"], enc_hook=str)
 
 
 def former_metadata(path: Path) -> Metadata | None:

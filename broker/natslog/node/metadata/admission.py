@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import logging
 
+from natslog.cluster.features import FIRST_LEVEL, FIRST_VERSION, LATEST_LEVEL
 from natslog.cluster.incarnations import outdated_folder
 from natslog.config import BrokerConfig
-from natslog.errors import ClusterMismatch, NatslogError, natslog_version
+from natslog.errors import ClusterMismatch, NatslogError, NotReady, natslog_version
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
-from natslog.node.peers.messages import PROTOCOL, Hello, Welcome
+from natslog.node.peers.handshake import PROTOCOL, Hello
+from natslog.node.peers.keys import KeyRing
+from natslog.node.peers.messages import Welcome
 
 logger = logging.getLogger("natslog.cluster")
 
 SAY_EVERY_MS = 30_000.0
+_MOST_REFUSALS_SAID = 32
 
 
 class Admission:
     """Attributes: `clock`: what time it is, as far as this broker may go by it."""
 
-    def __init__(self, config: BrokerConfig, data_dir: DataDir, group: MetadataGroup) -> None:
+    def __init__(self, config: BrokerConfig, data_dir: DataDir, group: MetadataGroup, keys: KeyRing) -> None:
         self.me = BrokerId(config.broker_id)
+        self.keys = keys
         self.config = config
         self.group = group
         self.clock = ClusterClock(self.me, data_dir.path / "clock")
@@ -35,18 +40,26 @@ class Admission:
     def cluster_id(self) -> str:
         return self._data_dir.identity.cluster_id
 
-    def hello(self, nonce: str) -> Hello:
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every URL that other brokers may dial this one at."""
+        return (self.config.url, *self.config.peer_urls)
+
+    def hello(self, dialled: str = "") -> Hello:
         identity = self._data_dir.identity
         return Hello(
+            protocol=PROTOCOL,
+            version=natslog_version(),
             broker=self.me,
             url=self.config.url,
             directory=identity.directory,
             life=self._data_dir.life.number,
             cluster_id=identity.cluster_id,
-            protocol=PROTOCOL,
-            version=natslog_version(),
+            min_level=FIRST_LEVEL,
+            max_level=LATEST_LEVEL,
             wall_us=now_us(),
-            nonce=nonce,
+            dialled=dialled,
+            keys=self.keys.ids,
             lives=self._data_dir.life.shown,
         )
 
@@ -67,7 +80,7 @@ class Admission:
                 broker=hello.broker,
             )
         self._check_member(hello)
-        self.clock.note(hello.broker, hello.wall_us, elapsed_us())
+        self._check_level(hello)
 
     def _check_member(self, hello: Hello) -> None:
         membership = self.group.raft.membership
@@ -86,7 +99,7 @@ class Admission:
                 broker=hello.broker,
             )
         if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
-            raise ConnectionRefusedError("the metadata that is stored here is not applied yet")
+            raise NotReady("this broker has not applied its stored metadata yet: it is tried again in a moment")
         self._check_lives(hello)
 
     def _check_lives(self, hello: Hello) -> None:
@@ -103,6 +116,26 @@ class Admission:
         if known is not None and known.nonce:
             self._check_lives(peer)
 
+    def _check_level(self, hello: Hello) -> None:
+        level = self.group.state.feature_level
+        if not self.cluster_id or hello.supports(level):
+            return
+        if hello.max_level < level:
+            remedy = f"run natslog {FIRST_VERSION.get(level, natslog_version())} or later there"
+        else:
+            remedy = (
+                f"run natslog {natslog_version()} there, and natslog cluster finalize-upgrade before the later version"
+            )
+        raise ClusterMismatch(
+            f"the cluster is at feature level {level}, and natslog {hello.version} of broker {hello.broker} at "
+            f"{hello.url} supports levels {hello.min_level} to {hello.max_level}: {remedy}",
+            broker=hello.broker,
+        )
+
+    def admitted(self, hello: Hello) -> None:
+        """The peer has proven who it is: only now its clock says anything."""
+        self.clock.note(hello.broker, hello.wall_us, elapsed_us())
+
     def welcome_for(self, hello: Hello) -> Welcome | None:
         member = self.group.raft.membership.find(hello.broker)
         if hello.cluster_id or not self.cluster_id or member is None or member.directory != hello.directory:
@@ -110,6 +143,11 @@ class Admission:
         return Welcome(cluster_id=self.cluster_id)
 
     def refused(self, error: NatslogError) -> None:
-        if monotonic_ms() - self._refused_ms.get(error.message, -SAY_EVERY_MS) >= SAY_EVERY_MS:
-            self._refused_ms = {error.message: monotonic_ms()}
+        """Logs each refusal every 30 s, and at most 32 different ones in that time: an attack must not fill the log."""
+        if isinstance(error, NotReady):
+            return  # it passes
+        now_ms = monotonic_ms()
+        self._refused_ms = {said: at for said, at in self._refused_ms.items() if now_ms - at < SAY_EVERY_MS}
+        if error.message not in self._refused_ms and len(self._refused_ms) < _MOST_REFUSALS_SAID:
+            self._refused_ms[error.message] = now_ms
             logger.warning("a broker's link was refused: %s", error.message)

@@ -38,6 +38,7 @@ from natslog.consensus import (
     Snapshot,
     SnapshotChunk,
     Term,
+    require_storable,
 )
 from natslog.errors import (
     InvalidRequest,
@@ -249,12 +250,13 @@ class MetadataGroup:
     # ---- what others say ----
 
     def received(self, messages: tuple[Message, ...]) -> None:
+        """Raises ClusterMismatch: no correct member sends one of these; those before it are taken."""
+        self._news.set()
         for message in messages:
             if message.to == self.me:
                 self.raft.step(message)
                 if isinstance(message, AppendRequest | SnapshotChunk):
                     self._note_leader()
-        self._news.set()
 
     def forwarded(self, proposal: Proposal) -> None:
         """A proposal of another broker, for the leader; dropped where this one is none: it comes again."""
@@ -306,6 +308,7 @@ class MetadataGroup:
         Raises:
             What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
             StorageFull: the disk of this broker is full, and the command would need more of it.
+            InvalidRequest: a number in it cannot be stored.
         """
         if needs_room(command) and not self.reserve.has_room_now():
             raise StorageFull(
@@ -314,6 +317,7 @@ class MetadataGroup:
                 broker=self.me,
             )
         proposal = Proposal(id=proposal_id or secrets.token_hex(8), command=command)
+        require_storable(msgspec.to_builtins(command))
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)
         future = self._waiting.setdefault(proposal.id, asyncio.get_running_loop().create_future())

@@ -14,11 +14,12 @@ from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Entry, HardState, Member
-from natslog.errors import ClusterMismatch, OutdatedFolder
+from natslog.errors import ClusterMismatch, NotReady, OutdatedFolder
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.admission import Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
-from natslog.node.peers.messages import Hello
+from natslog.node.peers.handshake import PROTOCOL, Hello
+from natslog.node.peers.keys import KeyRing
 
 SEVENTH = BrokerRecord(id=2, url="http://log2", directory="d2", life=7, nonce="g")
 EIGHTH = msgspec.structs.replace(SEVENTH, life=8, nonce="h")
@@ -48,7 +49,7 @@ def opened(
         group.store.close()
         group = group_of(data_dir)
     data_dir.join("c")
-    return Admission(BrokerConfig(broker_id=1), data_dir, group)
+    return Admission(BrokerConfig(broker_id=1), data_dir, group, KeyRing(()))
 
 
 def hello(*lives: str, directory: str = "d2") -> Hello:
@@ -58,10 +59,11 @@ def hello(*lives: str, directory: str = "d2") -> Hello:
         directory=directory,
         life=9,
         cluster_id="c",
-        protocol=1,
+        protocol=PROTOCOL,
         version="",
+        min_level=1,
+        max_level=2,
         wall_us=0,
-        nonce="",
         lives=lives,
     )
 
@@ -124,7 +126,7 @@ def test_link_is_taken_only_when_the_stored_registrations_are_applied_and_given_
         eighth = RegisterBroker(broker=EIGHTH, lives=("d2.7.g", "d2.8.h"))
         admission = opened(tmp_path, later=(eighth,))
         older = hello("d2.7.g", "d2.8.x")
-        with pytest.raises(ConnectionRefusedError):
+        with pytest.raises(NotReady):
             admission.check_peer(older)
         admission.check_still_current(older)
         group = admission.group
