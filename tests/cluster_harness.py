@@ -116,11 +116,12 @@ class ClusterBroker(BrokerProcess):
 
     def high_watermark(self, stream: str) -> int | None:
         """As far as this replica knows that the stream is committed; None where it does not answer, or has no log."""
-        try:
-            found = self.metrics().get(f'natslog_stream_high_watermark{{stream="{stream}"}}')
-        except OSError:
+        answer = self.ask("GET", "/metrics")
+        if answer is None or answer.status != 200:
             return None
-        return None if found is None else int(found)
+        name = f'natslog_stream_high_watermark{{stream="{stream}"}} '
+        found = [line for line in answer.data.decode().splitlines() if line.startswith(name)]
+        return int(float(found[0].removeprefix(name))) if found else None
 
 
 class Cluster:
