@@ -67,6 +67,11 @@ class Admission:
         self._note_clock(hello)
 
     def _check_member(self, hello: Hello) -> None:
+        """Another broker of this cluster is let in while no metadata leader is heard: members may have been added, and
+        one of them may be that leader, without which this broker cannot learn of it. Raft is safe with its messages.
+        """
+        if hello.cluster_id and hello.cluster_id == self.cluster_id and not self.group.has_session():
+            return
         membership = self.group.raft.membership
         member = membership.find(hello.broker)
         if member is not None and member.directory != hello.directory:
@@ -78,8 +83,9 @@ class Admission:
             )
         if member is None and membership.members and hello.cluster_id:
             raise ClusterMismatch(
-                f"broker {hello.broker} is no member of this cluster (any more): give it an empty data folder, then "
-                f"natslog cluster add {hello.url}",
+                f"broker {hello.broker} is no member of this cluster. If it was removed: give it an empty data folder, "
+                f"then natslog cluster add {hello.url}. If it was added a moment ago, it is let in as soon as broker "
+                f"{self.me} has learned of it",
                 broker=hello.broker,
             )
 

@@ -25,7 +25,9 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
         def ignored(*arguments: Any) -> None:
             """Nobody listens."""
 
-        group = MetadataGroup(tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored)
+        group = MetadataGroup(
+            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+        )
         membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
         group.found(founding_snapshot(Metadata(cluster_id="c"), membership))
         known = group.store.snapshot
