@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import typing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,9 @@ def test_a_file_with_a_newer_field_stops_the_start_and_stays_as_it_is(name: str,
     body = read_checked(folder / name, kind, 2)
     write_checked(folder / name, kind, 2 if name == "broker" else 1, body | {"of_a_newer_version": 1})
     before = contents(folder)
+    opened = partial(RaftStore, folder / "raft") if name.startswith("raft") else partial(DataDir, folder, 1)
     with pytest.raises(UpgradeRequired, match=f"{name}.*newer natslog.*upgrade this broker"):
-        if name.startswith("raft"):
-            RaftStore(folder / "raft")
-        else:
-            DataDir(folder, 1)
+        opened()
     assert contents(folder) == before
 
 
@@ -139,7 +138,7 @@ class Opened:
         request = AppendRequest(sender=OTHER, to=ME, term=2, prev_index=1, prev_term=1, entries=entries, commit=commit)
         self.group.received((request,))
         async with asyncio.timeout(10):
-            while not self.bugs and self.group.raft.applied < commit:
+            while not self.bugs and self.group.raft.applied < commit:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -205,7 +204,7 @@ def test_the_folder_notes_a_level_before_a_snapshot_of_it_is_stored(tmp_path: Pa
         opened.group.raft.log.restore(newer)
         opened.group.start()
         async with asyncio.timeout(10):
-            while opened.group.state.feature_level < 2:
+            while opened.group.state.feature_level < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await opened.group.stop()
         assert stored == [known.index]
