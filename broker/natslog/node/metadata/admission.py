@@ -67,10 +67,14 @@ class Admission:
         self._note_clock(hello)
 
     def _check_member(self, hello: Hello) -> None:
-        """Another broker of this cluster is let in while no metadata leader is heard: members may have been added, and
-        one of them may be that leader, without which this broker cannot learn of it. Raft is safe with its messages.
+        """Raises ClusterMismatch.
+
+        Members may have been added while this broker was down, and one of them may be the metadata leader, from which
+        alone it learns of them. So another broker of this cluster is let in while this one follows no leader, or where
+        it is that leader. Raft is safe with messages of brokers that are no members.
         """
-        if hello.cluster_id and hello.cluster_id == self.cluster_id and not self.group.has_session():
+        leads_here = self.group.leader if self.group.has_session() else None
+        if hello.cluster_id and hello.cluster_id == self.cluster_id and leads_here in (None, hello.broker):
             return
         membership = self.group.raft.membership
         member = membership.find(hello.broker)
