@@ -122,7 +122,7 @@ _PARSERS: dict[str, Any] = {
 }
 
 
-class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A stream as the metadata knows it. `id` is never used again after the stream is deleted.
 
     Attributes:

@@ -226,7 +226,9 @@ def needs_room(command: Command) -> bool:
     return isinstance(command, CreateStream | SetCursor)
 
 
-BackgroundCommand: TypeAlias = ChangeIsrs | AppointLeaders | DisableReplicas | MoveReplicas | FinishMoves
+BackgroundCommand: TypeAlias = (
+    ChangeIsrs | AppointLeaders | DisableReplicas | HoldReplicas | LeaveReplicas | MoveReplicas | FinishMoves
+)
 """Decisions of brokers. Applied late or twice they change nothing: each names the version, the life or the target that
 it was made for. So they are proposed without an id, and no outcome of them is kept.
 """
