@@ -155,7 +155,7 @@ def test_an_unknown_command_from_the_leader_stops_the_broker_and_is_not_stored(t
         opened = Opened(tmp_path)
         opened.group.start()
         before = opened.group.state
-        await opened.receive(command(2, UNKNOWN), commit=2)
+        await opened.receive(command(2, UNKNOWN), commit=1)
         await opened.group.stop()
         assert [type(bug) for bug in opened.bugs] == [UpgradeRequired]
         assert opened.group.state == before
