@@ -37,7 +37,7 @@ async def cluster(request: web.Request) -> web.Response:
     node, state = broker.cluster, broker.state
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # else it is known: every broker supports the level of its cluster
-        levels = await node.supported_levels()
+        levels = await node.upgrade.supported_levels()
     body = {
         "cluster_id": node.cluster_id,
         "metadata_leader": node.group.leader,
@@ -190,7 +190,7 @@ async def finalize_upgrade(request: web.Request) -> web.Response:
     """Raises the feature level, for good: from then on no broker can be downgraded."""
     query(request)
     broker = _at_metadata_leader(request)
-    was_lower = await broker.change_cluster(broker.cluster.finalize_upgrade())
+    was_lower = await broker.change_cluster(broker.cluster.upgrade.finalize())
     return web.json_response({"feature_level": broker.state.feature_level, "raised": was_lower})
 
 

@@ -21,19 +21,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from natslog.cluster.commands import BrokerRecord, FinalizeUpgrade, Proposal, RegisterBroker, Tombstone
-from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL, OWN_LEVELS, Levels, blocking
+from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
 from natslog.errors import (
-    BrokerUnavailable,
     ClusterMismatch,
     CorruptLog,
     InvalidRequest,
     NatslogError,
     NotMetadataLeader,
-    UpgradeBlocked,
 )
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
@@ -45,6 +43,7 @@ from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
 from natslog.node.metadata.session import Session
+from natslog.node.metadata.upgrade import Upgrade
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
     Answered,
@@ -66,7 +65,6 @@ logger = logging.getLogger("natslog.cluster")
 _REPORT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.2
 _FIRST_SAY_MS = 5_000.0
-_LEVELS_WITHIN_S = 1.0
 
 Reply = Callable[[Frame, list[bytes] | None], None]
 Answerer = Callable[..., Awaitable[Any]]
@@ -108,10 +106,11 @@ class ClusterNode(Admission):
         self.links = Links(self)
         self.leading = MetadataLeading(group, self._ask_to_hand_over)
         self._session = Session(self.barrier)
+        self.upgrade = Upgrade(group, self.link_to)
         self.served: set[web.WebSocketResponse] = set()
         self.answerers: dict[str, Answerer] = {
             "read_index": self._answer_read_index,
-            "supported_levels": self._answer_supported_levels,
+            "supported_levels": self.upgrade.answer,
         }
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
@@ -336,9 +335,6 @@ class ClusterNode(Admission):
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
 
-    async def _answer_supported_levels(self) -> Levels:
-        return OWN_LEVELS
-
     # ---- what is said ----
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
@@ -419,51 +415,6 @@ class ClusterNode(Admission):
             newcomer = Member(id=hello.broker, directory=hello.directory, url=hello.url, is_voter=False)
             await self.group.change_members(lambda membership: membership.with_member(newcomer))
         return hello.broker
-
-    async def supported_levels(self) -> dict[BrokerId, Levels | None]:
-        """Of every member, voter or learner, and every registered broker; None: it is not connected."""
-        members = {member.id for member in self.group.raft.membership.members}
-        others = sorted((members | set(self.state.brokers)) - {self.me})
-        found = await asyncio.gather(*(self._levels_of(broker) for broker in others))
-        return {self.me: OWN_LEVELS} | dict(zip(others, found, strict=True))
-
-    async def _levels_of(self, broker: BrokerId) -> Levels | None:
-        link = self.links.of(broker)
-        if link is None:
-            return None
-        try:
-            first, last = await link.ask("supported_levels", _LEVELS_WITHIN_S)
-        except BrokerUnavailable:
-            return None
-        except NatslogError:
-            return (FIRST_LEVEL, FIRST_LEVEL)  # natslog 0.1.0 has no answer to this
-        return int(first), int(last)
-
-    async def finalize_upgrade(self) -> bool:
-        """Of the metadata leader: raises the feature level to the latest one of this version. Whether it was lower.
-
-        Raises:
-            NotMetadataLeader, MetadataUnavailable. UpgradeBlocked: a broker is too old, or not connected.
-        """
-        self._require_leader()
-        if self.state.feature_level >= LATEST_LEVEL:
-            return False
-        levels = await self.supported_levels()
-        self._require_leader()
-        if blockers := blocking(levels, LATEST_LEVEL):
-            raise UpgradeBlocked(
-                f"the feature level stays {self.state.feature_level}: "
-                + "; ".join(self._blocker(broker, levels[broker]) for broker in blockers)
-                + ". Then run natslog cluster finalize-upgrade again",
-                feature_level=self.state.feature_level,
-                brokers=blockers,
-            )
-        return await self.group.propose(FinalizeUpgrade(level=LATEST_LEVEL))
-
-    def _blocker(self, broker: BrokerId, levels: Levels | None) -> str:
-        if levels is None:
-            return f"broker {broker} is not connected: start it, or remove it (natslog cluster remove {broker})"
-        return f"broker {broker} supports levels {levels[0]} to {levels[1]}, and not {LATEST_LEVEL}: upgrade it"
 
     async def remove(self, broker: BrokerId) -> None:
         """Takes a broker out of the group. Raises as `check_removable`, and MembershipChanging."""
