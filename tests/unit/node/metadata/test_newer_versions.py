@@ -23,7 +23,9 @@ from natslog.log.checked_file import read_checked, write_checked
 from natslog.model import BrokerId
 from natslog.node.data_dir import DataDir, Identity, _Life, read_identity
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
-from natslog.node.metadata.raft_store import RaftStore, _Contents
+from natslog.node.metadata.raft_files_v1 import _Contents
+from natslog.node.metadata.raft_store import RaftStore
+from natslog.node.metadata.raft_wal import Manifest, _Record
 from natslog.node.metadata.recover import recover
 
 ME, OTHER = BrokerId(1), BrokerId(2)
@@ -44,7 +46,8 @@ def structs_in(kind: Any, found: set[Any]) -> set[Any]:
 
 def test_every_struct_of_the_metadata_rejects_unknown_fields() -> None:
     found: set[Any] = set()
-    for root in (Metadata, Answered, Proposal, Entry, Snapshot, Membership, _Contents, Identity, _Life, Message):
+    roots = (Metadata, Answered, Proposal, Entry, Snapshot, Membership, Identity, _Life, Message)
+    for root in (*roots, _Contents, Manifest, _Record):
         structs_in(root, found)
     assert len(found) > 30
     lax = sorted(kind.__name__ for kind in found if not kind.__struct_config__.forbid_unknown_fields)
