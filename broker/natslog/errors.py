@@ -246,6 +246,18 @@ class DataDirError(NatslogError):
     code = "data_dir"
 
 
+class UpgradeRequired(DataDirError):
+    """A newer natslog wrote this: upgrade this broker. Nothing is changed, and no field is dropped."""
+
+    code = "upgrade_required"
+
+
+class UpgradeBlocked(NatslogError):
+    """The feature level cannot be raised: the facts name the brokers that are too old or not connected."""
+
+    code, status = "upgrade_blocked", 409
+
+
 class ConfigError(NatslogError):
     """A setting or option is wrong; the nearest known one is named."""
 

@@ -25,7 +25,7 @@ Compression = Literal["none", "zstd", "lz4"]
 MAX_REPLICAS = 9
 
 
-class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a stream's creator decides. Ages are in seconds, sizes in bytes; None is "no limit"."""
 
     subject: str
@@ -122,7 +122,7 @@ _PARSERS: dict[str, Any] = {
 }
 
 
-class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A stream as the metadata knows it. `id` is never used again after the stream is deleted.
 
     Attributes:

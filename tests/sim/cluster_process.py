@@ -14,6 +14,7 @@ import msgspec
 from natslog.cluster.commands import BrokerRecord, Command, Proposal, RegisterBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.epochs import EpochHistory
+from natslog.cluster.features import OUTCOMES_BY_AGE
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Raft, Snapshot, Term
 from natslog.errors import NotMetadataLeader
@@ -115,7 +116,8 @@ class Life:
 
     def command(self, command: Command) -> None:
         self.cluster.proposals += 1
-        self.propose(Proposal(id=f"{self.incarnation}:{self.cluster.proposals}", command=command))
+        named = f"{self.incarnation}:{self.cluster.proposals}"
+        self.propose(Proposal(id="" if self.state.feature_level >= OUTCOMES_BY_AGE else named, command=command))
 
     # ---- time ----
 

@@ -83,7 +83,7 @@ class Stage:
         self.numbers = tuple(BrokerId(one) for one in range(1, brokers + 1))
         self.state, snapshot = founding(self.numbers, (NAME,), replicas=replicas, min_isr=min_isr)
         self.disks = {
-            one: Disk(snapshot=snapshot, clean_life=f"{one}.0", logs=founding_logs(self.state, one))
+            one: Disk(snapshot=snapshot, clean_life=f"{one}.0.n0", logs=founding_logs(self.state, one))
             for one in self.numbers
         }
         self.checker = Checker(self, self.state)

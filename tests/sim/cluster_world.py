@@ -167,7 +167,7 @@ class Cluster:
             self.proposals += 1
             self.operation = Proposal(id=f"operator:{self.proposals}", command=self.next_operation())
         broker = self.brokers[self.faults.any()]
-        if self.operation.id in broker.state.outcomes:
+        if broker.state.outcome_of(self.operation.id) is not None:
             self.operation = None
         elif broker.is_up:
             operation = self.operation

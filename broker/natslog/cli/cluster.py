@@ -1,7 +1,8 @@
-"""`natslog cluster status | add | remove | drain | transfer | move | recover`: for operators of several brokers."""
+"""`natslog cluster status | add | remove | drain | transfer | move | finalize-upgrade | recover`: for operators."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ def status(context: typer.Context, as_json: JsonFlag = False) -> None:
         return
     current = "" if body["is_current"] else "  (no majority could be asked: this is what one broker knows)"
     out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
+    out.print(_level_line(body))
     columns = ["broker", "url", "rack", "state", "role", "leads", "replicas", "in sync"]
     print_table(columns, [_broker_row(one) for one in body["brokers"]])
     if streams:
@@ -36,6 +38,16 @@ def status(context: typer.Context, as_json: JsonFlag = False) -> None:
         print_table(
             ["stream", "leader", "epoch", "replicas", "in sync", "end", "state"], [_row(one) for one in streams]
         )
+
+
+def _level_line(body: dict[str, Any]) -> str:
+    line = f"feature level {body['feature_level']}, supported by all brokers: {body['supported_level']}"
+    if not body["upgrade_waits"]:
+        return line
+    if body["upgrade_waits_for"]:
+        names = ", ".join(map(str, body["upgrade_waits_for"]))
+        return f"{line}; an upgrade waits for these brokers to be connected and upgraded: {names}"
+    return f"{line}; an upgrade waits: natslog cluster finalize-upgrade (no broker can be downgraded after it)"
 
 
 def _broker_row(body: dict[str, Any]) -> list[Any]:
@@ -173,6 +185,28 @@ def move(
         raise InvalidRequest(f"{brokers!r} must be brokers' numbers: 1,2,4") from error
     global_of(context).client().move_stream(stream, numbers)
     out.print(f"stream {stream} moves to brokers {brokers}; natslog cluster status shows when it is done")
+
+
+@app.command("finalize-upgrade")
+def finalize_upgrade(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """End an upgrade: the brokers may write what the new version adds. No broker can be downgraded after it."""
+    client = global_of(context).client()
+    level = client.cluster()["feature_level"]
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest("no broker can be downgraded after it: confirm with --yes")
+        typer.confirm(
+            f"The feature level is {level}. After it is raised no broker can be downgraded. Raise it?", abort=True
+        )
+    body = client.finalize_upgrade()
+    if as_json:
+        print_json(body)
+    else:
+        out.print(f"the feature level is {body['feature_level']}" + ("" if body["raised"] else " already"))
 
 
 @app.command()

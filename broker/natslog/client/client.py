@@ -139,6 +139,10 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         """Out of the cluster. Without `force` it must keep nothing any more."""
         self._ask("DELETE", f"/v1/cluster/brokers/{number}", query={"force": "true" if force else None})
 
+    def finalize_upgrade(self) -> dict[str, Any]:
+        """Raises the feature level, for good: `{feature_level, raised}`. Raises UpgradeBlocked."""
+        return dict(self._json("POST", "/v1/cluster/finalize-upgrade"))
+
     def transfer_metadata(self, to: int) -> None:
         """Hands the metadata leadership to this broker."""
         self._ask("POST", "/v1/cluster/transfer", body={"to": to})

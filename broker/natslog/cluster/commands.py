@@ -12,7 +12,7 @@ import msgspec
 from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
 
 
-class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica.
     `nonce`: of this start; "" at feature level 1.
     """
@@ -32,7 +32,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return f"{self.directory}.{self.life}" + (f".{self.nonce}" if self.nonce else "")
 
 
-class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Files that `broker` still has of a deleted stream, or of a replica that was moved away."""
 
     id: StreamId
@@ -49,7 +49,9 @@ def tombstone_key(stream_id: StreamId, broker: BrokerId) -> str:
     return f"{stream_id}/{broker}"
 
 
-class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class RegisterBroker(
+    msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A broker's new life. `after` names the one that ended in order right before it, so that its logs are as that one
     left them; "" if it was killed, say. `lives`: those that its folder had; empty at feature level 1.
     """
@@ -59,18 +61,18 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
     lives: tuple[str, ...] = ()
 
 
-class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     broker: BrokerId
     is_draining: bool
 
 
-class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """It keeps no replica any more and is no member of the cluster."""
 
     broker: BrokerId
 
 
-class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`placement` names the brokers to hold it; the first leads."""
 
     name: str
@@ -80,7 +82,7 @@ class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     placement: tuple[BrokerId, ...]
 
 
-class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`changed`: the fields of `settings` that count, so that two edits at once both hold; None: all."""
 
     name: str
@@ -88,24 +90,24 @@ class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     changed: tuple[str, ...] | None = None
 
 
-class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     name: str
     paused: bool
 
 
-class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     name: str
     deleted_us: int
 
 
-class BuryStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class BuryStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The files are gone: the tombstone may go too."""
 
     id: StreamId
     broker: BrokerId = BrokerId(1)
 
 
-class IsrChange(msgspec.Struct, frozen=True, kw_only=True):
+class IsrChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the leader of `epoch` wants; good for one `version` of the record, and for those lives of the members that
     it has seen ("" is not checked). `proven`: restarted uncleanly, and caught up since.
     """
@@ -118,14 +120,14 @@ class IsrChange(msgspec.Struct, frozen=True, kw_only=True):
     proven: tuple[BrokerId, ...] = ()
 
 
-class ChangeIsrs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ChangeIsrs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Of streams that `broker` leads; those whose version has moved on are passed over."""
 
     broker: BrokerId
     changes: tuple[IsrChange, ...]
 
 
-class Appointment(msgspec.Struct, frozen=True, kw_only=True):
+class Appointment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A leader for the next epoch of a stream, good for one `version` of its record."""
 
     stream_id: StreamId
@@ -134,11 +136,11 @@ class Appointment(msgspec.Struct, frozen=True, kw_only=True):
     isr: tuple[BrokerId, ...]
 
 
-class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     appointments: tuple[Appointment, ...]
 
 
-class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` has found damage in these streams: it must neither lead them nor count, until it has caught up."""
 
     broker: BrokerId
@@ -146,7 +148,7 @@ class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stream_ids: tuple[StreamId, ...]
 
 
-class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` has created the logs of these streams on its disk, durably. Level 2."""
 
     broker: BrokerId
@@ -154,7 +156,7 @@ class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stream_ids: tuple[StreamId, ...]
 
 
-class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` stops in order: it leaves these in-sync replicas, and keeps its eligibility. Level 2."""
 
     broker: BrokerId
@@ -162,21 +164,21 @@ class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stream_ids: tuple[StreamId, ...]
 
 
-class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Brings a stream's replicas onto other brokers; the old ones go when the new ones are in sync."""
 
     name: str
     target: tuple[BrokerId, ...]
 
 
-class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`(stream, version)` of moves whose target is in sync; what the others have becomes tombstones."""
 
     moves: tuple[tuple[StreamId, int], ...]
     moved_us: int
 
 
-class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Where a named consumer stands in the stream of this id: the next offset that it has not read."""
 
     consumer: str
@@ -186,12 +188,12 @@ class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     set_us: int
 
 
-class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     consumer: str
     stream: str
 
 
-class FinalizeUpgrade(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class FinalizeUpgrade(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Every broker supports `level`: what it adds may be written from now on."""
 
     level: int
@@ -230,14 +232,31 @@ def needs_room(command: Command) -> bool:
     return isinstance(command, CreateStream | SetCursor)
 
 
-class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` names the request: sent again, it has the outcome of the first time."""
+BackgroundCommand: TypeAlias = (
+    ChangeIsrs | AppointLeaders | DisableReplicas | HoldReplicas | LeaveReplicas | MoveReplicas | FinishMoves
+)
+"""Decisions of brokers. Applied late or twice they change nothing: each names the version, the life or the target that
+it was made for. So they are proposed without an id, and no outcome of them is kept.
+"""
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A command, and who asks for it.
+
+    Attributes:
+        id: names the request: sent again, it has the outcome of the first time. "" (from feature level 2 on): it is a
+            `BackgroundCommand`, and its outcome is not kept.
+        client: who asks; one client's outcomes never displace another's. `elapsed_ms`: on the metadata leader's
+            monotonic clock since its last proposal; set by that leader. Both from feature level 2 on.
+    """
 
     id: str
     command: Command
+    client: str = ""
+    elapsed_ms: int = 0
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`changed`, or the error it was refused with, in its JSON form."""
 
     changed: bool

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from natslog.cluster.commands import AppointLeaders, Appointment, Command, FinishMoves, MoveReplicas
+from natslog.cluster.commands import AppointLeaders, Appointment, BackgroundCommand, FinishMoves, MoveReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.cluster.roles import quorum_position
@@ -43,7 +43,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    commands: tuple[Command, ...] = ()
+    commands: tuple[BackgroundCommand, ...] = ()
     handovers: tuple[Handover, ...] = ()
 
 
@@ -120,7 +120,7 @@ class Controller:
             elif (handover := self._handover(state, record, now_ms)) and len(handovers) < _HANDOVERS_AT_ONCE:
                 self._handed_ms[record.id] = now_ms
                 handovers.append(handover)
-        commands: list[Command] = []
+        commands: list[BackgroundCommand] = []
         if appointments:
             self._changed_ms = now_ms
             commands.append(AppointLeaders(appointments=tuple(appointments)))
@@ -200,7 +200,7 @@ class Controller:
         said, since_ms = self._hearing.get(broker, (True, -_HEARING_LASTS_MS))
         return said == hears_nats and now_ms - since_ms >= _HEARING_LASTS_MS
 
-    def _drains(self, state: Metadata) -> list[Command]:
+    def _drains(self, state: Metadata) -> list[MoveReplicas]:
         """Moves off brokers that are being drained, a few at a time."""
         draining = {broker.id for broker in state.brokers.values() if broker.is_draining}
         if not draining:
@@ -208,7 +208,7 @@ class Controller:
         usable = [broker for broker in sorted(state.brokers) if broker not in draining and broker in self._alive]
         loads = Loads(state)
         under_way = sum(bool(record.target) for record in state.streams.values())
-        moves: list[Command] = []
+        moves: list[MoveReplicas] = []
         for record in state.streams.values():
             leaving = next((broker for broker in record.target or record.replicas if broker in draining), None)
             if leaving is None or (not record.target and under_way >= _MOVES_AT_ONCE):

@@ -14,7 +14,7 @@ MAX_CURSORS = 1000
 """In a cluster. Each costs some 200 bytes of every broker's memory and snapshot."""
 
 
-class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CursorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The position of `consumer` in a stream: the next `offset` that it has not read, as set at `set_us`.
 
     Attributes:

@@ -7,13 +7,49 @@ downgraded. A level never goes back.
 
     level 1   natslog 0.1.0
     level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
-              the write-ahead log of the Raft store
+              the write-ahead log of the Raft store, outcomes of requests kept by age
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from natslog.errors import UpgradeRequired
+from natslog.model import BrokerId
 
 FIRST_LEVEL = 1
 LATEST_LEVEL = 2
 WAL_LEVEL = 2
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
 """By level, the first version of natslog that supports it."""
+OUTCOMES_BY_AGE = 2
+"""From this level on, outcomes of requests expire by age; before, the last 1,000 were kept."""
+
+Levels: TypeAlias = tuple[int, int]
+"""The first and the last level that a broker supports."""
+OWN_LEVELS: Levels = (FIRST_LEVEL, LATEST_LEVEL)
+
+
+def require_supported(level: int, where: object) -> None:
+    """Raises UpgradeRequired: `where` is at a level that this natslog does not support."""
+    if level > LATEST_LEVEL:
+        raise UpgradeRequired(
+            f"{where} is at feature level {level}, and this natslog supports levels up to {LATEST_LEVEL}: upgrade this "
+            "broker. It does not start, and nothing is changed",
+            level=level,
+        )
+
+
+def supported_by_all(levels: Mapping[BrokerId, Levels | None], level: int) -> int:
+    """The latest level that every broker supports; a broker that is not connected counts as one of the present level.
+
+    Args:
+        level: the present one.
+    """
+    return max(level, min((level if one is None else one[1] for one in levels.values()), default=level))
+
+
+def blocking(levels: Mapping[BrokerId, Levels | None], target: int) -> list[BrokerId]:
+    """The brokers that are not connected, or do not support the level."""
+    return sorted(broker for broker, one in levels.items() if one is None or not one[0] <= target <= one[1])

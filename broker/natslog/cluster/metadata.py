@@ -46,12 +46,14 @@ from natslog.cluster.commands import (
     tombstone_key,
 )
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
-from natslog.cluster.features import FIRST_LEVEL
+from natslog.cluster.features import FIRST_LEVEL, OUTCOMES_BY_AGE
 from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
+from natslog.cluster.outcomes import Answered
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
     NatslogError,
+    Overloaded,
     StreamConflict,
     StreamNotFound,
     StreamRecreated,
@@ -62,17 +64,18 @@ from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSetting
 FIRST_EPOCH = Epoch(1)
 FIXED_SETTINGS = ("group", "replicas", "min_isr")
 """Settings that cannot be edited: a group decided who got which message; replicas are moved, not declared."""
-_OUTCOMES_KEPT = 1000
+_OUTCOMES_KEPT = 1000  # at level 1
 
 
-class Metadata(msgspec.Struct, kw_only=True):
+class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The state. `version` counts commands that changed something.
 
     Attributes:
-        outcomes: of the last proposals, by their ids, so that a retry is applied once. `cursor_outcomes`: those that
-            set cursors: they come all the time, and must not push the others out.
+        outcomes: at level 1, of the last proposals, by their ids, so that a retry is applied once. `cursor_outcomes`:
+            those that set cursors: they come all the time, and must not push the others out.
         cursors: by `cursor_key`.
         feature_level: what may be written, see `features`.
+        answered: from level 2 on, outcomes by age.
     """
 
     cluster_id: str
@@ -84,6 +87,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     cursors: dict[str, CursorRecord] = {}
     cursor_outcomes: dict[str, Outcome] = {}
     feature_level: int = FIRST_LEVEL
+    answered: Answered | None = None
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -106,22 +110,47 @@ class Metadata(msgspec.Struct, kw_only=True):
 
     def outcome_of(self, proposal_id: str) -> Outcome | None:
         """What became of a proposal that was applied lately."""
-        return self.outcomes.get(proposal_id) or self.cursor_outcomes.get(proposal_id)
+        known = self.outcomes.get(proposal_id) or self.cursor_outcomes.get(proposal_id)
+        return known if known is not None or self.answered is None else self.answered.find(proposal_id)
 
     def decide(self, proposal: Proposal) -> Outcome:
         """Applies it, unless it was applied before: a retry gets the outcome of the first time."""
+        if self.feature_level >= OUTCOMES_BY_AGE:
+            return self._decide_by_age(proposal)
         known = self.outcome_of(proposal.id)
         if known is not None:
             return known
-        try:
-            outcome = Outcome(changed=self.apply(proposal.command))
-        except NatslogError as error:
-            outcome = Outcome(changed=False, error=error.to_json())
+        outcome = self._outcome(proposal.command)
         kept = self.cursor_outcomes if isinstance(proposal.command, SetCursor) else self.outcomes
         kept[proposal.id] = outcome
         while len(kept) > _OUTCOMES_KEPT:
             del kept[next(iter(kept))]
         return outcome
+
+    def _decide_by_age(self, proposal: Proposal) -> Outcome:
+        if self.answered is None:
+            self.answered = Answered.following(self.outcomes, self.cursor_outcomes)
+            self.outcomes, self.cursor_outcomes = {}, {}
+        answered = self.answered
+        answered.advance(proposal.elapsed_ms)
+        if not proposal.id:
+            return self._outcome(proposal.command)
+        known = answered.find(proposal.id)
+        if known is not None:
+            return known
+        try:
+            answered.window_of(proposal).require_room(proposal.client)
+        except Overloaded as error:
+            return Outcome(changed=False, error=error.to_json())
+        outcome = self._outcome(proposal.command)
+        answered.keep(proposal, outcome)
+        return outcome
+
+    def _outcome(self, command: Command) -> Outcome:
+        try:
+            return Outcome(changed=self.apply(command))
+        except NatslogError as error:
+            return Outcome(changed=False, error=error.to_json())
 
     def apply(self, command: Command) -> bool:
         """Changes the state as the command says.

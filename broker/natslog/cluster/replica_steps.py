@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from natslog.cluster.commands import Command, IsrChange
+from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.epochs import EpochHistory
 from natslog.cluster.roles import BeginAt, CutTo, FollowerReplica, LeaderReplica
 from natslog.errors import NatslogError
@@ -186,7 +186,7 @@ class Unfollow:
 class Propose:
     """A change of the metadata. It may be lost or refused: the record tells."""
 
-    command: Command
+    command: BackgroundCommand
 
 
 @dataclass(frozen=True, slots=True)

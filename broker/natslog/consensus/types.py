@@ -16,7 +16,7 @@ Term = NewType("Term", int)
 Index = NewType("Index", int)
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A broker in the group; a learner (`is_voter` false) receives everything and counts for nothing."""
 
     id: BrokerId
@@ -25,7 +25,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     is_voter: bool = True
 
 
-class Membership(msgspec.Struct, frozen=True, kw_only=True):
+class Membership(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who belongs to the group, by rising id."""
 
     members: tuple[Member, ...] = ()
@@ -46,7 +46,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return Membership(members=tuple(member for member in self.members if member.id != broker))
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One position of the replicated log. `empty` opens a term; `membership` holds an encoded `Membership`."""
 
     index: Index
@@ -55,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     data: bytes = b""
 
 
-class HardState(msgspec.Struct, frozen=True, kw_only=True):
+class HardState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """On stable storage before any message that rests on it leaves."""
 
     term: Term = Term(0)
@@ -63,7 +63,7 @@ class HardState(msgspec.Struct, frozen=True, kw_only=True):
     commit: Index = Index(0)
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The applied state up to and with `index`, which was of `term`."""
 
     index: Index = Index(0)
@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b""
 
 
-class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, tag="vote?"):
+class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, tag="vote?", forbid_unknown_fields=True):
     """`is_pre`: would you vote for me in this term? Nobody's state changes by it. `by_transfer`: the leader asked for
     this election, so its lease does not stand against it.
     """
@@ -86,7 +86,7 @@ class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, tag="vote?"):
     by_transfer: bool = False
 
 
-class VoteResponse(msgspec.Struct, frozen=True, kw_only=True, tag="vote!"):
+class VoteResponse(msgspec.Struct, frozen=True, kw_only=True, tag="vote!", forbid_unknown_fields=True):
     sender: BrokerId
     to: BrokerId
     term: Term
@@ -94,7 +94,7 @@ class VoteResponse(msgspec.Struct, frozen=True, kw_only=True, tag="vote!"):
     granted: bool
 
 
-class AppendRequest(msgspec.Struct, frozen=True, kw_only=True, tag="append?"):
+class AppendRequest(msgspec.Struct, frozen=True, kw_only=True, tag="append?", forbid_unknown_fields=True):
     """Entries after (`prev_index`, `prev_term`); none in a heartbeat. `round` numbers heartbeats, for read index."""
 
     sender: BrokerId
@@ -107,7 +107,7 @@ class AppendRequest(msgspec.Struct, frozen=True, kw_only=True, tag="append?"):
     round: int = 0
 
 
-class AppendResponse(msgspec.Struct, frozen=True, kw_only=True, tag="append!"):
+class AppendResponse(msgspec.Struct, frozen=True, kw_only=True, tag="append!", forbid_unknown_fields=True):
     """If `rejected`, (`index`, `hint_term`) is the last place that may still agree; else all to `index` is stored."""
 
     sender: BrokerId
@@ -119,7 +119,7 @@ class AppendResponse(msgspec.Struct, frozen=True, kw_only=True, tag="append!"):
     round: int = 0
 
 
-class SnapshotChunk(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot?"):
+class SnapshotChunk(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot?", forbid_unknown_fields=True):
     """Bytes from `position` on of a snapshot of `total_bytes`; `crc` is the CRC32C of the whole."""
 
     sender: BrokerId
@@ -135,7 +135,7 @@ class SnapshotChunk(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot?"):
     round: int = 0
 
 
-class SnapshotResponse(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot!"):
+class SnapshotResponse(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot!", forbid_unknown_fields=True):
     """`position`: bytes held so far; the chunk from there is wanted next. `done`: it is installed."""
 
     sender: BrokerId
@@ -147,7 +147,7 @@ class SnapshotResponse(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot!
     round: int = 0
 
 
-class TimeoutNow(msgspec.Struct, frozen=True, kw_only=True, tag="campaign"):
+class TimeoutNow(msgspec.Struct, frozen=True, kw_only=True, tag="campaign", forbid_unknown_fields=True):
     """The leader hands over: campaign at once."""
 
     sender: BrokerId

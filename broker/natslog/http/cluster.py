@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 from aiohttp import web
 
 from natslog.cluster.commands import DrainBroker, ForgetBroker, MoveReplicas
+from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import (
     BrokerUnavailable,
@@ -81,6 +82,9 @@ async def cluster(request: web.Request) -> web.Response:
     broker = broker_of(request)
     is_current = await broker.up_to_date()
     node, state = broker.cluster, broker.state
+    level, levels = state.feature_level, None
+    if level < LATEST_LEVEL:  # else it is known: every broker supports the level of its cluster
+        levels = await node.upgrade.supported_levels()
     body = {
         "cluster_id": node.cluster_id,
         "metadata_leader": node.group.leader,
@@ -91,6 +95,10 @@ async def cluster(request: web.Request) -> web.Response:
         "under_replicated": sum(len(one.isr) < len(one.replicas) for one in state.streams.values()),
         "leaderless": sum(one.leader is None for one in state.streams.values()),
         "version": natslog_version(),
+        "feature_level": level,
+        "supported_level": level if levels is None else supported_by_all(levels, level),
+        "upgrade_waits": levels is not None,
+        "upgrade_waits_for": [] if levels is None else blocking(levels, LATEST_LEVEL),
     }
     return web.json_response(body)
 
@@ -227,6 +235,15 @@ async def transfer(request: web.Request) -> web.Response:
     broker = _at_metadata_leader(request)
     broker.cluster.group.transfer(_number(body, "to"))
     return web.json_response({"to": body["to"]}, status=202)
+
+
+@routes.post("/v1/cluster/finalize-upgrade")
+async def finalize_upgrade(request: web.Request) -> web.Response:
+    """Raises the feature level, for good: from then on no broker can be downgraded."""
+    query(request)
+    broker = _at_metadata_leader(request)
+    was_lower = await broker.change_cluster(broker.cluster.upgrade.finalize())
+    return web.json_response({"feature_level": broker.state.feature_level, "raised": was_lower})
 
 
 @routes.post("/v1/streams/{name}/leader")

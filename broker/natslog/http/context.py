@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from natslog.http.answers import Answers
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
+from natslog.node.metadata.entries import Request
 from natslog.node.replicas.stream import HostedStream
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
@@ -158,12 +160,12 @@ def _has_come_around(request: web.Request) -> bool:
     return request.headers.get("Natslog-Redirected") == "true"
 
 
-def request_id(request: web.Request) -> str | None:
-    """What a client names its change by, so that a retry is applied once. Raises InvalidRequest."""
+def request_id(request: web.Request) -> Request:
+    """What a client names its change by, so that a retry is applied once, and its host. Raises InvalidRequest."""
     given = request.headers.get("Natslog-Request-Id")
     if given is not None and not _REQUEST_ID.fullmatch(given):
         raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
-    return given
+    return Request(given or secrets.token_hex(16), request.remote or "")
 
 
 def query(request: web.Request, *known: str) -> dict[str, str]:

@@ -61,6 +61,9 @@ _PATHS = {
             "Take a broker out of the cluster", "204", _BROKER, _parameter("force", "true: it is lost for good")
         ),
     },
+    "/v1/cluster/finalize-upgrade": {
+        "post": _call("Raise the feature level to the latest one, which every broker must support; for good", "200")
+    },
     "/v1/cluster/transfer": {"post": _call("Hand the metadata leadership over", "202", body="Transfer")},
     "/v1/streams/{name}/leader": {
         "post": _call(

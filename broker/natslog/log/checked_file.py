@@ -14,12 +14,14 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
-from natslog.errors import CorruptLog, DataDirError
+from natslog.errors import CorruptLog, DataDirError, UpgradeRequired
+
+Record = TypeVar("Record")
 
 _HEADER = re.compile(rb"natslog ([a-z-]+) v(\d+) bytes=(\d+) crc32c=([0-9a-f]{8})")
 
@@ -64,6 +66,19 @@ def read_checked(path: Path, kind: str, version: int) -> Any | None:
             file=str(path),
         )
     return msgspec.json.decode(payload)
+
+
+def read_record(path: Path, kind: str, version: int, content: type[Record]) -> Record | None:
+    """The same as one of those structs. Raises as `read_checked`; UpgradeRequired: it has other fields."""
+    found = read_checked(path, kind, version)
+    try:
+        return None if found is None else msgspec.convert(found, content)
+    except msgspec.ValidationError as error:
+        raise UpgradeRequired(
+            f"{path} was written by a newer natslog ({error}): upgrade this broker. It does not start, and nothing is "
+            "changed",
+            file=str(path),
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

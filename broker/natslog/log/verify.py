@@ -18,7 +18,7 @@ from natslog.log.sealed import read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, read_batch
 
 _CHECKED = {  # name: (kind, newest version)
-    "broker": ("broker", 2),
+    "broker": ("broker", 3),
     "life": ("life", 1),
     "metadata": ("metadata", 1),
     "hw-checkpoint": ("hw-checkpoint", 1),

@@ -33,6 +33,7 @@ from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
+from natslog.node.metadata.entries import Request
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.messages import FetchRequest, HandOver
 from natslog.node.replicas.fetch_sessions import FetchSession
@@ -340,15 +341,15 @@ class Broker:
             raise ShuttingDown("this broker is shutting down: ask another, or this one when it is back")
         return await asyncio.shield(self._in_background(change, "a change"))
 
-    async def create_stream(self, name: str, settings: StreamSettings, request_id: str | None = None) -> bool:
+    async def create_stream(self, name: str, settings: StreamSettings, request: Request | None = None) -> bool:
         """Whether it is new (False: it was there with the same settings); by then its leader takes messages.
 
         Raises:
             InvalidRequest, StreamConflict, NotEnoughBrokers, MetadataUnavailable.
         """
-        return await self._to_the_end(self._create_stream(name, settings, request_id))
+        return await self._to_the_end(self._create_stream(name, settings, request))
 
-    async def _create_stream(self, name: str, settings: StreamSettings, request_id: str | None) -> bool:
+    async def _create_stream(self, name: str, settings: StreamSettings, request: Request | None) -> bool:
         check_name(name)
         existing = self.state.streams.get(name)
         usable = [one for one in self.state.brokers if one == self.cluster.me or self.cluster.link_to(one) is not None]
@@ -362,7 +363,7 @@ class Broker:
                 created_us=now_us(),
                 placement=placement,
             ),
-            request_id,
+            request,
         )
         await self._wait_until_ready(name, _READY_WITHIN_S if created else _BARRIER_WITHIN_S)
         return created
@@ -382,7 +383,7 @@ class Broker:
             logger.warning("stream %s exists and is not led yet: %s", name, error)
 
     async def edit_stream(
-        self, name: str, settings: StreamSettings, changed: tuple[str, ...], request_id: str | None = None
+        self, name: str, settings: StreamSettings, changed: tuple[str, ...], request: Request | None = None
     ) -> None:
         """`changed`: the fields of `settings` that are to be as they are there.
 
@@ -390,12 +391,12 @@ class Broker:
             StreamNotFound, InvalidRequest, MetadataUnavailable.
         """
         edit = EditStream(name=name, settings=settings, changed=changed)
-        await self._to_the_end(self._propose(edit, request_id))
+        await self._to_the_end(self._propose(edit, request))
         await self._settled(name)
 
-    async def pause_stream(self, name: str, paused: bool, request_id: str | None = None) -> None:
+    async def pause_stream(self, name: str, paused: bool, request: Request | None = None) -> None:
         """Raises StreamNotFound, MetadataUnavailable."""
-        await self._to_the_end(self._propose(PauseStream(name=name, paused=paused), request_id))
+        await self._to_the_end(self._propose(PauseStream(name=name, paused=paused), request))
         await self._settled(name)
 
     async def _settled(self, name: str) -> None:
@@ -404,17 +405,17 @@ class Broker:
         if stream is not None:
             await self.hosting.reconciled(stream)
 
-    async def delete_stream(self, name: str, request_id: str | None = None) -> None:
+    async def delete_stream(self, name: str, request: Request | None = None) -> None:
         """The stream is gone at once; its files after a grace period.
 
         Raises:
             StreamNotFound, MetadataUnavailable.
         """
         command = DeleteStream(name=name, deleted_us=self.cluster.clock.latest_us())
-        await self._to_the_end(self._propose(command, request_id))
+        await self._to_the_end(self._propose(command, request))
 
-    async def _propose(self, command: Command, request_id: str | None = None) -> bool:
-        return await self.cluster.group.propose(command, request_id)
+    async def _propose(self, command: Command, request: Request | None = None) -> bool:
+        return await self.cluster.group.propose(command, request)
 
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """An operator's change, to the end. Raises what it raises, and ShuttingDown."""

@@ -39,13 +39,14 @@ from natslog.errors import (
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
-from natslog.node.data_dir import DataDir
+from natslog.node.data_dir import REMEDY, DataDir
 from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
 from natslog.node.metadata.registration import Registration
 from natslog.node.metadata.session import Session
+from natslog.node.metadata.upgrade import Upgrade
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.links import DialledLink, Links
@@ -109,6 +110,7 @@ class ClusterNode(Admission):
             forward=self._forward,
             on_applied=on_applied,
             on_bug=on_bug,
+            raise_level=data_dir.raise_level,
         )
         super().__init__(config, data_dir, group, KeyRing(secrets))
         self.links = Links(self)
@@ -116,8 +118,13 @@ class ClusterNode(Admission):
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)
         self.leading = MetadataLeading(group, self.clock, self._ask_to_hand_over)
+        self.upgrade = Upgrade(group, self.link_to)
         self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index, "clock": self._answer_clock}
+        self.answerers: dict[str, Answerer] = {
+            "read_index": self._answer_read_index,
+            "clock": self._answer_clock,
+            "supported_levels": self.upgrade.answer,
+        }
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
         self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS
@@ -161,7 +168,9 @@ class ClusterNode(Admission):
         """The folder does not say that it belongs to a cluster: founding one was cut short, or `broker` was missing."""
         member = self.group.raft.membership.find(self.me)
         if member is None or member.directory != self._data_dir.identity.directory or not self.state.cluster_id:
-            raise CorruptLog(f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files")
+            raise CorruptLog(
+                f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files. {REMEDY}"
+            )
         self._data_dir.join(self.state.cluster_id)
         logger.warning("this folder is of cluster %s, and did not say so: that is stored again", self.cluster_id)
 
@@ -173,7 +182,7 @@ class ClusterNode(Admission):
         member = self.group.raft.membership.find(self.me)
         if member is not None and member.directory != self._data_dir.identity.directory:
             raise CorruptLog(
-                f"{self._data_dir.raft} was written by another folder ({member.directory}): mixed up files",
+                f"{self._data_dir.raft} was written by another folder ({member.directory}): mixed up files. {REMEDY}",
             )
 
     def _watch(self, task: asyncio.Task[None]) -> None:
@@ -294,6 +303,8 @@ class ClusterNode(Admission):
         self.check_still_current(peer)
         match frame:
             case RaftMessages(messages=messages):
+                if self.group.raft.membership.find(peer.broker) is None:
+                    self.links.keep(peer.url)
                 self.leading.lives[peer.broker] = peer.incarnation
                 self.group.received(tuple(one for one in messages if one.sender == peer.broker))
             case FetchRequest():

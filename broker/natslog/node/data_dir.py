@@ -18,25 +18,45 @@ from pathlib import Path
 
 import msgspec
 
+from natslog.cluster.features import FIRST_LEVEL, require_supported
 from natslog.errors import CorruptLog, DataDirError
-from natslog.log.checked_file import read_checked, sync_folder
+from natslog.log.checked_file import read_record, sync_folder
 from natslog.node.disk_reserve import write_checked
 from natslog.node.life import Life, stored_directory
 
-_IDENTITY_VERSION = 2
+IDENTITY_VERSION = 3
+"""From feature level 2 on; at level 1 it is 2, which natslog 0.1.0 reads."""
 REMEDY = (
-    "This broker does not start, nothing is deleted: remove it from the cluster (natslog cluster remove ID), give it "
-    "an empty data folder and add it again (natslog cluster add URL); a single broker: restore the folder from a copy"
+    "This broker does not start, and nothing is deleted. If a majority of the brokers still runs: natslog cluster "
+    "remove ID --force, give this broker an empty data folder, natslog cluster add URL. If no majority is left because "
+    "several brokers are damaged or lost: stop an intact one, natslog cluster recover DIR on its data folder, start "
+    "it, then give the others empty data folders and add them. A broker that is alone: restore its folder from a copy"
 )
 """For what a broker must never go on without: its identity, its life, its vote."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """`directory` is minted with the folder and names it for ever; `cluster_id` is "" before it has a cluster."""
+class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`directory` is minted with the folder and names it for ever; `cluster_id` is "" before it has a cluster.
+
+    `feature_level`: what its files may be written in. An older natslog refuses the folder because of it.
+    """
 
     broker_id: int
     cluster_id: str = ""
     directory: str = ""
+    feature_level: int = FIRST_LEVEL
+
+    @property
+    def format_version(self) -> int:
+        return IDENTITY_VERSION if self.feature_level > FIRST_LEVEL else 2
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """None: nobody owns the folder yet. Raises CorruptLog, UpgradeRequired."""
+    found = read_record(folder / "broker", "broker", IDENTITY_VERSION, Identity)
+    if found is not None:
+        require_supported(found.feature_level, f"the data folder {folder}")
+    return found
 
 
 class DataDir:
@@ -119,10 +139,10 @@ class DataDir:
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
     def _known_identity(self, broker_id: int) -> Identity:
-        found = read_checked(self.path / "broker", "broker", _IDENTITY_VERSION)
+        found = read_identity(self.path)
         if found is None and self._is_used():
             return self._rebuilt_identity(broker_id)
-        known = Identity(broker_id=broker_id) if found is None else msgspec.convert(found, Identity)
+        known = found or Identity(broker_id=broker_id)
         if known.broker_id != broker_id:
             raise DataDirError(
                 f"the data folder {self.path} belongs to broker {known.broker_id}, and this is broker {broker_id}: "
@@ -153,8 +173,17 @@ class DataDir:
         return Identity(broker_id=broker_id, directory=directory)
 
     def _store(self, identity: Identity) -> None:
-        write_checked(self.path / "broker", "broker", _IDENTITY_VERSION, identity)
+        write_checked(self.path / "broker", "broker", identity.format_version, identity)
         self.identity = identity
+
+    def raise_level(self, level: int) -> None:
+        """Before anything of that feature level is written: from now on an older natslog refuses this folder."""
+        if level > self.identity.feature_level:
+            self._store(msgspec.structs.replace(self.identity, feature_level=level))
+
+    def recovered_as(self, cluster_id: str) -> None:
+        """`natslog cluster recover`: this folder begins another cluster."""
+        self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
 
     def join(self, cluster_id: str) -> None:
         """From now on this folder belongs to that cluster."""

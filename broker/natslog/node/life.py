@@ -23,14 +23,14 @@ from pathlib import Path
 import msgspec
 
 from natslog.errors import CorruptLog
-from natslog.log.checked_file import read_checked
+from natslog.log.checked_file import read_record
 from natslog.node.disk_reserve import write_checked
 
 MAX_LIVES = 128
 _VERSION, _VERSION_WITHOUT_NONCE = 2, 1
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     number: int = 0
     has_ended: bool = False
     directory: str = ""
@@ -44,8 +44,7 @@ def stored_directory(path: Path) -> str:
 
 
 def _read(path: Path) -> _Stored:
-    found = read_checked(path, "life", _VERSION)
-    return _Stored() if found is None else msgspec.convert(found, _Stored)
+    return read_record(path, "life", _VERSION, _Stored) or _Stored()
 
 
 class Life:

@@ -46,8 +46,8 @@ def test_folder_in_use_by_a_live_process_is_refused_and_free_when_it_is_gone(tmp
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:
     DataDir(tmp_path, 1).release()
-    write_checked(tmp_path / "broker", "broker", 3, {"broker_id": 1, "cluster_id": "c", "new": True})
-    with pytest.raises(DataDirError, match="format version 3.*upgrade natslog"):
+    write_checked(tmp_path / "broker", "broker", 4, {"broker_id": 1, "cluster_id": "c", "new": True})
+    with pytest.raises(DataDirError, match="format version 4.*upgrade natslog"):
         DataDir(tmp_path, 1)
 
 

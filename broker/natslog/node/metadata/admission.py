@@ -83,6 +83,13 @@ class Admission:
         self._check_level(hello)
 
     def _check_member(self, hello: Hello) -> None:
+        """Raises ClusterMismatch.
+
+        Members may have been added while this broker was down, and one of them may be the metadata leader, from which
+        alone it learns of them. So a broker of this cluster with an unknown id is let in while this one follows no
+        leader, or where it is that leader: Raft counts no vote of a broker that is no member. One with a known id and
+        another folder is refused: its vote would be counted as the member's.
+        """
         membership = self.group.raft.membership
         member = membership.find(hello.broker)
         if member is not None and member.directory != hello.directory:
@@ -92,10 +99,13 @@ class Admission:
                 f"add {hello.url}; otherwise start the broker with its own folder",
                 broker=hello.broker,
             )
-        if member is None and membership.members and hello.cluster_id:
+        leads_here = self.group.leader if self.group.has_session() else None
+        may_be_newer = hello.cluster_id == self.cluster_id and leads_here in (None, hello.broker)
+        if member is None and membership.members and hello.cluster_id and not may_be_newer:
             raise ClusterMismatch(
-                f"broker {hello.broker} is no member of this cluster (any more): give it an empty data folder, then "
-                f"natslog cluster add {hello.url}",
+                f"broker {hello.broker} is no member of this cluster. If it was removed: give it an empty data folder, "
+                f"then natslog cluster add {hello.url}. If it was added a moment ago, it is let in as soon as broker "
+                f"{self.me} has learned of it",
                 broker=hello.broker,
             )
         if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered

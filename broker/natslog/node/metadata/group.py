@@ -22,12 +22,12 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.commands import Command, Outcome, Proposal, needs_room
-from natslog.cluster.features import WAL_LEVEL
+from natslog.cluster.commands import BackgroundCommand, Command, Outcome, Proposal, needs_room
+from natslog.cluster.encoding import decode_proposal, decode_state, encode_proposal, encode_state
+from natslog.cluster.features import OUTCOMES_BY_AGE, WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import (
     AppendRequest,
-    Entry,
     HardState,
     Index,
     Member,
@@ -48,11 +48,14 @@ from natslog.errors import (
     NotMetadataLeader,
     Overloaded,
     StorageFull,
+    UpgradeRequired,
     from_json,
 )
 from natslog.model import BrokerId
+from natslog.node.clock import monotonic_ms
 from natslog.node.disk_reserve import DiskReserve
 from natslog.node.metadata.disk_pulse import DiskPulse
+from natslog.node.metadata.entries import ElapsedTime, Request, check_entries, check_message, highest_level
 from natslog.node.metadata.raft_store import RaftStore
 
 logger = logging.getLogger("natslog.metadata")
@@ -64,13 +67,6 @@ _PROPOSE_AGAIN_S = 1.0
 _PROPOSE_WITHIN_S = 10.0
 _COMPACT_EVERY = 1024
 _MOST_UNCOMMITTED = 2048
-
-_encode = msgspec.msgpack.encode
-_decode_proposal = msgspec.msgpack.Decoder(Proposal).decode
-
-
-def encode_state(state: Metadata) -> bytes:
-    return _encode(state)
 
 
 def founding_snapshot(state: Metadata, members: tuple[Member, ...]) -> Snapshot:
@@ -86,6 +82,8 @@ class MetadataGroup:
         forward: hands a proposal to the metadata leader's broker.
         on_applied: called in the event loop after commands were applied.
         on_bug: told what stopped the group: the broker must stop.
+        raise_level: notes a feature level in the folder, durably (blocking), so that an older natslog refuses it. It is
+            called before anything of that level is stored.
 
     Raises:
         CorruptLog, DataDirError: what was stored cannot be read; the broker must not start.
@@ -100,12 +98,15 @@ class MetadataGroup:
         forward: Callable[[BrokerId, Proposal], None],
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
+        raise_level: Callable[[int], None],
     ) -> None:
         self.reserve = DiskReserve(folder / "reserve")
         self.store = RaftStore(folder, reserve=self.reserve)
         self.disk = DiskPulse(folder / "pulse", self.reserve)
         self.me = me
         self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
+        self._raise_level = raise_level
+        self._elapsed = ElapsedTime()
         self.elections = 0
         self._leader_seen_s = 0.0  # of the monotonic clock
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="raft")
@@ -119,7 +120,9 @@ class MetadataGroup:
 
     def _open(self) -> None:
         store = self.store
-        self.state = self._state_of(store.snapshot)
+        self.state = decode_state(store.snapshot.data)
+        check_entries(store.entries)
+        self._raise_level(self.state.feature_level)
         self.raft = Raft(
             me=self.me,
             hard_state=store.hard_state,
@@ -130,16 +133,12 @@ class MetadataGroup:
         )
         self._compacted = store.snapshot.index
 
-    @staticmethod
-    def _state_of(snapshot: Snapshot) -> Metadata:
-        if not snapshot.data:
-            return Metadata(cluster_id="")
-        return msgspec.msgpack.decode(snapshot.data, type=Metadata)
-
     def found(self, snapshot: Snapshot) -> None:
         """Begins a new group from this snapshot; nothing must have been stored before."""
         assert self.store.is_blank, "a group is founded once"
-        self._note_level(snapshot)
+        level = decode_state(snapshot.data).feature_level
+        self._raise_level(level)
+        self._use_formats_of(level)
         self.store.save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
         self._open()
 
@@ -185,11 +184,15 @@ class MetadataGroup:
             await self._news.wait()
             self._news.clear()
             while (ready := self.raft.ready()) is not None:
+                state = None if ready.snapshot is None else decode_state(ready.snapshot.data)
+                proposals = [decode_proposal(entry.data) for entry in ready.committed if entry.kind == "command"]
+                if (level := highest_level(state, proposals)) > self.state.feature_level:
+                    await loop.run_in_executor(self._saver, self._raise_level, level)
                 if ready.must_sync:
-                    await loop.run_in_executor(self._saver, self._save, ready)
+                    await loop.run_in_executor(self._saver, self._save, ready, state)
                 if not self.disk.hangs:
                     self._send(list(ready.messages))
-                self._apply(ready)
+                self._apply(ready, state, proposals)
                 self.raft.advance(ready)
                 self._confirm(ready)
                 if self.raft.applied - self._compacted >= _COMPACT_EVERY:
@@ -201,35 +204,34 @@ class MetadataGroup:
             if not was_leader:
                 self._fail_reads()
 
-    def _note_level(self, snapshot: Snapshot) -> None:
-        """What is stored with this snapshot, and from then on, is in the format of its feature level."""
-        self.store.uses_wal = self._state_of(snapshot).feature_level >= WAL_LEVEL
+    def _use_formats_of(self, level: int) -> None:
+        """What is stored with a snapshot of this feature level, and from then on, is in its format."""
+        self.store.uses_wal = level >= WAL_LEVEL
 
-    def _save(self, ready: Ready) -> None:
-        if ready.snapshot is not None:
-            self._note_level(ready.snapshot)
+    def _save(self, ready: Ready, state: Metadata | None) -> None:
+        if state is not None:
+            self._use_formats_of(state.feature_level)
         self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
 
-    def _apply(self, ready: Ready) -> None:
-        if ready.snapshot is not None:
-            self.state = self._state_of(ready.snapshot)
+    def _apply(self, ready: Ready, state: Metadata | None, proposals: list[Proposal]) -> None:
+        """Args: `state`, `proposals`: what the snapshot and the committed entries of `ready` hold."""
+        level = self.state.feature_level
+        if ready.snapshot is not None and state is not None:
+            self.state = state
             self._compacted = ready.snapshot.index
             for proposal_id in list(self._waiting):
                 if (outcome := self.state.outcome_of(proposal_id)) is not None:
                     self._tell(proposal_id, outcome)
-        for entry in ready.committed:
-            self._apply_entry(entry)
+        for proposal in proposals:
+            outcome = self.state.decide(proposal)
+            logger.debug("metadata: %s → %s", proposal.command, outcome)
+            self._tell(proposal.id, outcome)
+        if self.state.feature_level > level and level:
+            logger.info("the cluster is at feature level %d", self.state.feature_level)
         if ready.committed or ready.snapshot is not None:
             self._applied_something.set()
             self._applied_something = asyncio.Event()
             self._on_applied()
-
-    def _apply_entry(self, entry: Entry) -> None:
-        if entry.kind == "command":
-            proposal = _decode_proposal(entry.data)
-            outcome = self.state.decide(proposal)
-            logger.debug("metadata %d: %s → %s", entry.index, proposal.command, outcome)
-            self._tell(proposal.id, outcome)
 
     def _tell(self, proposal_id: str, outcome: Outcome) -> None:
         future = self._waiting.get(proposal_id)
@@ -239,12 +241,13 @@ class MetadataGroup:
     async def _compact(self) -> None:
         if self.raft.log.pending_snapshot is not None:
             return  # a newer one was received meanwhile, and is to be stored first
+        level = self.state.feature_level
         snapshot = self.raft.compact(self.raft.applied, encode_state(self.state))
         self._compacted = snapshot.index
-        await asyncio.get_running_loop().run_in_executor(self._saver, self._store_compacted, snapshot)
+        await asyncio.get_running_loop().run_in_executor(self._saver, self._store_compacted, snapshot, level)
 
-    def _store_compacted(self, snapshot: Snapshot) -> None:
-        self._note_level(snapshot)
+    def _store_compacted(self, snapshot: Snapshot, level: int) -> None:
+        self._use_formats_of(level)
         self.store.compact(snapshot)
 
     # ---- what others say ----
@@ -252,11 +255,15 @@ class MetadataGroup:
     def received(self, messages: tuple[Message, ...]) -> None:
         """Raises ClusterMismatch: no correct member sends one of these; those before it are taken."""
         self._news.set()
-        for message in messages:
-            if message.to == self.me:
-                self.raft.step(message)
-                if isinstance(message, AppendRequest | SnapshotChunk):
-                    self._note_leader()
+        try:
+            for message in messages:
+                if message.to == self.me:
+                    check_message(message)
+                    self.raft.step(message)
+                    if isinstance(message, AppendRequest | SnapshotChunk):
+                        self._note_leader()
+        except UpgradeRequired as error:
+            self._on_bug("metadata group", error)
 
     def forwarded(self, proposal: Proposal) -> None:
         """A proposal of another broker, for the leader; dropped where this one is none: it comes again."""
@@ -294,15 +301,19 @@ class MetadataGroup:
         if self.raft.ticks_since_leader() == 0:
             self._leader_seen_s = time.monotonic()
 
-    def submit(self, command: Command) -> None:
+    def submit(self, command: BackgroundCommand) -> None:
         """Proposes and forgets: the outcome is seen in the state, and who misses it proposes anew."""
-        proposal = Proposal(id=secrets.token_hex(8), command=command)
+        proposal = Proposal(id="" if self._by_age else secrets.token_hex(8), command=command)
         try:
             self._propose_once(proposal)
         except NatslogError as error:
             logger.debug("%s was not proposed: %s", type(command).__name__, error.message)
 
-    async def propose(self, command: Command, proposal_id: str | None = None) -> bool:
+    @property
+    def _by_age(self) -> bool:
+        return self.state.feature_level >= OUTCOMES_BY_AGE
+
+    async def propose(self, command: Command, request: Request | None = None) -> bool:
         """Returns whether the command, applied, changed anything; by then it is applied here.
 
         Raises:
@@ -316,7 +327,8 @@ class MetadataGroup:
                 "delete streams, then try again",
                 broker=self.me,
             )
-        proposal = Proposal(id=proposal_id or secrets.token_hex(8), command=command)
+        request = request or Request(secrets.token_hex(8), f"broker {self.me}")
+        proposal = Proposal(id=request.id, command=command, client=request.client if self._by_age else "")
         require_storable(msgspec.to_builtins(command))
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)
@@ -352,7 +364,12 @@ class MetadataGroup:
     def _propose_here(self, proposal: Proposal) -> None:
         if self.raft.last_index - self.raft.commit > _MOST_UNCOMMITTED:
             raise Overloaded("too many metadata changes wait to be agreed on: ask again more slowly")
-        self.raft.propose(_encode(proposal))
+        now_ms = monotonic_ms()
+        if self._by_age:
+            self._elapsed.begin_term(self.raft.term)
+            proposal = self._elapsed.dated(proposal, now_ms)
+        term, _ = self.raft.propose(encode_proposal(proposal))
+        self._elapsed.proposed(term, now_ms)
         self._news.set()
 
     # ---- linearizable reads ----

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from natslog.cluster.commands import BackgroundCommand, FinishMoves
 from natslog.cluster.controller import Controller
 from natslog.cluster.incarnations import is_life
 from natslog.consensus import Member
@@ -25,6 +26,32 @@ from natslog.node.peers.messages import HandOver
 logger = logging.getLogger("natslog.cluster")
 
 _MOST_VOTERS = 7
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 200.0, 10_000.0
+
+
+class Repeats:
+    """Proposes a decision again only where it was not applied: the first time after 0.2 s, then ever more seldom.
+
+    A decision that the state machine refuses leaves the state as it was, and is made again at every look.
+    """
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._proposed: dict[BackgroundCommand, tuple[float, float]] = {}  # when it is due again, after which pause
+
+    def due(self, commands: Iterable[BackgroundCommand], version: int, now_ms: float) -> list[BackgroundCommand]:
+        """Args: version: of the state that the decisions were made for."""
+        if version != self._version:
+            self._version, self._proposed = version, {}
+        found = []
+        for command in commands:
+            what = msgspec.structs.replace(command, moved_us=0) if isinstance(command, FinishMoves) else command
+            due_ms, pause_ms = self._proposed.get(what, (now_ms, _FIRST_PAUSE_MS / 2))
+            if now_ms >= due_ms:
+                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+                self._proposed[what] = (now_ms + pause_ms, pause_ms)
+                found.append(command)
+        return found
 
 
 class MetadataLeading:
@@ -42,6 +69,7 @@ class MetadataLeading:
         self._ask_to_hand_over = ask_to_hand_over
         self._of_term = -1
         self._controller: Controller | None = None
+        self._repeats = Repeats()
 
     def _alive(self) -> set[BrokerId]:
         """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
@@ -77,13 +105,13 @@ class MetadataLeading:
     async def _look(self) -> None:
         term = self._group.raft.term
         if self._controller is None or self._of_term != term:
-            self._controller, self._of_term = Controller(monotonic_ms()), term
+            self._controller, self._of_term, self._repeats = Controller(monotonic_ms()), term, Repeats()
             return
         state, alive = self._group.state, self._alive()
         if len(alive) < len(state.brokers) and not self._controller.is_settled(monotonic_ms()):
             return  # a new leader hears the others first
         decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
-        for command in decisions.commands:
+        for command in self._repeats.due(decisions.commands, state.version, monotonic_ms()):
             self._group.submit(command)
         for handover in decisions.handovers:
             self._ask_to_hand_over(handover.leader, HandOver(((handover.stream_id, handover.to),)))

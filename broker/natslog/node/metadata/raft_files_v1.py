@@ -33,6 +33,7 @@ from typing import Literal
 import msgspec
 from crc32c import crc32c
 
+from natslog.cluster.encoding import written_by_newer
 from natslog.consensus.types import Entry, HardState, Index, Snapshot, Term
 from natslog.errors import DataDirError
 from natslog.log.checked_file import sync_folder, write_all, write_checked
@@ -45,7 +46,7 @@ LOG_FILE_BYTES = 4 * 1024 * 1024
 _HEADER = re.compile(rb"natslog raft-log v(\d+) first_index=(\d{20}) crc32c=([0-9a-f]{8})\n")
 
 
-class _Contents(msgspec.Struct, frozen=True):
+class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`snapshot_index` is None before the first one; `log_file` is the newest's first index, 0: any found are void."""
 
     hard_state: HardState
@@ -247,7 +248,10 @@ def _read_file(path: Path, first: Index, term: Term) -> tuple[list[int], list[En
         where = f"the record at byte {start}, of entry {first + len(entries)},"
         if end > len(raw) or raw[start:end] != _record(raw[start + 8 : end]):
             return ends, entries, f"{where} is cut short, or its CRC32C does not hold"
-        entry = msgspec.msgpack.decode(raw[start + 8 : end], type=Entry)
+        try:
+            entry = msgspec.msgpack.decode(raw[start + 8 : end], type=Entry)
+        except msgspec.ValidationError as error:
+            raise written_by_newer(path, error) from error
         if entry.index != first + len(entries) or entry.term < term:
             return ends, entries, f"{where} is entry {entry.index} of term {entry.term}, after one of term {term}"
         term = entry.term

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from natslog.cluster.encoding import written_by_newer
 from natslog.consensus.types import Entry, HardState, Index, Snapshot, Term
 from natslog.errors import CorruptLog
 from natslog.log.checked_file import read_checked
@@ -73,11 +74,15 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def read(path: Path, kind: str, version: int, content: Any) -> Any:
-    """The content of a checked file, or None if there is none. Raises CorruptLog, DataDirError."""
+    """The content of a checked file, or None if there is none. Raises CorruptLog, DataDirError, UpgradeRequired."""
     try:
-        return msgspec.convert(read_checked(path, kind, version), content)
+        found = read_checked(path, kind, version)
     except (CorruptLog, msgspec.DecodeError) as error:
         raise damage(path, f"it is not a whole {kind} file") from error
+    try:
+        return msgspec.convert(found, content)
+    except msgspec.ValidationError as error:
+        raise written_by_newer(path, error) from error
 
 
 def damage(path: Path, what: str) -> CorruptLog:

@@ -37,6 +37,7 @@ from pathlib import Path
 import msgspec
 from crc32c import crc32c
 
+from natslog.cluster.encoding import written_by_newer
 from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import DataDirError
 from natslog.log.checked_file import sync_folder, write_all, write_checked
@@ -51,13 +52,13 @@ _HEAD_BYTES = 512
 _HEAD = re.compile(rb"natslog raft-wal v(\d+) id=[0-9a-f]{16} bytes=(\d{20}) durable=(\d{20}) crc32c=([0-9a-f]{8})\n")
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of `hard-state`; no id: nothing was stored yet, and any log found is void."""
 
     wal: str | None
 
 
-class _Record(msgspec.Struct, frozen=True, array_like=True):
+class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A save: the arguments of `Stored.after`."""
 
     hard_state: HardState
@@ -170,7 +171,10 @@ class RaftWal:
         self._end, self._crc = _HEAD_BYTES, crc32c(wal_id.encode())
         is_proven = False
         while (record := _record_at(raw, self._end, self._crc)) is not None:
-            save = msgspec.msgpack.decode(record[8:], type=_Record)
+            try:
+                save = msgspec.msgpack.decode(record[8:], type=_Record)
+            except msgspec.ValidationError as error:
+                raise written_by_newer(self._path, error) from error
             self.stored = self.stored.after(save.hard_state, save.truncate_from, save.entries, save.snapshot)
             self._end, self._crc = self._end + len(record), _crc_of(record)
             is_proven |= self._end == durable

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.commands import Proposal
+from natslog.cluster.encoding import decode_proposal, decode_state, encode_state
 from natslog.cluster.features import WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.errors import InvalidRequest
-from natslog.log.checked_file import read_checked, sync_folder, write_checked
+from natslog.log.checked_file import sync_folder
 from natslog.model import BrokerId, StreamRecord
-from natslog.node.data_dir import DataDir, Identity
+from natslog.node.data_dir import DataDir, read_identity
 from natslog.node.disk_reserve import DiskReserve
+from natslog.node.metadata.entries import check_entries
 from natslog.node.metadata.raft_store import RaftStore
 
 
@@ -44,12 +45,12 @@ def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
         InvalidRequest: not the folder of a broker that belongs to a cluster. CorruptLog: it cannot be read.
         DataDirError: its broker is running.
     """
-    found = read_checked(folder / "broker", "broker", 2)
+    found = read_identity(folder)
     if found is not None and not (folder / "raft").exists() and (folder / "raft.new").is_dir():
         (folder / "raft.new").rename(folder / "raft")  # an earlier recovery was cut short right before this
     if found is None or not (folder / "raft").is_dir():
         raise InvalidRequest(f"{folder} is not the folder of a broker that belongs to a cluster")
-    data_dir = DataDir(folder, msgspec.convert(found, Identity).broker_id)
+    data_dir = DataDir(folder, found.broker_id)
     try:
         return _recover(data_dir, is_dry_run)
     finally:
@@ -74,33 +75,32 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
     new = Metadata(
         cluster_id=recovered.cluster_id,
         version=state.version,
-        feature_level=state.feature_level,
         brokers={} if known is None else {me: known},
         streams={name: _alone(record, me) for name, record in kept.items()},
         tombstones={key: one for key, one in state.tombstones.items() if one.broker == me},
         cursors={key: one for key, one in state.cursors.items() if one.stream in kept},
+        feature_level=state.feature_level,
     )
     member = Member(id=me, directory=identity.directory, url="" if known is None else known.url)
     snapshot = Snapshot(
         index=Index(store.last_index + 1),
         term=Term(store.hard_state.term + 1),
         membership=Membership(members=(member,)),
-        data=msgspec.msgpack.encode(new),
+        data=encode_state(new),
     )
+    data_dir.raise_level(new.feature_level)
     _replace_store(data_dir, store, snapshot, uses_wal=new.feature_level >= WAL_LEVEL)
-    joined = msgspec.structs.replace(identity, cluster_id=recovered.cluster_id)
-    write_checked(data_dir.path / "broker", "broker", 2, joined)
+    data_dir.recovered_as(recovered.cluster_id)
     return recovered
 
 
 def _all_that_is_known(store: RaftStore) -> Metadata:
     """Committed or not: what was proposed and reached this disk is more than nothing."""
-    state = (
-        msgspec.msgpack.decode(store.snapshot.data, type=Metadata) if store.snapshot.data else Metadata(cluster_id="")
-    )
+    state = decode_state(store.snapshot.data)
+    check_entries(store.entries)
     for entry in store.entries:
         if entry.kind == "command":
-            state.decide(msgspec.msgpack.decode(entry.data, type=Proposal))
+            state.decide(decode_proposal(entry.data))
     return state
 
 

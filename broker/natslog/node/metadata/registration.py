@@ -19,6 +19,7 @@ from natslog.errors import CorruptLog, NatslogError, OutdatedFolder, StorageUnav
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import REMEDY, DataDir
 from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
+from natslog.node.metadata.entries import Request
 from natslog.node.metadata.group import TICK_S
 from natslog.node.peers.links import DialledLink
 
@@ -122,7 +123,8 @@ class Registration:
             nonce=life.nonce if has_nonce else "",
         )
         command = RegisterBroker(broker=me, after=life.after, lives=life.lives if has_nonce else ())
-        await self._group.propose(command, f"{life.name} is up as {me.incarnation}")
+        request = Request(f"{life.name} is up as {me.incarnation}", f"broker {me.id}")
+        await self._group.propose(command, request)
         known = self._group.state.brokers.get(me.id)
         if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error says so
             raise outdated_folder(known, config.url)

@@ -245,6 +245,10 @@ class Links:
         for link in self._by_url.values():
             link.hang_up()
 
+    def keep(self, url: str) -> None:
+        """For a while, and from the next `dial` on: what a broker says that is no known member must be answered."""
+        self._guests[url] = time.monotonic() + _GUEST_S
+
     async def meet(self, url: str) -> Hello:
         """Who is at this URL; the link stays for a while.
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from natslog.cluster.commands import ChangeIsrs, Command, DisableReplicas, HoldReplicas, IsrChange
+from natslog.cluster.commands import BackgroundCommand, ChangeIsrs, DisableReplicas, HoldReplicas, IsrChange
 from natslog.model import BrokerId, StreamId
 
 
 class Proposals:
     """Args: `submit`: hands a command to the metadata leader. It may be lost; the replica then proposes it again."""
 
-    def __init__(self, me: BrokerId, submit: Callable[[Command], None]) -> None:
+    def __init__(self, me: BrokerId, submit: Callable[[BackgroundCommand], None]) -> None:
         self._me = me
         self._submit = submit
         self._changes: list[IsrChange] = []
         self._of_streams: dict[tuple[type[DisableReplicas | HoldReplicas], str], list[StreamId]] = {}
         self._is_due = False
 
-    def propose(self, command: Command) -> None:
+    def propose(self, command: BackgroundCommand) -> None:
         match command:
             case DisableReplicas() | HoldReplicas():
                 self._of_streams.setdefault((type(command), command.incarnation), []).extend(command.stream_ids)

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from natslog.cluster.commands import Command, IsrChange
+from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions
 from natslog.model import BrokerId
@@ -44,7 +44,7 @@ class Services:
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     fetcher_of: Callable[[BrokerId], Followed]
     forget: Callable[[Any], None]
-    propose: Callable[[Command], None]
+    propose: Callable[[BackgroundCommand], None]
     propose_isr: Callable[[IsrChange], None]
     leaders_appointed: int = 0
 

@@ -34,7 +34,15 @@ def opened(
         """Nobody listens."""
 
     def group_of(data_dir: DataDir) -> MetadataGroup:
-        return MetadataGroup(data_dir.raft, 1, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored)
+        return MetadataGroup(
+            data_dir.raft,
+            1,
+            send=ignored,
+            forward=ignored,
+            on_applied=lambda: None,
+            on_bug=ignored,
+            raise_level=ignored,
+        )
 
     data_dir = DataDir(folder, 1)
     members = tuple(Member(id=one, directory=directory, url="") for one, directory in ((1, "d1"), (2, "d2")))

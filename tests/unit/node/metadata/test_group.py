@@ -25,7 +25,9 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
         def ignored(*arguments: Any) -> None:
             """Nobody listens."""
 
-        group = MetadataGroup(tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored)
+        group = MetadataGroup(
+            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+        )
         membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
         group.found(founding_snapshot(Metadata(cluster_id="c"), membership))
         known = group.store.snapshot
@@ -36,7 +38,7 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
         ready = group.raft.ready()
         assert ready is not None
         assert ready.snapshot is not None
-        group._save(ready)
+        group._save(ready, group.state)
         group.raft.advance(ready)
         await group._compact()
         assert group.store.snapshot.index == received.index
@@ -56,7 +58,9 @@ def test_raft_log_is_in_the_format_of_the_feature_level(tmp_path: Path, level: i
         return (tmp_path / "hard-state").read_bytes().split()[2]
 
     async def run() -> None:
-        group = MetadataGroup(tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored)
+        group = MetadataGroup(
+            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+        )
         membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
         group.found(founding_snapshot(Metadata(cluster_id="c", feature_level=level), membership))
         assert version() == (b"v1" if level == 1 else b"v2")
@@ -71,7 +75,9 @@ def test_raft_log_is_in_the_format_of_the_feature_level(tmp_path: Path, level: i
         await group._compact()
         assert version() == b"v2"
         await group.stop()
-        again = MetadataGroup(tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored)
+        again = MetadataGroup(
+            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+        )
         assert again.state.feature_level == 2
         await again.stop()
 

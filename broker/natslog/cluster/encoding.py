@@ -1,0 +1,59 @@
+"""Metadata as it is stored and sent: MessagePack. What a newer natslog wrote is refused as a whole.
+
+Invariant. No unknown field is dropped: brokers that drop different fields would hold different states. Every record,
+command and state rejects them, and so do the checks here before anything is stored or applied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from natslog.cluster.commands import FinalizeUpgrade, Proposal
+from natslog.cluster.features import require_supported
+from natslog.cluster.metadata import Metadata
+from natslog.errors import UpgradeRequired
+
+_encode = msgspec.msgpack.encode
+_proposals = msgspec.msgpack.Decoder(Proposal)
+_states = msgspec.msgpack.Decoder(Metadata)
+
+
+def encode_state(state: Metadata) -> bytes:
+    return _encode(state)
+
+
+def decode_state(data: bytes) -> Metadata:
+    """The state of a snapshot; an empty one for the snapshot before the first. Raises UpgradeRequired."""
+    if not data:
+        return Metadata(cluster_id="")
+    state: Metadata = _decoded(_states, data, "the state of the metadata")
+    require_supported(state.feature_level, "the metadata")
+    return state
+
+
+def encode_proposal(proposal: Proposal) -> bytes:
+    return _encode(proposal)
+
+
+def decode_proposal(data: bytes) -> Proposal:
+    """What an entry of the log holds. Raises UpgradeRequired: an unknown command or field."""
+    proposal: Proposal = _decoded(_proposals, data, "a command in the metadata log")
+    if isinstance(proposal.command, FinalizeUpgrade):
+        require_supported(proposal.command.level, "the metadata")
+    return proposal
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes, what: str) -> Any:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise written_by_newer(what, error) from error
+
+
+def written_by_newer(what: object, error: msgspec.ValidationError) -> UpgradeRequired:
+    """For bytes that are whole, and are not what this version writes."""
+    return UpgradeRequired(
+        f"{what} was written by a newer natslog ({error}): upgrade this broker. It stops, and nothing is changed"
+    )

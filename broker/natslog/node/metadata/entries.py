@@ -1,0 +1,68 @@
+"""Entries of the metadata log on their way in and out: what this version cannot read never gets in, and the metadata
+leader dates what it appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from natslog.cluster.commands import FinalizeUpgrade, Proposal
+from natslog.cluster.encoding import decode_proposal, written_by_newer
+from natslog.cluster.metadata import Metadata
+from natslog.consensus import AppendRequest, Entry, Message, Term
+from natslog.consensus.membership import decode_membership
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Who asks for a change, and the id that stays the same when it asks again."""
+
+    id: str
+    client: str
+
+
+def check_entries(entries: Iterable[Entry]) -> None:
+    """Raises UpgradeRequired: a command, or a field of it, is of a newer version."""
+    for entry in entries:
+        if entry.kind == "command":
+            decode_proposal(entry.data)
+        elif entry.kind == "membership":
+            try:
+                decode_membership(entry.data)
+            except msgspec.ValidationError as error:
+                raise written_by_newer("a membership in the metadata log", error) from error
+
+
+def check_message(message: Message) -> None:
+    """Raises UpgradeRequired: its entries must not be stored here."""
+    if isinstance(message, AppendRequest):
+        check_entries(message.entries)
+
+
+def highest_level(state: Metadata | None, proposals: Iterable[Proposal]) -> int:
+    """The feature level after a snapshot, if there is one, and these commands; 0 where they do not change it."""
+    raised = [one.command.level for one in proposals if isinstance(one.command, FinalizeUpgrade)]
+    return max([*raised, 0 if state is None else state.feature_level], default=0)
+
+
+class ElapsedTime:
+    """What the metadata leader writes into proposals: milliseconds since its last one in this term."""
+
+    def __init__(self) -> None:
+        self._term: Term | None = None
+        self._dated_ms = 0
+
+    def dated(self, proposal: Proposal, now_ms: float) -> Proposal:
+        elapsed_ms = int(now_ms) - self._dated_ms if self._term is not None else 0
+        return msgspec.structs.replace(proposal, elapsed_ms=elapsed_ms)
+
+    def proposed(self, term: Term, now_ms: float) -> None:
+        self._term, self._dated_ms = term, int(now_ms)
+
+    def begin_term(self, term: Term) -> None:
+        """A new leader cannot say how long ago the last one proposed."""
+        if self._term != term:
+            self._term = None

@@ -1,0 +1,80 @@
+"""The end of an upgrade: the feature level is raised when every broker of the cluster is there and supports it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from natslog.cluster.commands import FinalizeUpgrade
+from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL, OWN_LEVELS, Levels, blocking
+from natslog.errors import BrokerUnavailable, NatslogError, NotMetadataLeader, UpgradeBlocked
+from natslog.model import BrokerId
+from natslog.node.metadata.group import MetadataGroup
+from natslog.node.peers.links import DialledLink
+
+_ANSWER_WITHIN_S = 1.0
+
+
+class Upgrade:
+    """Args: `link_to`: the link to a broker, where it is up."""
+
+    def __init__(self, group: MetadataGroup, link_to: Callable[[BrokerId], DialledLink | None]) -> None:
+        self._group = group
+        self._link_to = link_to
+
+    async def answer(self) -> Levels:
+        """To another broker's question."""
+        return OWN_LEVELS
+
+    async def supported_levels(self) -> dict[BrokerId, Levels | None]:
+        """Of every member, voter or learner, and every registered broker; None: it is not connected."""
+        me = self._group.me
+        members = {member.id for member in self._group.raft.membership.members}
+        others = sorted((members | set(self._group.state.brokers)) - {me})
+        found = await asyncio.gather(*(self._levels_of(broker) for broker in others))
+        return {me: OWN_LEVELS} | dict(zip(others, found, strict=True))
+
+    async def _levels_of(self, broker: BrokerId) -> Levels | None:
+        link = self._link_to(broker)
+        if link is None:
+            return None
+        try:
+            first, last = await link.ask("supported_levels", _ANSWER_WITHIN_S)
+        except BrokerUnavailable:
+            return None
+        except NatslogError:
+            return (FIRST_LEVEL, FIRST_LEVEL)  # natslog 0.1.0 has no answer to this
+        return int(first), int(last)
+
+    async def finalize(self) -> bool:
+        """Of the metadata leader: raises the feature level to the latest one of this version. Whether it was lower.
+
+        Raises:
+            NotMetadataLeader, MetadataUnavailable. UpgradeBlocked: a broker is too old, or not connected.
+        """
+        self._require_leader()
+        level = self._group.state.feature_level
+        if level >= LATEST_LEVEL:
+            return False
+        levels = await self.supported_levels()
+        self._require_leader()
+        if blockers := blocking(levels, LATEST_LEVEL):
+            raise UpgradeBlocked(
+                f"the feature level stays {level}: "
+                + "; ".join(_remedy(broker, levels[broker]) for broker in blockers)
+                + ". Then run natslog cluster finalize-upgrade again",
+                feature_level=level,
+                brokers=blockers,
+            )
+        return await self._group.propose(FinalizeUpgrade(level=LATEST_LEVEL))
+
+    def _require_leader(self) -> None:
+        if not self._group.is_leader:
+            leader = self._group.leader
+            raise NotMetadataLeader(f"broker {leader} leads the metadata group: ask it", leader=leader)
+
+
+def _remedy(broker: BrokerId, levels: Levels | None) -> str:
+    if levels is None:
+        return f"broker {broker} is not connected: start it, or remove it (natslog cluster remove {broker})"
+    return f"broker {broker} supports levels {levels[0]} to {levels[1]}, and not {LATEST_LEVEL}: upgrade it"

@@ -1,0 +1,219 @@
+"""From natslog 0.1.0 to this version, back, and here again: on data folders that 0.1.0 wrote, with its real code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from natslog.cluster.encoding import decode_state
+from natslog.errors import UpgradeBlocked
+from natslog.log.verify import check_file, files_of
+from natslog.nats_server import NatsServer
+from natslog.node.metadata.raft_store import RaftStore
+from tests.cluster_harness import Cluster, ClusterOptions
+from tests.golden.make_data_dir import SMALL, answers_of
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked
+from tests.released import GOLDEN, V0_1_0, use_release
+
+SINGLE, THREE = GOLDEN / "data-dir-v0.1.0", GOLDEN / "cluster-v0.1.0"
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A broker on a copy of the folder that 0.1.0 left; it does not run yet."""
+    shutil.copytree(SINGLE / "data", tmp_path / "data")
+    server = NatsServer(0, tmp_path / "nats.log").start()
+    broker = BrokerProcess(tmp_path / "data", server.url, **SMALL)
+    try:
+        yield server, broker
+    finally:
+        broker.kill()
+        server.stop()
+
+
+def expected(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "expected.json").read_text())
+    return found
+
+
+def level_of(broker: BrokerProcess) -> tuple[int, int, bool, list[int]]:
+    body = broker.client().cluster()
+    names = ("feature_level", "supported_level", "upgrade_waits", "upgrade_waits_for")
+    return tuple(body[name] for name in names)  # type: ignore[return-value]
+
+
+def identity_version(folder: Path) -> bytes:
+    return (folder / "broker").read_bytes().split(b" ")[2]
+
+
+def use_it(broker: BrokerProcess, nats_url: str, mark: str) -> None:
+    """Every kind of change: metadata, messages, cursors."""
+    with broker.client() as client:
+        client.create_stream(f"made-by-{mark}", f"made.{mark}")
+        publish_acked(nats_url, f"made.{mark}", [mark.encode()])
+        publish_acked(nats_url, f"orders.{mark}", [b"%d" % row for row in range(5)])
+        client.set_cursor(mark, "orders", 3)
+        client.edit_stream("events", paused=False)
+        publish_acked(nats_url, "events", [mark.encode()], {"Nats-Msg-Id": f"of-{mark}"})
+        client.edit_stream("events", paused=True)
+        client.create_stream("short-lived", "short.lived")
+        client.delete_stream("short-lived")
+
+
+def check_all_is_there(broker: BrokerProcess, marks: list[str]) -> None:
+    """What the golden folder holds, and what was added under these marks since."""
+    before, now = expected(SINGLE), answers_of(broker.url)
+    assert set(now["streams"]) == set(before["streams"]) | {f"made-by-{mark}" for mark in marks}
+    for name, stream in before["streams"].items():
+        messages = now["streams"][name]["messages"]
+        assert messages[: len(stream["messages"])] == stream["messages"]
+        added = 5 if name == "orders" else 1
+        assert len(messages) == len(stream["messages"]) + added * len(marks)
+        kept = ("id", "subject", "compression", "dedupe_window", "paused", "replicas", "min_isr", "log_start_offset")
+        assert {field: now["streams"][name][field] for field in kept} == {field: stream[field] for field in kept}
+    assert [one for one in now["cursors"] if one["consumer"] not in marks] == before["cursors"]
+    assert {one["consumer"] for one in now["cursors"]} == {"audit", "reader", *marks}
+    assert now["last_append"] == before["last_append"]
+    with broker.client() as client:
+        for mark in marks:
+            assert all_values(client, f"made-by-{mark}") == [mark.encode()]
+
+
+def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, BrokerProcess]) -> None:
+    server, broker = single
+    broker.start()
+    check_all_is_there(broker, [])
+    assert level_of(broker) == (1, 2, True, [])
+    use_it(broker, server.url, "upgraded")
+    check_all_is_there(broker, ["upgraded"])
+    broker.terminate()
+    assert identity_version(broker.folder) == b"v2"
+
+    use_release(broker, V0_1_0).start()
+    check_all_is_there(broker, ["upgraded"])
+    use_it(broker, server.url, "downgraded")
+    broker.terminate()
+
+    use_release(broker, None).start()
+    check_all_is_there(broker, ["upgraded", "downgraded"])
+    assert level_of(broker) == (1, 2, True, [])
+    status = natslog("cluster", "status", url=broker.url).stdout
+    assert "feature level 1, supported by all brokers: 2; an upgrade waits: natslog cluster finalize-upgrade" in status
+    refused = natslog("cluster", "finalize-upgrade", url=broker.url, check=False, stdin=subprocess.DEVNULL)
+    assert refused.returncode != 0
+    assert "--yes" in refused.stderr
+    assert level_of(broker)[0] == 1
+    done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
+    assert json.loads(done.stdout) == {"feature_level": 2, "raised": True}
+    assert identity_version(broker.folder) == b"v3"
+    assert level_of(broker) == (2, 2, False, [])
+    again = natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
+    assert again.stdout.strip() == "the feature level is 2 already"
+    use_it(broker, server.url, "finalized")
+    broker.kill()
+
+    use_release(broker, V0_1_0).spawn()
+    assert broker.wait(60) != 0
+    assert "is of format version 3; this natslog knows up to 2: upgrade natslog" in broker.output()
+
+    use_release(broker, None).start()
+    check_all_is_there(broker, ["upgraded", "downgraded", "finalized"])
+    assert level_of(broker) == (2, 2, False, [])
+    broker.terminate()
+    assert [problem for path in files_of(broker.folder) for problem in check_file(path).problems] == []
+
+
+def test_a_compacted_state_of_level_1_is_read_by_0_1_0(single: tuple[NatsServer, BrokerProcess]) -> None:
+    """More than a thousand changes: what 0.1.0 opens is a snapshot of the state, as this version writes it."""
+    server, broker = single
+    with broker.start().client() as client:
+        for at in range(1_100):
+            client.set_cursor("busy", "orders", at % 150)
+    use_it(broker, server.url, "upgraded")
+    eventually(lambda: snapshot_index(broker.folder) > 1_000, what="a snapshot")
+    with broker.client() as client:
+        client.delete_cursor("busy", "orders")
+    broker.terminate()
+    use_release(broker, V0_1_0).start()
+    check_all_is_there(broker, ["upgraded"])
+    broker.terminate()
+
+
+def snapshot_index(folder: Path) -> int:
+    return int(json.loads((folder / "raft" / "snapshot").read_bytes().split(b"\n", 1)[1])["index"])
+
+
+def test_a_new_cluster_begins_at_the_newest_level_and_old_code_refuses_it(tmp_path: Path) -> None:
+    server = NatsServer(0, tmp_path / "nats.log").start()
+    broker = BrokerProcess(tmp_path / "data", server.url)
+    try:
+        broker.start()
+        assert level_of(broker) == (2, 2, False, [])
+        assert "feature level 2, supported by all brokers: 2\n" in natslog("cluster", "status", url=broker.url).stdout
+        with broker.client() as client:
+            client.create_stream("orders", "orders")
+            client.delete_stream("orders")
+        broker.terminate()
+        state = decode_state(RaftStore(broker.folder / "raft").snapshot.data)
+        assert state.feature_level == 2
+        use_release(broker, V0_1_0).spawn()
+        assert broker.wait(60) != 0
+        assert "upgrade natslog" in broker.output()
+    finally:
+        broker.kill()
+        server.stop()
+
+
+def on_terminal(answer: str, *arguments: str, url: str) -> tuple[int, str]:
+    """The command line with a person before it."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "natslog", "--server", url, *arguments]
+    process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    os.write(ours, f"{answer}\n".encode())
+    said, _ = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    return process.returncode, said
+
+
+def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tmp_path: Path) -> None:
+    with_old = Cluster(tmp_path, ClusterOptions(settings=SMALL))
+    try:
+        for broker in with_old.brokers:
+            shutil.copytree(THREE / f"broker-{broker.number}", broker.folder)
+        with_old.start().wait_in_sync()
+        before = expected(THREE)
+        for name in before["streams"]:
+            with_old.wait_settled(name)
+        assert answers_of(with_old.broker(2).url) == before
+        with with_old.client() as client:
+            assert client.cluster()["feature_level"] == 1
+            with_old.broker(3).kill()
+            eventually(lambda: client.cluster()["upgrade_waits_for"] == [3], what="broker 3 is missed")
+            with pytest.raises(UpgradeBlocked, match=r"broker 3 is not connected: start it, or remove it.*again"):
+                client.finalize_upgrade()
+            with_old.broker(3).start()
+            with_old.wait_in_sync()
+            eventually(lambda: client.cluster()["upgrade_waits_for"] == [])
+            code, said = on_terminal("n", "cluster", "finalize-upgrade", url=with_old.broker(2).url)
+            assert code != 0
+            assert "No broker" in said or "no broker" in said
+            assert client.cluster()["feature_level"] == 1
+            code, said = on_terminal("y", "cluster", "finalize-upgrade", url=with_old.broker(2).url)
+            assert code == 0, said
+            assert "the feature level is 2" in said
+        for broker in with_old.brokers:
+            eventually(lambda broker=broker: broker.json("/v1/cluster")["feature_level"] == 2)
+            assert identity_version(broker.folder) == b"v3"
+        assert publish_acked(with_old.nats_url, "orders.new", [b"at level 2"])[0]["offset"] == 151
+    finally:
+        with_old.close()

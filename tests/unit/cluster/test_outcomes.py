@@ -1,0 +1,153 @@
+"""Outcomes of requests: a retry is applied once within its window, whoever else asks for what."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from natslog.cluster import outcomes
+from natslog.cluster.commands import (
+    BrokerRecord,
+    Command,
+    CreateStream,
+    DeleteStream,
+    FinalizeUpgrade,
+    PauseStream,
+    Proposal,
+    RegisterBroker,
+    SetCursor,
+)
+from natslog.cluster.encoding import decode_state, encode_proposal, encode_state
+from natslog.cluster.metadata import Metadata
+from natslog.cluster.outcomes import CURSOR_RETRY_WINDOW_MS, RETRY_WINDOW_MS
+from natslog.model import StreamSettings
+
+
+def state_at(level: int = 2) -> Metadata:
+    state = Metadata(cluster_id="c", feature_level=level)
+    state.apply(RegisterBroker(broker=BrokerRecord(id=1, url="http://one", directory="d", life=1, nonce="n")))
+    state.apply(create("orders", "aa"))
+    return state
+
+
+def create(name: str, stream_id: str) -> CreateStream:
+    return CreateStream(name=name, id=stream_id, settings=StreamSettings(subject="x"), created_us=1, placement=(1,))
+
+
+def ask(proposal_id: str, command: Command, *, client: str = "a", elapsed_ms: int = 0) -> Proposal:
+    return Proposal(id=proposal_id, command=command, client=client, elapsed_ms=elapsed_ms)
+
+
+def toggled(at: int) -> PauseStream:
+    return PauseStream(name="orders", paused=at % 2 == 0)
+
+
+@pytest.mark.parametrize("client", ["a", "b"])
+def test_a_retry_after_thousands_of_other_changes_is_applied_once(client: str) -> None:
+    """At level 1 the 1,000 next outcomes displaced it, and the retry deleted the stream that was created since."""
+    state = state_at()
+    deleting = ask("delete-it", DeleteStream(name="orders", deleted_us=2))
+    assert state.decide(deleting).changed
+    state.decide(ask("create-again", create("orders", "bb")))
+    for at in range(3_000):
+        state.decide(ask(f"p{at}", toggled(at), client=client, elapsed_ms=100))
+    assert state.decide(deleting).changed, "the outcome of the first time"
+    assert state.stream("orders").id == "bb"
+
+
+def test_an_outcome_is_kept_for_its_window_of_the_logs_own_time() -> None:
+    state = state_at()
+    assert state.decide(ask("one", toggled(0))).changed
+    state.decide(ask("later", toggled(1), elapsed_ms=RETRY_WINDOW_MS))
+    assert state.outcome_of("one") is not None
+    state.decide(ask("latest", toggled(2), elapsed_ms=1))
+    assert state.outcome_of("one") is None
+    assert state.answered is not None
+    assert state.answered.requests.of_client == {"a": 2}
+
+
+def test_a_clock_that_goes_back_changes_nothing() -> None:
+    state = state_at()
+    state.decide(ask("one", toggled(0), elapsed_ms=5))
+    state.decide(ask("two", toggled(1), elapsed_ms=-(10**9)))
+    assert state.answered is not None
+    assert state.answered.now_ms == 5
+
+
+def test_one_client_that_asks_too_often_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "MAX_OF_ONE_CLIENT", 10)
+    state = state_at()
+    for at in range(10):
+        assert state.decide(ask(f"a{at}", toggled(at))).error is None
+    refused = ask("a10", toggled(10))
+    version = state.version
+    outcome = state.decide(refused)
+    assert outcome.error is not None
+    assert (outcome.error["error"]["code"], outcome.error["error"]["retriable"]) == ("overloaded", True)
+    assert (state.version, state.outcome_of("a10")) == (version, None), "nothing changed"
+    assert state.decide(ask("b0", toggled(0), client="b")).error is None
+    assert state.decide(ask("a9", toggled(9))).error is None, "a retry needs no room"
+    assert state.decide(msgspec.structs.replace(refused, elapsed_ms=RETRY_WINDOW_MS + 1)).error is None
+
+
+def test_when_all_room_is_taken_nothing_is_displaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "MAX_OUTCOMES", 10)
+    state = state_at()
+    for at in range(20):
+        state.decide(ask(f"p{at}", toggled(at), client=f"client {at}"))
+    assert all(state.outcome_of(f"p{at}") is not None for at in range(10))
+    assert all(state.outcome_of(f"p{at}") is None for at in range(10, 20))
+
+
+def test_background_decisions_leave_no_outcome() -> None:
+    """A proposal storm cost nobody else's outcome then."""
+    state = state_at()
+    size = len(encode_state(state))
+    for _ in range(5_000):
+        state.decide(Proposal(id="", command=toggled(1)))
+    assert len(encode_state(state)) <= size + 60
+    assert state.decide(Proposal(id="", command=toggled(0))).changed, "applied each time"
+    assert state.decide(Proposal(id="", command=toggled(1))).changed
+
+
+def test_cursors_have_a_window_of_their_own() -> None:
+    state = state_at()
+    state.decide(ask("delete-it", DeleteStream(name="missing", deleted_us=2)))
+    for at in range(2_000):
+        moved = SetCursor(consumer="c", stream="orders", stream_id="aa", offset=at, set_us=at)
+        state.decide(ask(f"c{at}", moved, elapsed_ms=100))
+    assert state.answered is not None
+    assert len(state.answered.cursors.kept) == CURSOR_RETRY_WINDOW_MS // 100 + 1
+    late = SetCursor(consumer="c", stream="orders", stream_id="aa", offset=1_990, set_us=1_990)
+    state.decide(ask("c1990", late))
+    assert state.cursor("c", "orders").offset == 1_999, "a repetition does not move it back"
+
+
+def test_outcomes_of_level_1_are_kept_when_the_level_is_raised() -> None:
+    state = state_at(1)
+    assert state.decide(Proposal(id="delete-it", command=DeleteStream(name="orders", deleted_us=2))).changed
+    state.decide(Proposal(id="raise", command=FinalizeUpgrade(level=2)))
+    state.decide(ask("create-again", create("orders", "bb")))
+    assert state.decide(ask("delete-it", DeleteStream(name="orders", deleted_us=2))).changed
+    assert state.stream("orders").id == "bb"
+    assert (state.outcomes, state.cursor_outcomes) == ({}, {})
+    assert decode_state(encode_state(state)) == state
+
+
+def test_level_1_keeps_the_last_thousand_as_natslog_0_1_0_does() -> None:
+    state = state_at(1)
+    for at in range(1_200):
+        state.decide(Proposal(id=f"p{at}", command=toggled(at)))
+    assert list(state.outcomes) == [f"p{at}" for at in range(200, 1_200)]
+    assert state.answered is None
+    plain = msgspec.msgpack.decode(encode_proposal(Proposal(id="p", command=toggled(0))))
+    assert set(plain) == {"id", "command"}
+    assert not {"feature_level", "answered"} & set(msgspec.msgpack.decode(encode_state(state)))
+
+
+def test_the_level_is_never_lowered() -> None:
+    state = state_at(1)
+    assert state.apply(FinalizeUpgrade(level=2))
+    assert not state.apply(FinalizeUpgrade(level=1))
+    assert not state.apply(FinalizeUpgrade(level=2))
+    assert state.feature_level == 2
