@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker
+from natslog.cluster.encoding import decode_proposal
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Entry, HardState, Member
@@ -139,7 +140,7 @@ def test_link_is_taken_only_when_the_stored_registrations_are_applied_and_given_
         admission.check_still_current(older)
         group = admission.group
         ready = group.raft.ready()
-        group._apply(ready)
+        group._apply(ready, None, [decode_proposal(one.data) for one in ready.committed if one.kind == "command"])
         group.raft.advance(ready)
         assert group.state.brokers[2] == EIGHTH
         with pytest.raises(OutdatedFolder):
