@@ -107,6 +107,11 @@ def test_sealed_segments_v1_open_as_arrow_files() -> None:
 def test_checked_files_v1_are_read(tmp_path: Path) -> None:
     assert read_checked(HERE / "broker-v1", "broker", 1) == {"broker_id": 1, "cluster_id": "c1"}
     assert read_checked(HERE / "hw-checkpoint-v1", "hw-checkpoint", 1) == {"high_watermark": 4}
+    assert read_checked(HERE / "hw-checkpoint-v1-start", "hw-checkpoint", 1) == {
+        "high_watermark": 4,
+        "log_start_offset": 2,
+    }
+    assert read_checked(HERE / "log-start-v1", "log-start", 1) == {"log_start_offset": 2}
     assert read_checked(HERE / "leader-epochs-v1", "leader-epochs", 1) == [[1, 0]]
     state = former_metadata(HERE / "metadata-v1")
     assert state is not None

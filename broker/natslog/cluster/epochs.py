@@ -23,6 +23,9 @@ class EpochHistory:
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self.entries: list[tuple[Epoch, int]] = [(Epoch(epoch), start) for epoch, start in entries]
 
+    def copy(self) -> EpochHistory:
+        return EpochHistory(self.entries)
+
     @property
     def latest(self) -> Epoch:
         return self.entries[-1][0] if self.entries else NO_EPOCH

@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TypeAlias
+from itertools import pairwise, zip_longest
+from typing import TypeAlias, TypeVar
 
 from natslog.errors import CorruptLog
 from natslog.log.recovery import Damage
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import ActiveSegment
+from natslog.log.segment import ActiveSegment, open_segment
 
 Segment: TypeAlias = ActiveSegment | SealedSegment
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class SegmentChain:
-    """Guarded by `lock` where the list changes or files are opened by what it says.
+    """Guarded by `lock` where the list changes. No file is opened, read, renamed or synced under it: the event loop
+    takes it too.
 
-    Where the log stands is read without the lock, by the event loop too, so that nobody waits for a disk to learn it:
-    the list is changed by single steps (append, replace one, drop the first or last ones), and is never empty again.
+    Where the log stands is read without the lock: the list is changed by single steps (append, replace one, drop the
+    first or last ones), and is never empty again. A reader works on a list of its own (`on_snapshot`), and opens
+    files by `open`: a segment leaves the list before its file goes, and a file that takes the place of another is in
+    the list before the other goes.
 
     Attributes:
         committed: the high watermark as the replica's role knows it; None where this is the only replica, so that what
             is on its stable storage is committed.
+        missing_from: where the log was stored to begin, if its first segments are lost; else None.
     """
 
     segments: list[Segment] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
     committed: int | None = None
+    missing_from: int | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def snapshot(self) -> list[Segment]:
+        with self.lock:
+            return list(self.segments)
+
+    def is_current(self, segment: Segment) -> bool:
+        return any(one is segment for one in self.snapshot())
+
+    def open(self, segment: Segment) -> int:
+        """Its file, which is the one that its index is of. Raises FileNotFoundError: it was dropped or replaced."""
+        fd = open_segment(segment)
+        if not self.is_current(segment):
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "the segment was replaced", str(segment.path))
+        return fd
+
+    def on_snapshot(self, work: Callable[[list[Segment]], T]) -> T:
+        """What `work` makes of the segments there are; it is done again where a file went meanwhile."""
+        while True:
+            segments = self.snapshot()
+            try:
+                return work(segments)
+            except FileNotFoundError:
+                if all(one is other for one, other in zip_longest(segments, self.snapshot())):
+                    raise
 
     @property
     def last(self) -> Segment | None:
@@ -38,6 +72,8 @@ class SegmentChain:
 
     @property
     def log_start_offset(self) -> int:
+        if self.missing_from is not None:
+            return self.missing_from
         return self.segments[0].base_offset if self.segments else 0
 
     @property
@@ -77,18 +113,11 @@ class SegmentChain:
             return oldest if oldest is not None and oldest.end_offset <= self.high_watermark else None
 
     def droppable_prefix(self) -> list[Segment]:
-        """What retention may take: sealed segments (and those that cannot be) at the start, never the log's last one,
-        because its end must stay known.
+        """What retention may take: what is committed, sealed or not, but for the log's last segment, because its end
+        must stay known.
         """
-        prefix: list[Segment] = []
-        with self.lock:
-            for segment, following in pairwise(self.segments):
-                if isinstance(segment, ActiveSegment) and not segment.unsealable:
-                    break
-                if following.base_offset > self.high_watermark:
-                    break
-                prefix.append(segment)
-        return prefix
+        segments, high_watermark = self.snapshot(), self.high_watermark
+        return [one for one, following in pairwise(segments) if following.base_offset <= high_watermark]
 
 
 def damage_error(damages: list[Damage]) -> CorruptLog:

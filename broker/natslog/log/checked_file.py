@@ -9,6 +9,7 @@ the new one, never a part.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -24,18 +25,54 @@ from natslog.errors import CorruptLog, DataDirError
 _HEADER = re.compile(rb"natslog ([a-z-]+) v(\d+) bytes=(\d+) crc32c=([0-9a-f]{8})")
 
 
-def write_checked(path: Path, kind: str, version: int, content: Any) -> None:
-    """Replaces `path` durably with `content` (anything msgspec can write as JSON)."""
-    payload = msgspec.json.encode(content)
+def checked_bytes(kind: str, version: int, content: Any, *, width: int = 0) -> bytes:
+    """A whole checked file. `width`: the JSON is padded with spaces to this many bytes, so that every file of the kind
+    has the same length.
+    """
+    payload = msgspec.json.encode(content).ljust(width)
     header = b"natslog %s v%d bytes=%d crc32c=" % (kind.encode(), version, len(payload))
-    crc = crc32c(payload, crc32c(header))
+    return header + b"%08x\n" % crc32c(payload, crc32c(header)) + payload
+
+
+def write_checked(path: Path, kind: str, version: int, content: Any, *, width: int = 0, sync_name: bool = True) -> None:
+    """Replaces `path` durably with `content` (anything msgspec can write as JSON).
+
+    Args:
+        width: as `checked_bytes`.
+        sync_name: False where the caller makes the name durable, for several files at once.
+
+    Raises:
+        OSError: as the system says. Nothing is left beside `path`, which holds the old or the new content, whole.
+    """
     beside = path.with_name(path.name + ".new")
-    with open(beside, "wb") as file:
-        file.write(header + b"%08x\n" % crc + payload)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_folder(path.parent)
+    try:
+        with open(beside, "wb") as file:
+            file.write(checked_bytes(kind, version, content, width=width))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            beside.unlink()
+        raise
+    if sync_name:
+        sync_folder(path.parent)
+
+
+def overwrite_checked(path: Path, kind: str, version: int, content: Any, *, width: int) -> None:
+    """Writes over a file of the same length in place, which takes no room on a full disk; durable when this returns.
+
+    A crash may leave it damaged: the caller keeps the previous content elsewhere.
+    """
+    data = checked_bytes(kind, version, content, width=width)
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        if os.fstat(fd).st_size != len(data):
+            raise OSError(errno.ENOSPC, "the file has another length and cannot be written in place", str(path))
+        os.pwrite(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_checked(path: Path, kind: str, version: int) -> Any | None:
@@ -64,6 +101,19 @@ def read_checked(path: Path, kind: str, version: int) -> Any | None:
             file=str(path),
         )
     return msgspec.json.decode(payload)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder, and those above it, where they are missing; their names are durable when this returns.
+
+    The name of a folder that exists is made durable too: whoever made it may have ended before that.
+    """
+    if not folder.is_dir():
+        if folder.parent != folder and not folder.parent.is_dir():
+            make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder that this user may not read is not of natslog's making
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

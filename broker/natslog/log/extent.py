@@ -7,11 +7,11 @@ not grow with the range. A batch that is cut counts in proportion to its rows.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from natslog.log.batch_index import BatchIndex
-from natslog.log.chain import Segment, SegmentChain
+from natslog.log.chain import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +23,28 @@ class Extent:
     bytes: int
 
 
-def extent(chain: SegmentChain, start: int, end: int, max_bytes: int | None = None) -> Extent:
+def extent(segments: Sequence[Segment], start: int, end: int, max_bytes: int | None = None) -> Extent:
     """`[start, end)`, or its beginning that takes at most `max_bytes`, but a row where there is one.
 
     Args:
         start, end: within the log.
     """
-    with chain.lock:
-        size_bytes = 0
-        for segment, base_offset, end_offset in _overlapping(chain, start, end):
-            low, high = max(start, base_offset), min(end, end_offset)
-            whole = low == base_offset and high == end_offset
-            piece_bytes = segment.size_bytes if whole else _bytes_between(segment.index, low, high)
-            if max_bytes is not None and size_bytes + piece_bytes > max_bytes:
-                reached = max(_reach(segment.index, low, high, max_bytes - size_bytes), start + 1)
-                return Extent(start, reached, size_bytes + _bytes_between(segment.index, low, reached))
-            size_bytes += piece_bytes
+    size_bytes = 0
+    for segment, base_offset, end_offset in _overlapping(segments, start, end):
+        low, high = max(start, base_offset), min(end, end_offset)
+        whole = low == base_offset and high == end_offset
+        piece_bytes = segment.size_bytes if whole else _bytes_between(segment.index, low, high)
+        if max_bytes is not None and size_bytes + piece_bytes > max_bytes:
+            reached = max(_reach(segment.index, low, high, max_bytes - size_bytes), start + 1)
+            return Extent(start, reached, size_bytes + _bytes_between(segment.index, low, reached))
+        size_bytes += piece_bytes
     return Extent(start, end, size_bytes)
 
 
-def _overlapping(chain: SegmentChain, start: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+def _overlapping(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int, int]]:
     """Segments that have a part of the range, with the offsets they cover. A segment ends where the next one begins:
     to ask each for its end would read the footers of all.
     """
-    segments = chain.segments
     bases = [segment.base_offset for segment in segments]
     for at in range(max(0, bisect_right(bases, start) - 1), bisect_left(bases, end)):
         end_offset = bases[at + 1] if at + 1 < len(bases) else segments[at].end_offset

@@ -72,16 +72,21 @@ def lag_at(chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegm
     Args:
         about_to_load: told of a segment whose index is needed, so that the number of those in memory stays bounded.
     """
-    with chain.lock:  # files are looked into by name
-        log_start, end = chain.log_start_offset, chain.high_watermark
-        start = max(offset, log_start)
-        segments = [segment for segment in chain.segments if segment.base_offset < end]
-        rows = end - start - _missing_rows(chain.damages, [segment.base_offset for segment in segments], start, end)
-        place = _first_at(segments, start, about_to_load) if start < end else None
-        if place is None or rows <= 0:
-            return Lag(offset, log_start, end)
-        size_bytes = extent(chain, start, end).bytes
-        fd = os.open(place.segment.path, os.O_RDONLY)
+    return chain.on_snapshot(lambda segments: _lag_at(chain, segments, offset, about_to_load))
+
+
+def _lag_at(
+    chain: SegmentChain, segments: Sequence[Segment], offset: int, about_to_load: Callable[[SealedSegment], None]
+) -> Lag:
+    log_start, end = chain.log_start_offset, chain.high_watermark
+    start = max(offset, log_start)
+    segments = [segment for segment in segments if segment.base_offset < end]
+    rows = end - start - _missing_rows(chain.damages, [segment.base_offset for segment in segments], start, end)
+    place = _first_at(segments, start, about_to_load) if start < end else None
+    if place is None or rows <= 0:
+        return Lag(offset, log_start, end)
+    size_bytes = extent(segments, start, end).bytes
+    fd = chain.open(place.segment)
     try:
         oldest_us = _timestamp_us(place, fd, start)
     finally:
@@ -127,7 +132,7 @@ def _timestamp_us(place: _Place, fd: int, start: int) -> int:
     if not isinstance(place.segment, SealedSegment) or (place.at and times[place.at - 1] == newest):
         return newest
     try:
-        place.segment.prove(fd, place.at, place.at + 1)
+        place.segment.prove(fd, place.index, place.at, place.at + 1)
         return _read_timestamp_us(fd, place.at, start)
     except (CorruptLog, OSError, pa.ArrowInvalid) as error:
         logger.warning("the age of offset %d is that of the newest message of its batch: %s", start, error)

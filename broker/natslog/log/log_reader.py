@@ -1,6 +1,7 @@
 """Reading a log: which bytes of which files answer a question about offsets or times.
 
-Files are opened before anything is served, so that retention never disturbs a reader in mid-scan. Nothing at or above
+Files are opened before anything is served, so that retention never disturbs a reader in mid-scan. No lock is held while
+a file is opened or read: a footer may take a disk's time, and the event loop looks things up too. Nothing at or above
 the high watermark is handed out, and nothing that this process has not proven.
 """
 
@@ -179,20 +180,13 @@ class LogReader:
     def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> None:
         """Adds neighbouring batches of one segment to the plan."""
         offset = plan.next_offset
-        with self._chain.lock:
-            segment = self._segment_of(offset, uncommitted)
-            fd = os.open(segment.path, os.O_RDONLY)
-            try:
-                index = segment.index  # a sealed one may read its footer: by name, so under the lock as well
-            except BaseException:
-                os.close(fd)
-                raise
+        segment, index, fd = self._opened(offset, uncommitted)
         try:
             first = index.first_covering(offset)
             self._check_covered(segment, index, first, offset)
             last = self._last_batch(index, first, limit, room_bytes)
             if prove and isinstance(segment, SealedSegment):
-                segment.prove(fd, first, last)
+                segment.prove(fd, index, first, last)
         except BaseException:
             os.close(fd)
             raise
@@ -201,6 +195,17 @@ class LogReader:
         end = index.end_offsets[last - 1]
         plan.ranges.append(FileRange(fd, segment.path, position, end_position - position, offset, end, last - first))
         plan.next_offset = end
+
+    def _opened(self, offset: int, uncommitted: bool) -> tuple[Segment, BatchIndex, int]:
+        """The segment that holds this offset, its index, and its file, opened: all of one moment."""
+        while True:
+            segment = self._segment_of(offset, uncommitted)
+            try:
+                index = segment.index  # a sealed one may read its footer
+                return segment, index, self._chain.open(segment)
+            except FileNotFoundError:
+                if self._chain.is_current(segment):
+                    raise
 
     @staticmethod
     def _last_batch(index: BatchIndex, first: int, limit: int, room_bytes: int) -> int:
@@ -215,18 +220,17 @@ class LogReader:
         return last
 
     def _segment_of(self, offset: int, uncommitted: bool) -> Segment:
-        self._check_in_log(offset, uncommitted)  # again, under the lock: retention may have moved on
-        at = bisect_right([segment.base_offset for segment in self._chain.segments], offset) - 1
-        segment = self._chain.segments[at]
+        with self._chain.lock:
+            self._check_in_log(offset, uncommitted)  # again: retention may have moved on
+            at = bisect_right([segment.base_offset for segment in self._chain.segments], offset) - 1
+            segment = self._chain.segments[max(at, 0)]  # what lies before the first one is missing
         if isinstance(segment, SealedSegment):
             self._forget_others(segment)
         return segment
 
     def _forget_others(self, segment: SealedSegment) -> None:
         """Keeps the indexes of a bounded number of sealed segments in memory."""
-        loaded = [
-            other for other in self._chain.segments if isinstance(other, SealedSegment) and other._index is not None
-        ]
+        loaded = [one for one in list(self._chain.segments) if isinstance(one, SealedSegment) and one.has_index]
         if len(loaded) > _INDEXES_KEPT:
             for other in loaded[: len(loaded) - _INDEXES_KEPT]:
                 if other is not segment:
@@ -247,15 +251,17 @@ class LogReader:
         Raises:
             CorruptLog: the place to look is damaged.
         """
-        with self._chain.lock:  # files are looked into by name
-            end = self._chain.high_watermark
-            segments = [segment for segment in self._chain.segments if segment.base_offset < end]
-            at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
-            if at == len(segments):
-                return end, None
-            index = segments[at].index
-            entry = index[index.first_at_or_after(timestamp_us)]
-            fd = os.open(segments[at].path, os.O_RDONLY)
+        return self._chain.on_snapshot(lambda segments: self._offset_at(segments, timestamp_us))
+
+    def _offset_at(self, segments: list[Segment], timestamp_us: int) -> tuple[int, int | None]:
+        end = self._chain.high_watermark
+        segments = [segment for segment in segments if segment.base_offset < end]
+        at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
+        if at == len(segments):
+            return end, None
+        index = segments[at].index
+        entry = index[index.first_at_or_after(timestamp_us)]
+        fd = self._chain.open(segments[at])
         try:
             batch = ipc.decode_batch(read_batch(fd, entry, segments[at].path))
         finally:
@@ -281,7 +287,7 @@ class LogReader:
             InvalidRequest, OffsetOutOfRange: as `splits`.
         """
         self._check_range(start, end)
-        return extent(self._chain, start, end, max_bytes)
+        return self._chain.on_snapshot(lambda segments: extent(segments, start, end, max_bytes))
 
     def splits(
         self, start: int, end: int, *, max_bytes: int | None, max_rows: int | None, min_splits: int
@@ -307,11 +313,13 @@ class LogReader:
 
         A quarantined hole is a run of no bytes: whoever reads it is told.
         """
-        with self._chain.lock:
-            segments = [segment for segment in self._chain.segments if segment.base_offset < end]
-            starts = [segment.base_offset for segment in segments]
-            segments = segments[max(0, bisect_right(starts, start) - 1) :]
-            indexes = [segment.index for segment in segments]
+        return self._chain.on_snapshot(lambda segments: self._runs_of(segments, start, end))
+
+    @staticmethod
+    def _runs_of(segments: list[Segment], start: int, end: int) -> list[Run]:
+        segments = [segment for segment in segments if segment.base_offset < end]
+        starts = [segment.base_offset for segment in segments]
+        indexes = [segment.index for segment in segments[max(0, bisect_right(starts, start) - 1) :]]
         runs: list[Run] = []
         covered = start
         for index in indexes:

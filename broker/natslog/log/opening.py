@@ -1,19 +1,52 @@
-"""From the files of a folder to a chain of segments: which file counts, where a torn tail is cut, what is damage."""
+"""From the files of a folder to a chain of segments: which file counts, where a torn tail is cut, what is damage.
+
+Theory of operation. All files are read before any is changed, the newest first: what a segment may hold depends on what
+follows it. A new segment is made when the one before is durable up to there, so its name proves the offsets below. But
+an *empty* segment proves nothing of those above: where making it failed after it had its name, commits went on in the
+segment before. Whole batches are therefore never cut because an empty segment begins below their end; that one is
+removed. One that holds rows of the same offsets is damage.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog
-from natslog.log.chain import SegmentChain
-from natslog.log.recovery import Damage, scan_segment
+from natslog.log.chain import Segment, SegmentChain
+from natslog.log.checked_file import sync_folder
+from natslog.log.recovery import Damage, Scan, scan_segment
 from natslog.log.sealed import SealedSegment, read_footer_index
-from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, ActiveSegment, check_file_header, file_header
+from natslog.log.segment import (
+    ACTIVE_SUFFIX,
+    SEALED_SUFFIX,
+    ActiveSegment,
+    check_file_header,
+    file_header,
+    remove_segment_files,
+    segment_path,
+)
 
 logger = logging.getLogger("natslog.log")
+
+_DAMAGED_SUFFIX = ".damaged"
+
+
+@dataclass(slots=True)
+class _Unsealed:
+    """An unsealed file as it was read; nothing of it was changed yet. `scan`: None where it never had a header."""
+
+    path: Path
+    base_offset: int
+    scan: Scan | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.scan is None or not (len(self.scan.index) or self.scan.damages)
 
 
 class Opening:
@@ -21,6 +54,7 @@ class Opening:
 
     Args:
         checkpointed: the high watermark that is known to be durable: nothing below may be cut.
+        log_start_offset: where the log begins as it was stored; None where the files decide.
         several_bytes: as `scan_segment`.
 
     Attributes:
@@ -28,56 +62,108 @@ class Opening:
     """
 
     def __init__(
-        self, folder: Path, stream_id: str, chain: SegmentChain, checkpointed: int, *, several_bytes: int = 0
+        self,
+        folder: Path,
+        stream_id: str,
+        chain: SegmentChain,
+        checkpointed: int,
+        *,
+        log_start_offset: int | None,
+        several_bytes: int = 0,
     ) -> None:
         self.folder = folder
         self.stream_id = stream_id
         self.chain = chain
         self.newest_timestamp_us = 0
         self._checkpointed = checkpointed
+        self._log_start_offset = log_start_offset
         self._several_bytes = several_bytes
 
     def open_segments(self) -> None:
-        """Once.
+        """Once. The chain stays empty where the folder has no segment.
 
         Raises:
-            CorruptLog: a sealed file beside its unsealed twin is not whole. DataDirError: a newer format.
-            OSError: the folder cannot be used.
+            CorruptLog, DataDirError: a file is of another stream or a newer format. OSError: the folder cannot be used.
         """
-        for leftover in self.folder.glob("*.tmp"):
-            leftover.unlink()
+        self._remove_leftovers()
+        for one in self._read_files():
+            if isinstance(one, SealedSegment):
+                self.chain.segments.append(one)
+            elif not self._is_to_be_removed(one):
+                self.chain.segments.append(self._recovered(one))
+            else:
+                one.path.unlink()
+        self._compare_ends()
+        self._compare_start()
+        sync_folder(self.folder)  # names removed
+        self._find_newest()
+
+    # ---- reading ----
+
+    def _remove_leftovers(self) -> None:
+        for pattern in ("*.tmp", "*.new"):
+            for leftover in self.folder.glob(pattern):
+                leftover.unlink()
+
+    def _read_files(self) -> list[SealedSegment | _Unsealed]:
+        """All that belongs to the log, oldest first."""
         sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
         active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
         for base_offset in sorted(set(sealed) & set(active)):
-            read_footer_index(sealed[base_offset])  # whole, or this raises and both are kept
-            active.pop(base_offset).unlink()  # only the removal was missed
-        bases = sorted(sealed | active)
-        for base_offset, next_base in zip(bases, [*bases[1:], None], strict=False):
-            if base_offset in sealed:
+            self._settle_twins(base_offset, sealed, active)
+        found: list[SealedSegment | _Unsealed] = []
+        following: int | None = None  # the base of the next file
+        next_base: int | None = None  # of the next one that holds rows
+        for base_offset in reversed(self._without_dropped(sorted(sealed | active))):
+            if base_offset in sealed and (following is not None or _has_footer(sealed[base_offset])):
                 path = sealed[base_offset]
-                self.chain.segments.append(SealedSegment(path, base_offset, path.stat().st_size))
-            elif (segment := self._recover_active(active[base_offset], base_offset, next_base)) is not None:
-                self.chain.segments.append(segment)
-        for one in self.chain.segments[-2:]:  # the last one may have no rows
-            try:
-                if one.max_timestamp_us:
-                    self.newest_timestamp_us = one.max_timestamp_us
-            except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
-                logger.error("%s", error.message)
+                one: SealedSegment | _Unsealed = SealedSegment(path, base_offset, path.stat().st_size)
+            else:
+                path = active.get(base_offset) or sealed[base_offset]  # the end of the last one must be known
+                one = self._read_unsealed(path, base_offset, following, next_base)
+            if isinstance(one, SealedSegment) or not one.is_empty:
+                next_base = base_offset
+            following = base_offset
+            found.append(one)
+        return found[::-1]
 
-    def _recover_active(self, path: Path, base_offset: int, next_base: int | None) -> ActiveSegment | None:
-        """The segment, its torn tail cut off and the rest fsynced; None where nothing was ever in it."""
+    def _settle_twins(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
+        """A segment was sealed, or its kept part was written anew, and the removal of the other file was missed. The
+        sealed one counts as long as it is whole: then it holds all rows.
+        """
+        try:
+            read_footer_index(sealed[base_offset])
+        except CorruptLog as error:
+            aside = sealed[base_offset].with_suffix(_DAMAGED_SUFFIX)
+            logger.error("%s It is kept as %s; %s is used", error.message, aside, active[base_offset].name)
+            os.replace(sealed.pop(base_offset), aside)
+        else:
+            active.pop(base_offset).unlink()
+
+    def _without_dropped(self, bases: list[int]) -> list[int]:
+        """Ends the removal of segments below the log start, which was stored before any file was removed."""
+        start = self._log_start_offset or 0
+        dropped = [base for base, following in pairwise(bases) if following <= start]
+        for base_offset in dropped:
+            logger.info("%s: the segment at %d is removed: the log starts at %d", self.folder, base_offset, start)
+            remove_segment_files(segment_path(self.folder, base_offset, SEALED_SUFFIX))
+        return bases[len(dropped) :]
+
+    def _read_unsealed(self, path: Path, base_offset: int, following: int | None, next_base: int | None) -> _Unsealed:
         _forget_cached(path)
         with open(path, "rb") as file:
             window = file.read(ipc.MAX_HEADER_BYTES)
         expected = file_header(self.stream_id, base_offset)
         # An ack of this file, or of one behind it, is durable up to here: nothing below may be cut.
-        durable_offset = max(self._checkpointed, next_base or 0)
+        durable_offset = max(self._checkpointed, following or 0)
         if durable_offset <= base_offset and (not any(window) or _is_cut(window, expected)):
-            logger.warning("%s: removed; its header was never finished, so nothing was ever in it", path)
-            path.unlink()
-            return None
-        header_bytes = self._checked_header_bytes(window, path, base_offset, len(expected))
+            return _Unsealed(path, base_offset, None)
+        damages: list[Damage] = []
+        try:
+            header_bytes = check_file_header(window, path, self.stream_id, base_offset)
+        except CorruptLog:
+            header_bytes = len(expected)
+            damages.append(Damage(path, 0, header_bytes, base_offset, base_offset))
         scan = scan_segment(
             path,
             position=header_bytes,
@@ -86,24 +172,125 @@ class Opening:
             durable_offset=durable_offset,
             several_bytes=self._several_bytes,
         )
+        scan.damages[:0] = damages
+        return _Unsealed(path, base_offset, scan)
+
+    # ---- deciding ----
+
+    def _is_to_be_removed(self, one: _Unsealed) -> bool:
+        if one.scan is None:
+            logger.warning("%s: removed; its header was never finished, so nothing was ever in it", one.path)
+            return True
+        end = self._end_of_last() if one.is_empty else None
+        if end is None or end <= one.base_offset:
+            return False
+        logger.warning("%s: removed; it is empty, and the segment before it holds offsets up to %d", one.path, end)
+        return True
+
+    def _end_of_last(self) -> int | None:
+        """Of the last segment taken up so far; None where there is none, or its footer is damaged."""
+        last = self.chain.last
+        try:
+            return last.end_offset if last is not None else None
+        except CorruptLog as error:  # reads of it will say so
+            logger.error("%s", error.message)
+            return None
+
+    def _recovered(self, one: _Unsealed) -> ActiveSegment:
+        """The segment, its torn tail cut off and the rest fsynced."""
+        assert one.scan is not None, "a file without a header is removed"
+        path, scan = one.path.with_suffix(ACTIVE_SUFFIX), one.scan
+        if path != one.path:
+            logger.warning("%s: its footer is damaged; it is read as an unsealed segment", one.path)
+            one.path.rename(path)
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:
             logger.warning("%s: cut an unfinished commit: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
             os.truncate(path, scan.end_position)
         created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
-        segment = ActiveSegment(path, base_offset, scan.end_position, scan.index, created_us)
+        segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index, created_us)
         segment.sync()
-        if next_base is not None and segment.end_offset != next_base and not scan.damages:
-            end = scan.end_position
-            self.chain.damages.append(Damage(path, end, end, segment.end_offset, next_base))
         return segment
 
-    def _checked_header_bytes(self, window: bytes, path: Path, base_offset: int, expected_bytes: int) -> int:
+    def _compare_ends(self) -> None:
+        """Each segment ends where the next begins. Of two sealed ones that is compared when they are read: a start
+        reads no footers but those next to unsealed segments.
+        """
+        named = {known.path for known in self.chain.damages}
+        for segment, following in pairwise(self.chain.segments):
+            both_sealed = isinstance(segment, SealedSegment) and isinstance(following, SealedSegment)
+            if both_sealed or segment.path in named:
+                continue
+            end = self._end_of(segment)
+            if end is not None and end != following.base_offset:
+                self.chain.damages.append(_between(segment, end, following.base_offset))
+
+    @staticmethod
+    def _end_of(segment: Segment) -> int | None:
         try:
-            return check_file_header(window, path, self.stream_id, base_offset)
+            return segment.end_offset
         except CorruptLog:
-            self.chain.damages.append(Damage(path, 0, expected_bytes, base_offset, base_offset))
-            return expected_bytes
+            return None
+
+    def _compare_start(self) -> None:
+        """A log that starts later than was stored has lost its first segments."""
+        start, segments = self._log_start_offset, self.chain.segments
+        if start is None or not segments:
+            return
+        if segments[0].base_offset > start:
+            missing = segment_path(self.folder, start, SEALED_SUFFIX)
+            self.chain.damages.insert(0, Damage(missing, 0, 0, start, segments[0].base_offset))
+            self.chain.missing_from = start
+        elif self._end_of(segments[-1]) is not None and segments[-1].end_offset <= start > segments[-1].base_offset:
+            self._begin_at(start)
+
+    def _begin_at(self, start: int) -> None:
+        """Ends a beginning anew of which only the start was stored: all that is here lies below."""
+        logger.warning("%s: begins anew at %d: what it holds lies below its stored start", self.folder, start)
+        fresh = ActiveSegment.create(self.folder, self.stream_id, start, 0)
+        replaced, self.chain.segments, self.chain.damages = self.chain.segments, [fresh], []
+        for segment in reversed(replaced):
+            if isinstance(segment, ActiveSegment):
+                segment.close()
+            remove_segment_files(segment.path)
+
+    def _find_newest(self) -> None:
+        for one in self.chain.segments[-2:]:  # the last one may have no rows
+            try:
+                if one.max_timestamp_us:
+                    self.newest_timestamp_us = one.max_timestamp_us
+            except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
+                logger.error("%s", error.message)
+
+
+def check_folder(folder: Path, *, must_exist: bool) -> None:
+    """Makes the folder where a log may be new. Raises CorruptLog: it must exist, and is missing or has no segment."""
+    if not must_exist:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.is_dir() or not any(path.suffix in (ACTIVE_SUFFIX, SEALED_SUFFIX) for path in folder.iterdir()):
+        raise lost_log(folder)
+
+
+def _has_footer(path: Path) -> bool:
+    try:
+        read_footer_index(path)
+    except CorruptLog:
+        return False
+    return True
+
+
+def lost_log(folder: Path) -> CorruptLog:
+    return CorruptLog(
+        f"{folder} is missing or has no segment, and this broker has stored the stream there (is {folder.parent} "
+        "mounted?). Mount the file system or restore the folder; with several replicas it is fetched again",
+        file=str(folder),
+    )
+
+
+def _between(segment: Segment, end: int, next_base: int) -> Damage:
+    """Two neighbours that leave offsets out, or both hold some."""
+    at = segment.size_bytes
+    return Damage(segment.path, at, at, min(end, next_base), max(end, next_base))
 
 
 def _is_cut(window: bytes, expected: bytes) -> bool:

@@ -45,6 +45,8 @@ class Damage:
 
     def __str__(self) -> str:
         upto = "the end, wherever that was" if self.end_offset is None else str(self.end_offset)
+        if self.position == self.end_position:
+            return f"{self.path}: offsets {self.start_offset} to {upto} are missing or stored twice"
         place = f"{self.path}: bytes {self.position} to {self.end_position}"
         if self.start_offset == self.end_offset:
             return f"{place} are damaged: the file header, before offset {self.start_offset}"
@@ -75,7 +77,7 @@ def scan_segment(
     Args:
         position: where the first batch starts (the length of the file header).
         base_offset: the first offset expected there.
-        next_base_offset: where the next segment begins: a batch at or above it was never acknowledged from this one.
+        next_base_offset: where the next segment that holds rows begins.
         durable_offset: offsets below this are known to have been committed (the high-watermark checkpoint).
         several_bytes: the most that may have been written as several batches at once; 0 where a commit is one batch.
 
@@ -102,7 +104,7 @@ class _Scanner:
         self.scan = Scan()
 
     def run(self, position: int, offset: int) -> Scan:
-        while position < self.size_bytes and offset != self.next_base_offset:
+        while position < self.size_bytes and not self._reaches_next(offset):
             header = self._whole_batch_at(position, offset)
             if header is not None:
                 self._keep(position, header)
@@ -120,7 +122,23 @@ class _Scanner:
             offset = header.end_offset
         self.scan.end_position = position
         self.scan.torn_bytes = self.size_bytes - position
+        if self._reaches_next(offset):
+            self._compare_with_next(position, offset)
         return self.scan
+
+    def _reaches_next(self, offset: int) -> bool:
+        return self.next_base_offset is not None and offset >= self.next_base_offset
+
+    def _compare_with_next(self, position: int, offset: int) -> None:
+        """Whole batches are never cut: where the next segment holds rows of the same offsets, nobody knows which rows
+        were acknowledged.
+        """
+        assert self.next_base_offset is not None, "there is a next segment"
+        beyond = self._whole_batch_at(position, offset) if position < self.size_bytes else None
+        if beyond is not None or offset > self.next_base_offset:
+            end_offset = offset if beyond is None else beyond.end_offset
+            self.scan.damages.append(Damage(self.path, position, self.size_bytes, self.next_base_offset, end_offset))
+            self.scan.end_position, self.scan.torn_bytes = self.size_bytes, 0
 
     def _keep(self, position: int, header: ipc.BatchHeader) -> None:
         length = header.total_bytes

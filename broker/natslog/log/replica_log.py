@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 
 from natslog.cluster.epochs import NO_EPOCH, EpochHistory
 from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.chain import Segment
-from natslog.log.checked_file import sync_folder, write_checked
+from natslog.log.checked_file import sync_folder
+from natslog.log.cutting import cut_segment, readable_index
 from natslog.log.run_log import RunLog
-from natslog.log.sealed import SealedSegment
-from natslog.log.segment import ActiveSegment, read_batch
+from natslog.log.segment import ActiveSegment, read_batch, remove_segment_files
 from natslog.model import Epoch
 
 logger = logging.getLogger("natslog.log")
@@ -42,8 +43,8 @@ class ReplicaLog(RunLog):
             )
         try:
             for header in (batch.header for batch in batches):
-                if header.epoch != self.epochs.latest and self.epochs.begin(Epoch(header.epoch), header.base_offset):
-                    self.store_epochs()
+                self.epochs.begin(Epoch(header.epoch), header.base_offset)
+            self.store_epochs()
             size_bytes = sum(batch.header.total_bytes for batch in batches)
             self.active_for_append(size_bytes, last.max_timestamp_us).append(*batches)
         except OSError as error:
@@ -80,7 +81,8 @@ class ReplicaLog(RunLog):
         """Drops what a new leader does not have; durable when this returns. What is committed stays.
 
         Raises:
-            CorruptLog: `end_offset` is inside a batch or a sealed segment. StorageFailed: a file could not be cut.
+            CorruptLog: a batch that is to be kept in part, or beside others in a sealed segment, is damaged.
+            StorageFull: no room to write the kept part of a sealed segment. StorageFailed: a file could not be cut.
         """
         assert end_offset >= self.high_watermark, "what is committed is never cut"
         try:
@@ -90,19 +92,19 @@ class ReplicaLog(RunLog):
 
     def _cut(self, end_offset: int) -> None:
         chain = self.chain
-        with self._seal_lock, chain.lock:
+        with self._seal_lock:
             while len(chain.segments) > 1 and chain.segments[-1].base_offset >= end_offset:
-                _remove(chain.segments.pop())
-            last = chain.last
-            if isinstance(last, ActiveSegment):
-                last.cut_to(end_offset)
-            elif last is not None and last.end_offset > end_offset:
-                raise CorruptLog(
-                    f"{last.path}: is sealed and would have to be cut at {end_offset}", file=str(last.path)
-                )
-            sync_folder(self.folder)
-        if self.epochs.cut_to(end_offset):
-            self.store_epochs()
+                with chain.lock:
+                    dropped = chain.segments.pop()
+                _remove(dropped)
+                sync_folder(self.folder)  # one after another: the log has no hole at any moment
+            if (last := chain.last) is not None:
+                kept = cut_segment(last, end_offset, self.stream_id)
+                if kept is not None:
+                    with chain.lock:
+                        chain.segments[-1] = kept
+        self.epochs.cut_to(end_offset)
+        self.store_epochs()
         self.tail_run = self._mark_of_last_batch()
         self.producers.cut(end_offset)
 
@@ -117,8 +119,8 @@ class ReplicaLog(RunLog):
         try:
             if end_offset <= self.log_start_offset:
                 self._begin_at(end_offset, now_us)
-                if self.epochs.cut_to(end_offset):
-                    self.store_epochs()
+                self.epochs.cut_to(end_offset)
+                self.store_epochs()
             else:
                 self._lower_checkpoint(end_offset)
                 self.chain.committed = min(self.high_watermark, end_offset)
@@ -143,15 +145,21 @@ class ReplicaLog(RunLog):
             raise self.failed(error) from error
 
     def _begin_at(self, log_start_offset: int, now_us: int) -> None:
+        """The start is stored first: from then on, opening ends what a crash leaves of this."""
         self._lower_checkpoint(0)
-        with self._seal_lock, self.chain.lock:
+        with self._seal_lock:
+            self._checkpoints.store_log_start(log_start_offset)
             fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
-            replaced, self.chain.segments = self.chain.segments, [fresh]
+            with self.chain.lock:
+                replaced, self.chain.segments = self.chain.segments, [fresh]
+                self.chain.missing_from = None
             for segment in reversed(replaced):
-                if segment.path != fresh.path:
+                if segment.base_offset != log_start_offset:
                     _remove(segment)
                 elif isinstance(segment, ActiveSegment):
                     segment.close()
+                else:
+                    segment.path.unlink(missing_ok=True)
             sync_folder(self.folder)
         self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
         self.tail_run = None
@@ -159,18 +167,29 @@ class ReplicaLog(RunLog):
 
     def _lower_checkpoint(self, high_watermark: int) -> None:
         with self._checkpoint_lock:
-            if high_watermark < self._checkpointed:
-                write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
-                self._checkpointed = high_watermark
+            self._checkpoints.lower_high_watermark(high_watermark)
+
+    def drop_before(self, offset: int) -> int:
+        """Removes the segments that lie wholly below an offset: the leader's log start. Returns how many.
+
+        The log start is on stable storage before. The last segment stays, and what is not known to be committed here.
+
+        Raises:
+            OSError: the start could not be stored, and nothing was removed; or a file could not be removed.
+        """
+        with self._seal_lock:
+            if self._is_closed:
+                return 0
+            following = [segment.base_offset for segment in self.chain.segments[1:]]
+            count = bisect_right(following, min(offset, self.high_watermark))
+            self._drop_first(count)
+        return count
 
     def first_damaged_offset(self) -> int | None:
         """Where the log must be cut so that nothing damaged is left; reads all of it. None where all is well."""
         starts = [known.start_offset for known in self.chain.damages]
         for segment in list(self.chain.segments):
-            try:
-                bad = _first_bad_offset(segment)
-            except CorruptLog:
-                bad = segment.base_offset
+            bad = _first_bad_offset(segment)
             if bad is not None:
                 return min([bad, *starts])
         return min(starts, default=None)
@@ -179,20 +198,25 @@ class ReplicaLog(RunLog):
 def _remove(segment: Segment) -> None:
     if isinstance(segment, ActiveSegment):
         segment.close()
-    segment.path.unlink(missing_ok=True)
+    remove_segment_files(segment.path)
 
 
 def _first_bad_offset(segment: Segment) -> int | None:
-    """The base offset of the first batch that is not what was written; for a sealed segment its own base offset, as it
-    is replaced whole.
+    """The base offset of the first batch that is not what was written; where a footer is damaged, where the whole
+    batches end.
     """
+    try:
+        index = readable_index(segment)
+    except CorruptLog:
+        return segment.base_offset
     fd = os.open(segment.path, os.O_RDONLY)
     try:
-        index = segment.index
         for at in range(len(index)):
             read_batch(fd, index[at], segment.path)
     except CorruptLog:
-        return segment.base_offset if isinstance(segment, SealedSegment) else index.base_offsets[at]
+        return index.base_offsets[at]
     finally:
         os.close(fd)
-    return None
+    if isinstance(segment, ActiveSegment) or segment.has_footer():
+        return None
+    return index.end_offsets[-1] if len(index) else segment.base_offset

@@ -1,4 +1,4 @@
-"""Which sealed segments are past their time: pure arithmetic; a segment's newest message is asked for only when it
+"""Which segments are past their time: pure arithmetic; a segment's newest message is asked for only when it
 decides.
 """
 
@@ -20,9 +20,9 @@ class RetainedSegment(Protocol):
 
 
 def expired_count(
-    sealed: Sequence[RetainedSegment],
+    droppable: Sequence[RetainedSegment],
     *,
-    unsealed_bytes: int,
+    kept_bytes: int,
     log_end_offset: int,
     now_us: int,
     most_by_age: int,
@@ -30,17 +30,17 @@ def expired_count(
     max_bytes: int | None,
     max_messages: int | None,
 ) -> int:
-    """How many of the oldest sealed segments go. Limits combine: a segment goes as soon as one of them says so.
+    """How many of the oldest segments go. Limits combine: a segment goes as soon as one of them says so.
 
     Args:
-        sealed: oldest first; only whole segments are dropped.
-        unsealed_bytes: counted towards `max_bytes`, but kept.
+        droppable: oldest first; only whole segments are dropped.
+        kept_bytes: of the others; counted towards `max_bytes`.
         now_us: stream time; a segment's age counts from its newest message.
         most_by_age: so many go at most because of their age; a limit of bytes or messages knows no bound.
     """
     by_age = 0
-    total_bytes = unsealed_bytes + sum(segment.size_bytes for segment in sealed)
-    for count, segment in enumerate(sealed):
+    total_bytes = kept_bytes + sum(segment.size_bytes for segment in droppable)
+    for count, segment in enumerate(droppable):
         too_big = max_bytes is not None and total_bytes > max_bytes
         too_many = max_messages is not None and log_end_offset - segment.base_offset > max_messages
         if not (too_big or too_many):
@@ -49,4 +49,4 @@ def expired_count(
                 return count
             by_age += 1
         total_bytes -= segment.size_bytes
-    return len(sealed)
+    return len(droppable)

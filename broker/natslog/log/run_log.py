@@ -33,8 +33,16 @@ _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a header at a time
 class RunLog(StreamLog):
     """See the module. The calls that write are for the stream's one writer."""
 
-    def __init__(self, folder: Path, stream_id: str, settings: StreamSettings, options: LogOptions) -> None:
-        super().__init__(folder, stream_id, settings, options)
+    def __init__(
+        self,
+        folder: Path,
+        stream_id: str,
+        settings: StreamSettings,
+        options: LogOptions,
+        *,
+        must_exist: bool = False,
+    ) -> None:
+        super().__init__(folder, stream_id, settings, options, must_exist=must_exist)
         self.tail_run = self._mark_of_last_batch()
         self.producers = ProducerTable(folder, self._marks)
         self.producers.open(self.log_start_offset, self.log_end_offset, is_short=len(self.chain.segments) <= 1)

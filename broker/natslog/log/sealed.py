@@ -59,6 +59,18 @@ class SealedSegment:
         return index
 
     @property
+    def has_index(self) -> bool:
+        """Whether the index is in memory."""
+        return self._index is not None
+
+    def has_footer(self) -> bool:
+        """Whether the footer is whole, and with it the index."""
+        try:
+            return self.index is not None
+        except CorruptLog:
+            return False
+
+    @property
     def end_offset(self) -> int:
         return self.index.end_offsets[-1]
 
@@ -74,13 +86,12 @@ class SealedSegment:
         """What was proven may not be so any more: it is read again before it is served."""
         self._proven = bytearray(len(self._proven))
 
-    def prove(self, fd: int, first: int, last: int) -> None:
-        """Reads the batches `[first, last)` once in this process's life.
+    def prove(self, fd: int, index: BatchIndex, first: int, last: int) -> None:
+        """Reads the batches `[first, last)` once in this process's life. `index`: the segment's, as the caller has it.
 
         Raises:
             CorruptLog: one is not what was written.
         """
-        index = self.index
         for at in range(first, last):
             if not self._proven[at]:
                 read_batch(fd, index[at], self.path)
@@ -150,8 +161,8 @@ def _prove_all(path: Path, segment: ActiveSegment, pause: Callable[[], None]) ->
     written = SealedSegment(path, segment.base_offset, path.stat().st_size)
     fd = os.open(path, os.O_RDONLY)
     try:
-        for at in range(len(written.index)):
-            written.prove(fd, at, at + 1)
+        for at in range(len(index := written.index)):
+            written.prove(fd, index, at, at + 1)
             pause()
     finally:
         os.close(fd)

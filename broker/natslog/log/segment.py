@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from crc32c import crc32c
 
@@ -20,7 +21,7 @@ from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.batch_index import BatchEntry, BatchIndex
-from natslog.log.checked_file import sync_folder, write_all
+from natslog.log.checked_file import write_all
 
 FILE_MAGIC = b"ARROW1\0\0"
 ACTIVE_SUFFIX = ".active"
@@ -79,12 +80,20 @@ def check_file_header(window: bytes, path: Path, stream_id: str | None, base_off
     return header_bytes
 
 
+class SegmentFile(Protocol):
+    """What any segment has."""
+
+    @property
+    def path(self) -> Path: ...
+
+
 @dataclass(slots=True)
 class ActiveSegment:
     """The file being appended to, or one that is full and waits to be sealed.
 
     Attributes:
         failed: a write or fsync failed; nothing is appended any more.
+        has_excess: bytes of a failed commit could not be cut off yet; no other segment may follow before they are.
         unsealable: sealing failed; it is read as it is, and not tried again in this process.
     """
 
@@ -94,6 +103,7 @@ class ActiveSegment:
     index: BatchIndex = field(default_factory=BatchIndex)
     created_us: int = 0
     failed: bool = False
+    has_excess: bool = False
     unsealable: bool = False
     _fd: int = -1
 
@@ -102,7 +112,7 @@ class ActiveSegment:
         """A new file, durable with its name before this returns.
 
         Raises:
-            OSError: as the system says; no file is left behind.
+            OSError: as the system says; no file is left behind, under no name.
         """
         path = segment_path(folder, base_offset, ACTIVE_SUFFIX)
         beside = path.with_suffix(".tmp")
@@ -111,9 +121,8 @@ class ActiveSegment:
         try:
             write_all(fd, [memoryview(header)])
             os.fsync(fd)
-            os.replace(beside, path)  # over an empty one that failed, if there is one
-            sync_folder(folder)
-        except OSError:
+            replace_durably(beside, path)  # over an empty one that failed, if there is one
+        except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):  # the first error is the one to report
                 beside.unlink()
@@ -185,22 +194,23 @@ class ActiveSegment:
             )
             self.size_bytes += header.total_bytes
 
-    def cut_to(self, end_offset: int) -> None:
-        """Drops the batches from `end_offset` on; durable when this returns.
+    def cut_to(self, end_offset: int) -> bool:
+        """Drops the batches from `end_offset` on; durable when this returns. False, and nothing is done, where
+        `end_offset` is inside a batch: a file is cut between two only.
 
         Raises:
-            CorruptLog: `end_offset` is inside a batch. OSError: the file could not be cut.
+            OSError: the file could not be cut.
         """
         kept = self.index.first_covering(end_offset)
         if kept < len(self.index) and self.index.base_offsets[kept] < end_offset:
-            raise damage(self.path, self.index[kept], f"is to be cut at {end_offset}, in its middle")
+            return False
         position = self._end_position(kept)
-        if position == self.size_bytes:
-            return
-        os.ftruncate(self._writable(), position)
-        os.fsync(self._fd)
-        self.size_bytes = position
-        self.index = self.index.first(kept)
+        if position != self.size_bytes or self.has_excess:
+            self.index = self.index.first(kept)  # before: a reader finds no more than the file holds
+            os.ftruncate(self._writable(), position)
+            os.fsync(self._fd)
+            self.size_bytes, self.has_excess = position, False
+        return True
 
     def _end_position(self, batches: int) -> int:
         """Where the file ends that holds only the first so many batches; damage may lie behind the last known one."""
@@ -217,10 +227,25 @@ class ActiveSegment:
         return self._fd
 
     def _cut_back(self) -> None:
-        """Best effort: bytes nobody was told of shall not be found later. Recovery copes where even this fails."""
+        """Bytes of a commit that was not acknowledged are not found later; where this fails, `cut_excess` is due."""
+        self.has_excess = True
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self.size_bytes)
+            self.cut_excess()
+
+    def cut_excess(self) -> None:
+        """Cuts off what a failed commit may have left; durable when this returns.
+
+        Raises:
+            OSError: it could not be cut.
+        """
+        if self.has_excess:
+            os.ftruncate(self._writable(), self.size_bytes)
             os.fsync(self._fd)
+            self.has_excess = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
 
     def sync(self) -> None:
         """Everything in the file onto stable storage."""
@@ -230,6 +255,42 @@ class ActiveSegment:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def open_segment(segment: SegmentFile) -> int:
+    """Its file, to be read. Sealing in place renames it a moment before the list of segments says so."""
+    try:
+        return os.open(segment.path, os.O_RDONLY)
+    except FileNotFoundError:
+        return os.open(segment.path.with_suffix(SEALED_SUFFIX), os.O_RDONLY)
+
+
+def remove_segment_files(path: Path) -> None:
+    """Removes a segment under both of its names: where sealing failed half-way, there may be two files."""
+    for suffix in (ACTIVE_SUFFIX, SEALED_SUFFIX):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def replace_durably(beside: Path, path: Path) -> None:
+    """Renames a synced file to its name in the same folder; the name is durable when this returns.
+
+    Raises:
+        OSError: as the system says. Where there was no file of that name, there is none now.
+    """
+    folder_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # first: this may fail too
+    try:
+        was_there = path.exists()
+        os.replace(beside, path)
+        try:
+            os.fsync(folder_fd)
+        except BaseException:
+            if not was_there:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    os.fsync(folder_fd)
+            raise
+    finally:
+        os.close(folder_fd)
 
 
 def read_at(fd: int, position: int, length: int) -> bytes:

@@ -7,17 +7,18 @@ All calls block (they touch files) and are safe from several threads: `append`, 
 stream's one writer; the rest may run beside it. Reading is in `reader`.
 
 Invariants. Offsets are dense; `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
-unsealed part, or after a failed fsync, takes no writes. The end of the log is always known: the last segment stays.
+unsealed part, or after a failed fsync, takes no writes. A log has at least one segment from the moment it was made, and
+the last one stays: so the end of the log is always known, and a folder without a segment has lost it. The log start is
+on stable storage before any file below it is removed.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +27,16 @@ from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
 from natslog.log.batch_encoder import encode_rows
-from natslog.log.chain import Segment, SegmentChain, damage_error
-from natslog.log.checked_file import read_checked, sync_folder, write_checked
+from natslog.log.chain import SegmentChain, damage_error
+from natslog.log.checked_file import make_folder, sync_folder
+from natslog.log.checkpoints import NO_ROOM, Checkpoints
+from natslog.log.epoch_file import read_epochs, rebuilt_epochs, write_epochs
 from natslog.log.log_reader import LogReader
-from natslog.log.opening import Opening
+from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import SEALED_SUFFIX, ActiveSegment
+from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, remove_segment_files
 from natslog.model import Epoch, StreamSettings
 
 logger = logging.getLogger("natslog.log")
@@ -43,20 +46,25 @@ _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _AGE_REMOVES_A_PART = 10
 _ROOM_HOLDS_S = 0.1
+_NOT_DUE_WITHIN_US = 1_000_000
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What the broker decides for all its logs. Sizes in bytes, ages in seconds. `ended_in_order`: its last life did,
-    so that nothing can be torn.
+    """What the broker decides for all its logs. Sizes in bytes, ages in seconds.
+
+    Attributes:
+        ended_in_order: the broker's last life did, so that nothing can be torn.
+        trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
+            False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
     """
 
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
     ended_in_order: bool = False
+    trusts_log_start: bool = True
 
 
 class _Closed(Exception):
@@ -64,15 +72,27 @@ class _Closed(Exception):
 
 
 class StreamLog:
-    """See the module. `StreamLog(folder, …)` recovers what is on disk; the cost does not grow with what is sealed.
+    """See the module. `StreamLog(folder, …)` recovers what is on disk; the cost does not grow with what is sealed. A
+    new log is on stable storage, with its first segment, before the constructor returns.
+
+    Args:
+        must_exist: this replica has held the stream before: a new log would hide that it is lost.
 
     Raises:
-        CorruptLog: checkpoint or epoch history cannot be read.
+        CorruptLog: checkpoint or epoch history cannot be read, or the log must exist and does not.
         DataDirError: a newer format.
         OSError: the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, stream_id: str, settings: StreamSettings, options: LogOptions) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stream_id: str,
+        settings: StreamSettings,
+        options: LogOptions,
+        *,
+        must_exist: bool = False,
+    ) -> None:
         self.folder = folder
         self.stream_id = stream_id
         self.settings = settings
@@ -86,27 +106,64 @@ class StreamLog:
         self._room_bytes = self._unasked_bytes = 0
         self.appended_bytes = 0  # since it was opened, about
         self._ask_room_at = 0.0
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = read_checked(folder / "hw-checkpoint", "hw-checkpoint", 1)
-        self._checkpointed: int = checkpoint["high_watermark"] if checkpoint else 0
-        self.epochs = self._open_epochs()
-        opening = Opening(folder, stream_id, self.chain, self._checkpointed, several_bytes=self._several_bytes())
+        check_folder(folder, must_exist=must_exist)
+        self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
+        self.epochs = self._stored_epochs = EpochHistory()
+        opening = Opening(
+            folder,
+            stream_id,
+            self.chain,
+            self._checkpoints.high_watermark,
+            log_start_offset=self._checkpoints.log_start_offset,
+            several_bytes=self._several_bytes(),
+        )
         opening.open_segments()
+        self._open_epochs(must_exist)
         self._last_timestamp_us = opening.newest_timestamp_us
         self._written_s = time.monotonic()
         self._refuse_writes_if_damaged()
 
     # ---- recovery ----
 
-    def _open_epochs(self) -> EpochHistory:
-        history = read_checked(self.folder / "leader-epochs", "leader-epochs", 1)
-        if history is None:
-            history = [[FIRST_EPOCH, 0]]
-            write_checked(self.folder / "leader-epochs", "leader-epochs", 1, history)
-        return EpochHistory((epoch, start) for epoch, start in history)
+    def _open_epochs(self, must_exist: bool) -> None:
+        """Reads the epoch history; what the side files do not say is rebuilt from the log, or written for a new one."""
+        stored = read_epochs(self.folder)
+        if not self.chain.segments:
+            if must_exist:
+                raise lost_log(self.folder)
+            self._begin_or_miss(stored)
+            return
+        self._checkpoints.complete(self.log_start_offset, self._proven_high_watermark())
+        if stored is not None:
+            self.epochs, self._stored_epochs = stored, stored.copy()
+            return
+        self.epochs = rebuilt_epochs(self.folder, self.chain, has_others=self.settings.replicas > 1)
+        self.store_epochs()
+
+    def _begin_or_miss(self, stored: EpochHistory | None) -> None:
+        """A folder without a segment is a new log's, unless a side file says that there was more."""
+        start = self._checkpoints.log_start_offset or 0
+        epoch_start = stored.entries[-1][1] if stored is not None and stored.entries else 0
+        end = max(start, self._checkpoints.high_watermark, epoch_start)
+        self.epochs = self._stored_epochs = stored or EpochHistory()
+        if end > 0:
+            self.chain.missing_from = start
+            self.chain.damages.append(Damage(self.folder, 0, 0, start, end))
+            return
+        self._checkpoints.create()
+        self.epochs = stored or EpochHistory([(FIRST_EPOCH, 0)])
+        self._stored_epochs = EpochHistory()
+        self.store_epochs(sync_name=False)
+        make_folder(self.folder)
+        self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0, 0))
+
+    def _proven_high_watermark(self) -> int:
+        """What is committed for certain: only that is sealed. (The rest may end in a part of a run.)"""
+        unsealed = self.chain.unsealed
+        return unsealed[-1].base_offset if unsealed else self.chain.segments[-1].base_offset
 
     def _refuse_writes_if_damaged(self) -> None:
-        end, committed = self.chain.log_end_offset, self._checkpointed
+        end, committed = self.chain.log_end_offset, self.checkpointed
         if not self.chain.damages and end < committed:
             last = self.chain.last
             path, position = (last.path, last.size_bytes) if last else (self.folder, 0)
@@ -137,7 +194,7 @@ class StreamLog:
     @property
     def checkpointed(self) -> int:
         """The high watermark on stable storage."""
-        return self._checkpointed
+        return self._checkpoints.high_watermark
 
     @property
     def newest_timestamp_us(self) -> int:
@@ -179,7 +236,7 @@ class StreamLog:
 
     def failed(self, error: OSError) -> StorageFull | StorageFailed:
         """Room may come back, and a new file with it; any other failed write or fsync is final for this process."""
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             return self._full()
         self.failure = StorageFailed(
             f"{self.folder}: writing failed ({error.strerror or error}); the stream takes no messages until the broker "
@@ -208,6 +265,8 @@ class StreamLog:
         self.appended_bytes += incoming_bytes
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
+            if not len(last.index):
+                last.created_us = now_us  # its age is that of its first message
             return last
         return self._roll(now_us)
 
@@ -253,9 +312,11 @@ class StreamLog:
         last = self.chain.last
         base_offset = last.end_offset if last is not None else 0
         try:
+            if isinstance(last, ActiveSegment):
+                last.cut_excess()
             fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset, now_us)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 raise self._full() from error
             raise StorageUnavailable(
                 f"{self.folder}: no new segment could be made ({error.strerror or error}); it is tried again"
@@ -295,11 +356,14 @@ class StreamLog:
     def begin_epoch(self, epoch: Epoch) -> None:
         """What is appended from here on is of this epoch; durable when this returns."""
         self.epochs.cut_to(self.log_end_offset)
-        if self.epochs.begin(epoch, self.log_end_offset):
-            self.store_epochs()
+        self.epochs.begin(epoch, self.log_end_offset)
+        self.store_epochs()
 
-    def store_epochs(self) -> None:
-        write_checked(self.folder / "leader-epochs", "leader-epochs", 1, self.epochs.entries)
+    def store_epochs(self, *, sync_name: bool = True) -> None:
+        """Writes the history where it is not on disk as it is: a try that failed is made good by the next."""
+        if self.epochs.entries != self._stored_epochs.entries:
+            write_epochs(self.folder, self.epochs, sync_name=sync_name)
+            self._stored_epochs = self.epochs.copy()
 
     # ---- maintenance ----
 
@@ -307,12 +371,28 @@ class StreamLog:
         """Whether there is something to checkpoint, to seal, or perhaps to drop. Touches no file."""
         settings, segments = self.settings, self.chain.segments
         has_limit = (settings.max_age_s, settings.max_bytes, settings.max_messages) != (None, None, None)
-        return self.high_watermark > self._checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
+        return self.high_watermark > self.checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
 
     @property
     def recovery_bytes(self) -> int:
         """What a start would have to read of this log."""
         return sum(segment.recovery_bytes for segment in self.chain.unsealed)
+
+    def is_quick_append(self, now_us: int, epoch: Epoch | None = None) -> bool:
+        """Whether the next append is one write and one sync: it makes no file, and stores no epoch. For the one writer.
+
+        Args:
+            epoch: of the batches that are copied, where they are.
+        """
+        last = self.chain.last
+        return (
+            isinstance(last, ActiveSegment)
+            and last.is_open
+            and not last.failed
+            and self.failure is None
+            and not self._is_full(last, now_us + _NOT_DUE_WITHIN_US)
+            and epoch in (None, self.epochs.latest)
+        )
 
     def is_roll_due(self, now_us: int) -> bool:
         """Whether the active segment is full or old."""
@@ -346,7 +426,7 @@ class StreamLog:
             except _Closed:
                 return False  # what was begun is removed when the log is opened
             except (CorruptLog, OSError) as error:
-                if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                if isinstance(error, OSError) and error.errno in NO_ROOM:
                     raise self._full() from error
                 segment.unsealable = True
                 raise
@@ -355,10 +435,11 @@ class StreamLog:
     def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
         written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
         target = segment.path.with_suffix(SEALED_SUFFIX)
-        with self.chain.lock:  # readers open files by path under this lock
-            os.replace(written, target)
-            sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
-            self.chain.segments[self.chain.segments.index(segment)] = sealed
+        os.replace(written, target)
+        sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
+        with self.chain.lock:
+            at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
+            self.chain.segments[at] = sealed
         sync_folder(self.folder)
         segment.close()
         segment.path.unlink(missing_ok=True)
@@ -373,19 +454,10 @@ class StreamLog:
         with self._seal_lock:  # until the files are gone: who closes the log waits for that
             if self._is_closed:
                 return 0
-            dropped = self._drop_expired(now_us)
-            for segment in dropped:
-                segment.path.unlink(missing_ok=True)
-            if dropped:
-                sync_folder(self.folder)
-        return len(dropped)
-
-    def _drop_expired(self, now_us: int) -> Sequence[Segment]:
-        with self.chain.lock:
-            sealed = self.chain.droppable_prefix()
+            droppable = self.chain.droppable_prefix()
             count = expired_count(
-                sealed,
-                unsealed_bytes=self.chain.size_bytes - sum(segment.size_bytes for segment in sealed),
+                droppable,
+                kept_bytes=self.chain.size_bytes - sum(segment.size_bytes for segment in droppable),
                 log_end_offset=self.log_end_offset,
                 now_us=now_us,
                 most_by_age=max(1, len(self.chain.segments) // _AGE_REMOVES_A_PART),
@@ -393,16 +465,29 @@ class StreamLog:
                 max_bytes=self.settings.max_bytes,
                 max_messages=self.settings.max_messages,
             )
+            self._drop_first(count)
+        return count
+
+    def _drop_first(self, count: int) -> None:
+        """Removes so many segments, under the lock of sealing. The new log start is on stable storage before."""
+        if not count:
+            return
+        self._checkpoints.store_log_start(self.chain.segments[count].base_offset)
+        with self.chain.lock:
+            dropped = self.chain.segments[:count]
             del self.chain.segments[:count]
-        return sealed[:count]
+            self.chain.missing_from = None
+        for segment in dropped:
+            if isinstance(segment, ActiveSegment):
+                segment.close()
+            remove_segment_files(segment.path)
+        sync_folder(self.folder)
 
     def checkpoint(self) -> None:
         """Makes the high watermark durable, so that a file that is cut short later is seen as damage."""
         with self._checkpoint_lock:
-            high_watermark = self.high_watermark
-            if high_watermark > self._checkpointed and self.failure is None and not self._is_closed:
-                write_checked(self.folder / "hw-checkpoint", "hw-checkpoint", 1, {"high_watermark": high_watermark})
-                self._checkpointed = high_watermark
+            if self.failure is None and not self._is_closed:
+                self._checkpoints.raise_high_watermark(self.high_watermark)
 
     def close(self) -> None:
         """Checkpoints, as far as the disk allows, and lets go of all files; nothing changes them from then on."""

@@ -22,6 +22,7 @@ _CHECKED = {  # name: (kind, newest version)
     "life": ("life", 1),
     "metadata": ("metadata", 1),
     "hw-checkpoint": ("hw-checkpoint", 1),
+    "log-start": ("log-start", 1),
     "leader-epochs": ("leader-epochs", 1),
     "hard-state": ("raft-hard-state", 2),
     "snapshot": ("raft-snapshot", 1),

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from natslog.errors import CorruptLog, DataDirError
-from natslog.log.checked_file import read_checked, sync_folder
+from natslog.log.checked_file import make_folder, read_checked, sync_folder
 from natslog.node.disk_reserve import write_checked
 from natslog.node.life import Life, stored_directory
 
@@ -60,7 +60,8 @@ class DataDir:
         self.raft = path / "raft"
         self._lock_fd = -1
         try:
-            self.streams.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
+            make_folder(self.streams)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             self._take_lock()
             self._check_recovered()

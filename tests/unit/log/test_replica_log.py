@@ -87,14 +87,6 @@ def test_committed_records_are_never_cut(tmp_path: Path) -> None:
         log.cut_to(4)
 
 
-def test_cut_inside_a_batch_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    log = filled(tmp_path / "log", 5)
-    log.chain.committed = 0
-    with pytest.raises(CorruptLog, match="in its middle"):
-        log.cut_to(9)
-    assert log.log_end_offset == 10
-
-
 def test_log_begins_anew_where_the_leader_begins(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", 30)
     copy = copy_of(leader, tmp_path / "copy")

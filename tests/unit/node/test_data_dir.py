@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.node.data_dir import DataDir
+from tests.conftest import open_log
 
 
 def test_folder_is_claimed_and_found_again(tmp_path: Path) -> None:
@@ -125,3 +127,50 @@ def test_stream_whose_removal_was_cut_short_is_never_opened_as_a_whole_one(
     folder.remove_stream("aa")
     assert list(folder.streams.iterdir()) == []
     folder.release()
+
+
+class _Names:
+    """Which folders were made, and are not on stable storage with their names yet."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.synced: set[Path] = set()
+        self.unsynced: set[Path] = set()
+        mkdir, fsync = os.mkdir, os.fsync
+
+        def noting_mkdir(path: Any, *arguments: Any, **named: Any) -> None:
+            mkdir(path, *arguments, **named)
+            self.unsynced.add(Path(path))
+
+        def noting_fsync(fd: int) -> None:
+            fsync(fd)
+            target = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            self.synced.add(target)
+            self.unsynced -= {path for path in self.unsynced if path.parent == target}
+
+        patch.setattr(os, "mkdir", noting_mkdir)
+        patch.setattr(os, "fsync", noting_fsync)
+
+
+def test_names_of_folders_are_on_stable_storage_before_anything_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = _Names(monkeypatch)
+    folder = tmp_path / "var" / "natslog" / "data"
+    data_dir = DataDir(folder, 1)
+    assert names.unsynced == set()
+    assert {tmp_path, tmp_path / "var", folder.parent, folder} <= names.synced
+    open_log(data_dir.stream_folder("ab" * 16)).close()
+    assert names.unsynced == set()
+    assert data_dir.streams in names.synced
+    data_dir.release()
+
+
+def test_names_of_folders_that_another_start_made_are_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have ended between making a folder and syncing the one above."""
+    folder = tmp_path / "data"
+    (folder / "streams").mkdir(parents=True)
+    names = _Names(monkeypatch)
+    DataDir(folder, 1).release()
+    assert {tmp_path, folder} <= names.synced

@@ -19,7 +19,7 @@ from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
 from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.model import BrokerId, Epoch, StreamId
-from natslog.node.clock import monotonic_ms
+from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.replicas.stream import HostedStream
@@ -181,9 +181,10 @@ class Fetcher:
         asyncio.get_running_loop().call_later(_AGAIN_S, mark)
 
     def _append(self, log: ReplicaLog, stream: HostedStream, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
-        """Little, on a disk that has been quick, is appended here and now; more in a thread."""
+        """Little, on a disk that has been quick, is appended here and now; more, or with a new file, in a thread."""
         self.fetched_bytes += len(data)
-        if len(data) > _SMALL_BYTES or self._usual_s >= _QUICK_S:
+        is_quick = self._usual_s < _QUICK_S and log.is_quick_append(max(now_us(), log.newest_timestamp_us), epoch)
+        if len(data) > _SMALL_BYTES or not is_quick:
             return self._append_in_thread(log, stream.name, epoch, data)
         started = time.perf_counter()
         _append_copies(log, stream.name, epoch, data)

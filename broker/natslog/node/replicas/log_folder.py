@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from natslog.errors import CorruptLog, NatslogError, StorageFailed, StorageFull
+from natslog.errors import NatslogError, StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import sync_folder
 from natslog.model import StreamRecord
@@ -29,14 +29,8 @@ class LogFolder:
         Raises:
             CorruptLog, DataDirError: it cannot be opened. StorageFull, StorageFailed: it may be, later.
         """
-        if must_exist and not self.path.is_dir():
-            raise CorruptLog(
-                f"stream {record.name!r}: {self.path} is missing, and this broker has stored messages of the stream "
-                "there. Mount the file system or restore the folder; with several replicas it is fetched again",
-                file=str(self.path),
-            )
         try:
-            log = ReplicaLog(self.path, record.id, record.settings, self.options)
+            log = ReplicaLog(self.path, record.id, record.settings, self.options, must_exist=must_exist)
         except OSError as error:
             raise storage_error(error, f"stream {record.name!r}: its folder {self.path} cannot be used") from error
         log.chain.committed = log.checkpointed

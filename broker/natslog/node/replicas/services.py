@@ -51,7 +51,11 @@ class Services:
     def log_folder(self, stream_id: str) -> LogFolder:
         config = self.config
         options = LogOptions(
-            config.segment_bytes, config.segment_age_s, config.min_free_bytes, bool(self.data_dir.after)
+            config.segment_bytes,
+            config.segment_age_s,
+            config.min_free_bytes,
+            ended_in_order=bool(self.data_dir.after),
+            trusts_log_start=not self.data_dir.last_life_was_older_version,
         )
         return LogFolder(self.data_dir.stream_folder(stream_id), options)
 

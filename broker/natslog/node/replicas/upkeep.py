@@ -1,4 +1,10 @@
-"""Background work of a broker, at a bounded rate: checkpoints, retention, sealing, and burying what was deleted."""
+"""Background work of a broker, at a bounded rate: checkpoints, retention, sealing, and removing deleted streams.
+
+Theory of operation. A round checkpoints every stream and applies its retention, then seals for a bounded time, one
+segment of each stream in turn. What is left is sealed in the next round, which then follows at once: so checkpoints and
+retention of all streams come round, however fast one of them fills segments. Sealing takes a quarter of a core while
+few segments wait, and up to a whole one as more do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,9 @@ logger = logging.getLogger("natslog.node")
 _RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
 _USUAL_SHARE = 0.25
 _UNSEALED_IN_PEACE = 8
+_UNSEALED_AT_FULL_SHARE = 16
 _LONGEST_PAUSE_S = 0.25
+_SEALING_S = 5.0
 _SEEN_AT_LEAST_S = 600.0
 """A tombstone is seen for so long, or its grace period if that is shorter, before files go: clocks may jump."""
 _STEADY_AT_LEAST_S = 3600.0
@@ -40,6 +48,11 @@ class Pacer:
         self.share = _USUAL_SHARE
         self._worked_s = time.thread_time()
 
+    def adapt(self, unsealed: int) -> None:
+        """To how many segments of a log wait to be sealed."""
+        excess = (unsealed - _UNSEALED_IN_PEACE) / (_UNSEALED_AT_FULL_SHARE - _UNSEALED_IN_PEACE)
+        self.share = _USUAL_SHARE + (1 - _USUAL_SHARE) * min(1.0, max(0.0, excess))
+
     def pause(self) -> None:
         """Sleeps as long as the work since the last pause asks for."""
         worked_s = time.thread_time() - self._worked_s
@@ -49,7 +62,7 @@ class Pacer:
 
 
 class Upkeep:
-    """One round every `retention_interval`, until it is stopped."""
+    """One round every `retention_interval`, or sooner where sealing is behind, until it is stopped."""
 
     def __init__(
         self,
@@ -63,6 +76,7 @@ class Upkeep:
         self._config, self._group, self._hosting, self._staging = config, group, hosting, staging
         self._clock, self._executor = clock, executor
         self._warned_s = -_WARN_EVERY_S
+        self._rounds = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._seen_since: dict[str, float] = {}
@@ -86,10 +100,13 @@ class Upkeep:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not await self._is_stopping_within(self._config.retention_interval_s):
+        loop, is_behind = asyncio.get_running_loop(), False
+        while not await self._is_stopping_within(0.0 if is_behind else self._config.retention_interval_s):
             due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
-            await loop.run_in_executor(self._executor, self._maintain_all, due)
+            self._rounds += 1
+            first = self._rounds % max(1, len(due))
+            due = due[first:] + due[:first]  # where there is time for one segment only, it is another stream's
+            is_behind = await loop.run_in_executor(self._executor, maintain, due, Pacer(self._stopping.is_set))
             await self._bury_tombstones()
             await self._staging.drop_forgotten()
             self._warn_of_clocks()
@@ -100,13 +117,6 @@ class Upkeep:
                 return await self._stopping.wait()
         except TimeoutError:
             return False
-
-    def _maintain_all(self, streams: list[HostedStream]) -> None:
-        """In a thread."""
-        pacer = Pacer(self._stopping.is_set)
-        for stream in streams:
-            if not pacer.is_stopping():
-                maintain(stream, pacer)
 
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
@@ -153,33 +163,66 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     Returns:
         The streams with work for a thread. A look at one that rests costs microseconds.
     """
-    recovery_bytes = {stream.record.name: stream.usable_log().recovery_bytes for stream in streams}
+    recovery_bytes = {stream.name: stream.usable_log().recovery_bytes for stream in streams}
     excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
-    for stream in sorted(streams, key=lambda one: recovery_bytes[one.record.name], reverse=True):
+    for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
         if ingest is not None and (excess > 0 or stream.usable_log().is_roll_due(ingest.stream_time.now_us())):
             ingest.roll()
-            excess -= recovery_bytes[stream.record.name]
+            excess -= recovery_bytes[stream.name]
     return [stream for stream in streams if stream.log is not None and stream.log.needs_upkeep()]
 
 
-def maintain(stream: HostedStream, pacer: Pacer) -> None:
-    """In a thread, beside commits: checkpoints, applies retention, seals. One that fails stops no other."""
-    log = stream.log  # it may be closed, or opened anew, at any time
+def maintain(streams: list[HostedStream], pacer: Pacer, sealing_s: float = _SEALING_S) -> bool:
+    """One round, in a thread, beside commits. What fails for one stream stops no other.
+
+    Args:
+        sealing_s: about how long to seal; a segment that was begun is finished.
+
+    Returns:
+        Whether segments are left to be sealed.
+    """
+    for stream in streams:
+        if pacer.is_stopping():
+            return False
+        for work in (_checkpoint, _drop_expired):
+            _tried(stream, work)
+    until, waiting = time.monotonic() + sealing_s, streams
+    while waiting:
+        left = []
+        for stream in waiting:
+            if pacer.is_stopping():
+                return False
+            if time.monotonic() > until:
+                return True
+            if _tried(stream, lambda _, log: _seal_one(log, pacer)):
+                left.append(stream)
+        waiting = left
+    return False
+
+
+def _tried(stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], bool]) -> bool:
+    """What `work` returns; False where it failed, or the stream has no log: it may be closed at any time."""
+    log = stream.log
     if log is None:
-        return
-    for work in (log.checkpoint, lambda: _drop_expired(stream, log), lambda: _seal_all(log, pacer)):
-        try:
-            work()
-        except (NatslogError, OSError) as error:
-            logger.error("stream %s: maintenance failed, and is tried again: %s", stream.name, error)
+        return False
+    try:
+        return work(stream, log)
+    except (NatslogError, OSError) as error:
+        logger.error("stream %s: maintenance failed, and is tried again: %s", stream.name, error)
+        return False
 
 
-def _drop_expired(stream: HostedStream, log: ReplicaLog) -> None:
+def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
+    log.checkpoint()
+    return True
+
+
+def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     """Only the leader decides what expires; followers apply its log start."""
     ingest = stream.ingest
     if ingest is None or not stream.is_leading:
-        return
+        return False
     time_us = ingest.stream_time.now_us()
     if dropped := log.enforce_retention(time_us):
         logger.info(
@@ -189,12 +232,12 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> None:
             log.log_start_offset,
             format_timestamp_us(time_us),
         )
+    return bool(dropped)
 
 
-def _seal_all(log: ReplicaLog, pacer: Pacer) -> None:
-    pacer.share = _USUAL_SHARE if len(log.chain.unsealed) <= _UNSEALED_IN_PEACE else 1.0
-    while not pacer.is_stopping() and log.seal_next(pacer.pause):
-        pass
+def _seal_one(log: ReplicaLog, pacer: Pacer) -> bool:
+    pacer.adapt(len(log.chain.unsealed))
+    return log.seal_next(pacer.pause)
 
 
 def clock_warnings(streams: list[HostedStream]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What ingest shares over all streams of a broker: memory for messages not yet committed, and the counters of each."""
+"""What ingest shares over all streams of a broker: memory for what is not committed yet, and the counters of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _BUILDERS_KEPT = 2
 
 
 class IngestMemory:
-    """Memory for messages received and not yet committed, over all streams of a broker; the event loop's but for
-    `builder` and `take_back`.
+    """Memory for messages received and not stored here yet, and for answers that wait until they are committed, over
+    all streams of a broker; the event loop's but for `builder` and `take_back`.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -25,6 +25,10 @@ class IngestMemory:
             return False
         self.used_bytes += size_bytes
         return True
+
+    def charge(self, size_bytes: int) -> None:
+        """What is held already, and cannot be refused any more: it leaves less for what comes."""
+        self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes

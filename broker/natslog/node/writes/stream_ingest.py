@@ -9,11 +9,11 @@ Theory of operation. Two owners, and a queue of builders between them:
   for the loop. So batches grow by themselves under load, and at one message a second an ack takes one fsync. There is
   no delay anywhere.
 
-Where little has gathered and the disk has been quick of late, the loop takes the turn itself: two thread switches would
-cost more than the fsync. A disk that becomes slow is left to the threads from then on.
+Where little has gathered, no new segment is due and the disk has been quick of late, the loop takes the turn itself:
+two thread switches would cost more than the fsync. A disk that becomes slow is left to the threads from then on.
 
-A commit is answered when it is committed everywhere it must be: its rows wait in order until the high watermark (HW)
-has passed them. With one replica that is at once.
+A commit is answered when it is committed everywhere it must be: its answers wait in order until the high watermark (HW)
+has passed its rows. With one replica that is at once. Its rows are on disk, and take no memory any more.
 
 Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a
 time: it is the log's only writer while it leads. Memory is bounded by the broker's `IngestMemory`; what does not fit is
@@ -56,6 +56,7 @@ _TURN_S = 0.05
 _QUICK_S = 0.001
 _LOOK_AGAIN_S = 0.005
 _QUICK_BYTES = 32 * 1024
+_WAITING_BYTES = 256  # of a commit's own record
 
 
 class Sender(Protocol):
@@ -83,6 +84,13 @@ class _Outcome:
     answers: bytes | memoryview | None
     refusal: NatslogError | None = None
     end_offset: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits in memory for HW: the buffer of the answers. The rows' own are free once they are stored here."""
+        if isinstance(self.answers, memoryview):
+            return _WAITING_BYTES + memoryview(self.answers.obj).nbytes
+        return _WAITING_BYTES + len(self.answers or b"")
 
 
 class StreamIngest:
@@ -153,7 +161,7 @@ class StreamIngest:
         await self.stop()
         await asyncio.sleep(0)  # what the last turn handed to the loop is through
         for outcome in self._uncommitted:
-            self._memory.give_back(outcome.frame_bytes)
+            self._memory.give_back(outcome.held_bytes)
         self._uncommitted.clear()
 
     async def drained(self) -> None:
@@ -237,8 +245,8 @@ class StreamIngest:
 
     def _finish(self, outcome: _Outcome) -> None:
         """Counts a commit or its refusal; answers when HW allows it."""
+        self._memory.give_back(outcome.frame_bytes)
         if outcome.refusal is not None:
-            self._memory.give_back(outcome.frame_bytes)
             self._count_refused(outcome.rows, outcome.refusal)
             if outcome.answers is not None:
                 self._answer(outcome.answers, outcome.rows)
@@ -246,6 +254,7 @@ class StreamIngest:
         self.stats.commits += 1
         self.stats.commit_seconds += outcome.seconds
         self._uncommitted.append(outcome)
+        self._memory.charge(outcome.held_bytes)
         if outcome.duplicates < outcome.rows:
             self._appended(outcome.end_offset)  # releases what has become committed by it
         else:
@@ -256,7 +265,7 @@ class StreamIngest:
         waiting = self._uncommitted
         while waiting and waiting[0].end_offset <= high_watermark:
             outcome = waiting.popleft()
-            self._memory.give_back(outcome.frame_bytes)
+            self._memory.give_back(outcome.held_bytes)
             self.stats.committed += outcome.rows - outcome.duplicates
             self.stats.duplicates += outcome.duplicates
             if outcome.answers is not None:
@@ -306,12 +315,13 @@ class StreamIngest:
             self._executor.submit(self._turn, self._finish_soon)
 
     def _is_quick(self) -> bool:
-        """Whether all there is to do is one small commit on a disk that has been quick."""
+        """Whether all there is to do is one small commit, without a new file, on a disk that has been quick."""
         return (
             self._usual_s < _QUICK_S
             and len(self._gathered) == 1
             and self._gathered[0].frame_bytes <= _QUICK_BYTES
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
+            and self.log.is_quick_append(self.stream_time.now_us())
         )
 
     def _finish_soon(self, outcome: _Outcome) -> None:

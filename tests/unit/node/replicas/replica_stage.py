@@ -77,7 +77,10 @@ class ReplicaStage:
         self.proposed: list[Command | IsrChange] = []
         self.bugs: list[BaseException] = []
         data_dir = SimpleNamespace(
-            incarnation=INCARNATION, after="", stream_folder=lambda stream_id: folder / stream_id
+            incarnation=INCARNATION,
+            after="",
+            last_life_was_older_version=False,
+            stream_folder=lambda stream_id: folder / stream_id,
         )
         group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)
         self.services = Services(

@@ -103,11 +103,11 @@ def test_only_the_leader_decides_what_expires_and_by_stream_time(
     pacer = Pacer(lambda: False)
     stream.is_leading = leads
     stream.ingest.time_us = 41_000_000
-    maintain(stream, pacer)
+    maintain([stream], pacer)
     assert log.log_start_offset == 0, "the message is 40 s old; the wall clock says decades"
     stream.ingest.time_us += 1
     with caplog.at_level(logging.INFO, "natslog.node"):
-        maintain(stream, pacer)
+        maintain([stream], pacer)
     assert log.log_start_offset == (1 if leads else 0)
     assert ("stream time is 1970-01-01T00:00:41.000001Z" in caplog.text) == leads
     log.close()

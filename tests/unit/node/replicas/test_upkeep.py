@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
+from natslog.model import BrokerId, StreamSettings
 from natslog.node.broker import Broker
 from natslog.node.replicas import upkeep as upkeep_module
-from natslog.node.replicas.upkeep import Pacer, maintain, rolled_and_due
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain, rolled_and_due
 from tests.conftest import open_log, rows
 from tests.harness import eventually
 from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
@@ -79,17 +85,94 @@ def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else
         log.roll(1_000_002)
         log.append(rows([b"x" * 1000]), 1_000_000)
     pacer = _Overtaken(stream)
-    maintain(stream, pacer)
+    maintain([stream], pacer)
     assert pacer.closing is not None, "it was sealing"
     pacer.closing.join(5)
     assert not pacer.closing.is_alive()
-    maintain(stream, pacer)
+    maintain([stream], pacer)
     assert not log.seal_next(), "nothing is sealed behind the back of whoever opens the folder now"
     assert list((tmp_path / "orders").glob("*.arrow")) == []
     again = open_log(tmp_path / "orders")
     assert again.failure is None
     assert again.log_end_offset == 22
     again.close()
+
+
+class _Overwhelmed(Pacer):
+    """A pacer beside which a stream fills a segment whenever another one is sealed."""
+
+    def __init__(self, stream: UpkeepStream) -> None:
+        super().__init__(lambda: False)
+        self.stream = stream
+        self.pauses = 0
+
+    def pause(self) -> None:
+        self.pauses += 1
+        assert self.pauses < 5000, "the round does not end"
+        log = self.stream.usable_log()
+        for _ in range(2):
+            log.append(rows([b"x" * 1000]), 1_000_000)
+        log.roll(1_000_001)
+
+
+def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_other(tmp_path: Path) -> None:
+    flooded, quiet = hosted(tmp_path / "flooded", 1), hosted(tmp_path / "quiet", 1)
+    for stream in (flooded, quiet):
+        for at in range(30):
+            stream.usable_log().append(rows([b"x" * 1000]), 1_000_000)
+            if at % 3 == 0:
+                stream.usable_log().roll(1_000_001)
+    quiet.usable_log().settings = StreamSettings(subject="orders.>", max_messages=10)
+    pacer = _Overwhelmed(flooded)
+    assert maintain([flooded, quiet], pacer, sealing_s=0.3), "there is more to be sealed: the next round is due at once"
+    assert quiet.usable_log().checkpointed == quiet.usable_log().high_watermark
+    assert quiet.usable_log().log_start_offset > 10, "what is past retention need not be sealed first"
+    checkpointed = flooded.usable_log().checkpointed
+    for at in range(20):
+        assert maintain([flooded, quiet] if at % 2 else [quiet, flooded], pacer, sealing_s=0.05)
+    assert not quiet.usable_log().chain.has_unsealed, "streams take turns"
+    assert list((tmp_path / "flooded").glob("*.arrow"))
+    assert flooded.usable_log().checkpointed > checkpointed
+    for stream in (flooded, quiet):
+        stream.usable_log().close()
+
+
+def test_a_round_that_left_segments_is_followed_by_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[float] = []
+
+    def behind(streams: list[HostedStream], pacer: Pacer) -> bool:
+        rounds.append(time.monotonic())
+        return len(rounds) < 5
+
+    async def nothing() -> None:
+        pass
+
+    monkeypatch.setattr(upkeep_module, "maintain", behind)
+
+    async def run() -> None:
+        config = BrokerConfig(data_dir="unused", broker_id=1, retention_interval_s=1.0)
+        group: Any = SimpleNamespace(state=Metadata(cluster_id="c"))
+        hosting: Any = SimpleNamespace(me=BrokerId(1), streams={})
+        staging: Any = SimpleNamespace(drop_forgotten=nothing)
+        upkeep = Upkeep(config, group, None, hosting, staging, None)  # type: ignore[arg-type]
+        upkeep.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+        async with asyncio.timeout(20):
+            while len(rounds) < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        upkeep.stop_soon()
+        await upkeep.stopped()
+
+    asyncio.run(run())
+    assert rounds[4] - rounds[0] < 0.9, "while it is behind, it does not wait"
+    assert rounds[5] - rounds[4] >= 0.9, "then it does"
+
+
+def test_the_share_grows_with_the_backlog_and_shrinks_with_it() -> None:
+    pacer, shares = Pacer(lambda: False), []
+    for unsealed in (1, 8, 12, 16, 100, 12, 1):
+        pacer.adapt(unsealed)
+        shares.append(pacer.share)
+    assert shares == [0.25, 0.25, 0.625, 1.0, 1.0, 0.625, 0.25]
 
 
 def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_path: Path) -> None:

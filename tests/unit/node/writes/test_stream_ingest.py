@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from natslog.ingest.batches import BatchBuilder
-from natslog.log import StreamLog
+from natslog.log import LogOptions, StreamLog
+from natslog.log.segment import ActiveSegment
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.wire.frames import FrameParser, Frames
@@ -191,3 +192,106 @@ def test_builders_are_used_again_unless_one_large_message_has_bloated_them() -> 
     memory.take_back(builder)
     assert memory.builder() is not builder
     assert isinstance(memory.builder(), BatchBuilder)
+
+
+def test_a_due_roll_and_its_fsyncs_are_left_to_a_thread(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(log_folder, LogOptions(segment_bytes=2000, min_free_bytes=0))
+    monkeypatch.setattr("natslog.node.writes.stream_ingest._QUICK_S", 5.0)  # this machine's disk may be busy
+    create, append, rolled_by, appended_by = ActiveSegment.create, log.append, [], []
+
+    def noting_roll(*arguments: Any) -> ActiveSegment:
+        rolled_by.append(threading.current_thread().name)
+        return create(*arguments)
+
+    def noting_append(*arguments: Any) -> tuple[int, int]:
+        appended_by.append(threading.current_thread().name)
+        return append(*arguments)
+
+    monkeypatch.setattr(ActiveSegment, "create", noting_roll)
+    monkeypatch.setattr(log, "append", noting_append)
+
+    async def work(ingest: StreamIngest, sent: Sent) -> None:
+        for at in range(60):
+            receive(ingest, b"%d" % at)
+            await until(lambda at=at: sent.acked == at + 1)  # type: ignore[misc]
+
+    run(log, work)
+    assert "MainThread" in appended_by, "what is quick is written by the loop"
+    assert len(rolled_by) > 5
+    assert "MainThread" not in rolled_by
+    log.close()
+
+
+def test_messages_that_wait_for_another_replica_are_charged_for_their_acks_only(log_folder: Path) -> None:
+    """One of three replicas is gone, and until it has left the in-sync replicas HW stands still: 3 s at 50 MB/s."""
+    log = open_log(log_folder)
+    limit_bytes, committed = 16 * 1024 * 1024, [0]
+
+    class Acks:
+        acked = 0
+
+        def send_now(self, protocol: bytes | memoryview) -> bool:
+            self.acked += bytes(protocol).count(b'"seq"')
+            return True
+
+    async def main() -> None:
+        acks, memory = Acks(), IngestMemory(limit_bytes)
+        with ThreadPoolExecutor(2) as writers:
+            ingest = StreamIngest(
+                "orders",
+                log,
+                stream_time=stream_time_of(log),
+                sender=acks,
+                executor=writers,
+                memory=memory,
+                paused=False,
+                appended=lambda end_offset: committed[0],
+            )
+            ingest.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+            values = [b"x" * 4096] * 500
+            for at in range(75):
+                receive(ingest, *values)
+                await until(lambda at=at: log.log_end_offset == 500 * (at + 1))  # type: ignore[misc]
+                await until(lambda at=at: ingest.stats.commits > at)  # type: ignore[misc]
+            assert not ingest.stats.refused, "150 MB were taken"
+            assert acks.acked == 0
+            assert 0 < memory.used_bytes < limit_bytes // 2, "what is held is charged"
+            held_bytes = memory.used_bytes
+            ingest.release(500)
+            assert acks.acked == 500
+            assert memory.used_bytes < held_bytes
+            ingest.release(log.log_end_offset)
+            assert acks.acked == log.log_end_offset
+            assert memory.used_bytes == 0
+            await asyncio.wait_for(ingest.stop(), 20)
+
+    asyncio.run(main())
+    log.close()
+
+
+def test_acks_that_wait_for_another_replica_count_against_the_limit(log: StreamLog) -> None:
+    """Else small messages would fill the memory with what is to be answered."""
+
+    async def main() -> None:
+        memory = IngestMemory(100_000)
+        with ThreadPoolExecutor(2) as writers:
+            ingest = StreamIngest(
+                "orders",
+                log,
+                stream_time=stream_time_of(log),
+                sender=Sent(log),
+                executor=writers,
+                memory=memory,
+                paused=False,
+                appended=lambda end_offset: 0,
+            )
+            ingest.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+            for at in range(100):
+                receive(ingest, *[b"x"] * 100)
+                await until(lambda at=at: ingest.stats.commits + ingest.stats.refused.total() > at)  # type: ignore[misc]
+            assert ingest.stats.refused["overloaded"] > 0
+            assert memory.used_bytes < 150_000
+            await asyncio.wait_for(ingest.abandon(), 20)
+            assert memory.used_bytes == 0
+
+    asyncio.run(main())
