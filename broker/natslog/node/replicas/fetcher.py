@@ -155,6 +155,7 @@ class Fetcher:
             has_changed = await stream.answered(
                 answer.epoch, answer.verdict, append if answer.length else None, answer.high_watermark
             )
+            stream.leader_starts_at(answer.epoch, answer.log_start_offset)
         except NatslogError as error:
             self._complain(stream, error)
             self._again(stream)

@@ -67,6 +67,7 @@ class HostedStream:
         advanced: set, and replaced, whenever HW moves or the role changes.
         reconciled: set, and replaced, whenever the replica has become what its record says, as far as it can.
         sent_bytes: to readers, from this replica, as far as answers were begun.
+        leader_log_start: of a follower: what its leader has told.
     """
 
     def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
@@ -77,6 +78,7 @@ class HostedStream:
         self.sessions: set[SessionMark] = set()
         self.advanced = asyncio.Event()
         self.reconciled = asyncio.Event()
+        self.leader_log_start = 0
         self._services = services
         self._replica = Replica(me, record, services, monotonic_ms())
         self._folder = services.log_folder(record.id)
@@ -286,6 +288,21 @@ class HostedStream:
             self._replica.done()
         self._act()
         return step is not None
+
+    def leader_starts_at(self, epoch: Epoch, log_start_offset: int) -> None:
+        """The leader of this epoch has removed what lies below: its retention decides, and maintenance applies it."""
+        following = self._replica.following
+        if following is not None and following.epoch == epoch:
+            self.leader_log_start = log_start_offset
+
+    def log_start_moved(self) -> None:
+        """Retention has removed the oldest messages of the log that is led here. From any thread."""
+
+        def mark() -> None:
+            for session in self.sessions:
+                session.mark(self.id, has_records=True)
+
+        self._loop.call_soon_threadsafe(mark)
 
     async def _change_log(self, step: Copy | CutTo | BeginAt, append: Callable[[ReplicaLog], Any] | None) -> None:
         log = self.usable_log()

@@ -102,10 +102,14 @@ class Upkeep:
         loop, is_behind = asyncio.get_running_loop(), False
         while not await self._is_stopping_within(0.0 if is_behind else self._config.retention_interval_s):
             due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
-            is_behind = await loop.run_in_executor(self._executor, maintain, due, Pacer(self._stopping.is_set))
+            is_behind = await loop.run_in_executor(self._executor, self._maintain, due)
             await self._bury_tombstones()
             await self._staging.drop_forgotten()
             self._warn_of_clocks()
+
+    def _maintain(self, due: list[HostedStream]) -> bool:
+        """In a thread, whose processor time the pacer counts."""
+        return maintain(due, Pacer(self._stopping.is_set))
 
     async def _is_stopping_within(self, seconds: float) -> bool:
         try:
@@ -166,7 +170,11 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
         if ingest is not None and (excess > 0 or stream.usable_log().is_roll_due(ingest.stream_time.now_us())):
             ingest.roll()
             excess -= recovery_bytes[stream.name]
-    return [stream for stream in streams if stream.log is not None and stream.log.needs_upkeep()]
+    return [stream for stream in streams if (log := stream.log) is not None and _is_due(stream, log)]
+
+
+def _is_due(stream: HostedStream, log: ReplicaLog) -> bool:
+    return log.needs_upkeep() or stream.leader_log_start > log.log_start_offset
 
 
 def maintain(streams: list[HostedStream], pacer: Pacer, sealing_s: float = _SEALING_S) -> bool:
@@ -217,6 +225,8 @@ def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
 def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     """Only the leader decides what expires; followers apply its log start."""
     ingest = stream.ingest
+    if stream.following is not None:
+        return bool(log.drop_before(stream.leader_log_start))
     if ingest is None or not stream.is_leading:
         return False
     time_us = ingest.stream_time.now_us()
@@ -228,6 +238,7 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
             log.log_start_offset,
             format_timestamp_us(time_us),
         )
+        stream.log_start_moved()
     return bool(dropped)
 
 

@@ -33,8 +33,12 @@ class UpkeepStream:
         self.name, self.id = record.name, record.id
         self.log: ReplicaLog | None = log
         self.ingest = Ingest()
-        self.is_leading, self.is_ready = True, True
+        self.is_leading, self.is_ready, self.following = True, True, None
         self.problem: Any = None
+        self.leader_log_start = 0
+
+    def log_start_moved(self) -> None:
+        """No follower is there."""
 
     def usable_log(self) -> ReplicaLog:
         if self.log is None:
