@@ -52,8 +52,8 @@ test-all: java $(STAMP) ## the long tests, which `make test` leaves out: with it
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
 
-chaos: $(STAMP) ## three real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
-	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
+chaos: $(STAMP) ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
+	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: java $(STAMP) ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

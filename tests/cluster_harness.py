@@ -261,6 +261,11 @@ class Cluster:
         found = self.stream(name)
         return None if found is None or found["leader"] is None else self.broker(found["leader"])
 
+    def replicas_of(self, name: str) -> list[ClusterBroker]:
+        """The brokers that keep the stream; none while it is not known."""
+        found = self.stream(name)
+        return [] if found is None else [self.broker(number) for number in sorted(found["replica_ids"])]
+
     def in_sync(self) -> bool:
         """All brokers are up and every stream's every replica is in its ISR."""
         if len(self.up) < len(self.brokers):
@@ -289,8 +294,8 @@ class Cluster:
 
         deadline = time.monotonic() + within_s
         while True:
-            known = {broker.number: broker.high_watermark(stream) for broker in self.brokers}
-            if self.in_sync() and None not in known.values() and len(set(known.values())) == 1:
+            known = {broker.number: broker.high_watermark(stream) for broker in self.replicas_of(stream)}
+            if known and self.in_sync() and None not in known.values() and len(set(known.values())) == 1:
                 return
             assert time.monotonic() < deadline, (
                 f"not settled within {within_s:.0f} s: {self.troubles()}; high watermarks by broker: {known}"

@@ -8,12 +8,18 @@ import os
 import struct
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 _UNMOUNT_WITHIN_S = 10.0
+_BLKIO = Path("/sys/fs/cgroup/blkio")
+
+
+def can_slow_down() -> bool:
+    return os.access(_BLKIO / "blkio.throttle.write_iops_device", os.W_OK)
 
 
 class Disk:
@@ -47,6 +53,36 @@ class Disk:
             if error.errno != errno.EINVAL:
                 raise
 
+    def slow_down(self, pid: int, writes_a_second: int) -> None:
+        """Until `speed_up`, for what this process writes: its fsyncs wait for it."""
+        assert can_slow_down(), "slow disks need cgroup v1 with blkio"
+        self._slow.mkdir()
+        device = subprocess.run(
+            ["findmnt", "-no", "MAJ:MIN", str(self.mounted)], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        (self._slow / "blkio.throttle.write_iops_device").write_text(f"{device} {writes_a_second}\n")
+        (self._slow / "cgroup.procs").write_text(str(pid))
+
+    def speed_up(self) -> None:
+        """Nothing happens where it is not slow."""
+        if not self._slow.is_dir():
+            return
+        for pid in (self._slow / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (_BLKIO / "cgroup.procs").write_text(pid)
+        deadline = time.monotonic() + _UNMOUNT_WITHIN_S
+        while True:
+            try:
+                self._slow.rmdir()
+                break
+            except OSError:  # a process that was killed is not gone yet
+                assert time.monotonic() < deadline, f"{self._slow} is still in use"
+                time.sleep(0.1)
+
+    @property
+    def _slow(self) -> Path:
+        return _BLKIO / f"natslog{os.getpid()}-{self.mounted.name}"
+
     def _control(self, request: int, argument: int | bytes) -> None:
         fd = os.open(self.mounted, os.O_RDONLY)
         try:
@@ -77,5 +113,6 @@ class Disk:
 
     def close(self) -> None:
         """The image stays; nothing is mounted any more."""
+        self.speed_up()
         if os.path.ismount(self.mounted):
             self.unmount()

@@ -1,14 +1,16 @@
 """`python -m tests.chaos --minutes 5 --seed N`: random faults under load, then every promise is judged.
 
-A cluster of real brokers, each with a host (network namespace) and a disk (ext4 on a loop device) of its own where
-this machine allows it; publishers, readers and metadata clients that go on all the time; one fault after another,
-sometimes before the last one is over. In the end all is healed, every replica is read, and the checkers speak. The same
-seed picks the same faults; what the processes make of them differs from run to run.
+A cluster of real brokers with two streams, one on all of them (up to five) and one on three; each broker with a host
+(network namespace) and a disk (ext4 on a loop device) of its own where this machine allows it; publishers, readers (one
+bound to each broker among them) and metadata clients that go on all the time; one fault after another, sometimes before
+the last one is over. In the end all is healed, every replica is read, and the checkers speak. The same seed picks the
+same faults; what the processes make of them differs from run to run.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import random
 import secrets
@@ -16,33 +18,39 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from natslog.errors import NatslogError
+from natslog.ingest.warmup import compile_aside
 from tests.chaos import report
-from tests.chaos.checkers import Copy, final_copies, judge
-from tests.chaos.faults import KINDS, Kind, Scene
+from tests.chaos.checkers import Copy, end_all, goes_on, judge_cluster, judge_stream, served_copies, stored_copies
+from tests.chaos.faults import KINDS
 from tests.chaos.history import FaultEvent, History, Violation
 from tests.chaos.network import missing_for_network
-from tests.chaos.recorders import BatchPublisher, MetadataClient, Probe, Reader, Recorder, Sampler
+from tests.chaos.recorders import BatchPublisher, BoundReader, MetadataClient, Probe, Reader, Recorder, Sampler
+from tests.chaos.scene import Kind, Scene
 from tests.cluster_harness import Cluster, ClusterOptions
+from tests.disks import can_slow_down
 from tests.harness import eventually
 
-STREAM = "orders"
+STREAMS = {"orders": 5, "returns": 3}  # replicas; `min_isr` is the majority of them
 _DISK_BYTES = 192 * 1024 * 1024
-_DISK_BYTES_PER_MINUTE = 10 * 1024 * 1024  # what is published stays to the end, to be checked
+_DISK_BYTES_PER_MINUTE = 20 * 1024 * 1024  # what is published stays to the end, to be checked
 _SETTINGS = {"segment_bytes": "256KiB", "min_free_bytes": "16MiB", "retention_interval": "2s"}
-_OVERTIME_S = 300
+_OVERTIME_S = 400
+_BATCH_EVERY_S = 0.15
+_READ_TO_THE_END_WITHIN_S = 60.0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--publishers", type=int, default=3)
+    parser.add_argument("--brokers", type=int, default=5)
+    parser.add_argument("--publishers", type=int, default=2, help="of each stream")
     parser.add_argument("--only", default="", help="fault kinds, comma-separated: 'kill one,pause one'")
     parser.add_argument("--resume-within", type=float, default=10.0, help="seconds")
     parser.add_argument("--sync-within", type=float, default=60.0, help="seconds")
@@ -59,10 +67,17 @@ class Run:
         lacking = missing_for_network()
         clocks = find_spec("libfaketime") is not None
         is_root = os.geteuid() == 0
-        self.can = {"": True, "network": lacking is None, "disks": is_root, "clocks": clocks}
-        for what, reason in (("network", lacking), ("disks", "loop devices need root"), ("clocks", "no libfaketime")):
-            if not self.can[what]:
-                print(f"skipped: faults of {what}: {reason}")
+        needs = (
+            ("network", lacking is None, lacking),
+            ("disks", is_root, "loop devices need root"),
+            ("slow disks", is_root and can_slow_down(), "no cgroup v1 with blkio that can be written"),
+            ("clocks", clocks, "no libfaketime"),
+            ("five brokers", arguments.brokers >= 5, f"there are {arguments.brokers}"),
+        )
+        self.can = {"": True} | {what: can for what, can, _ in needs}
+        for what, can, reason in needs:
+            if not can:
+                print(f"skipped: faults that need {what}: {reason}")
         options = ClusterOptions(
             brokers=arguments.brokers,
             disks=is_root,
@@ -73,7 +88,9 @@ class Run:
         )
         self.cluster = Cluster(folder / "cluster", options)
         self.history = History()
+        self.streams = [History(name) for name in STREAMS]
         self.recorders: list[Recorder] = []
+        self.readers: list[BoundReader] = []
         self.is_interrupted = False
 
     def interrupt(self, *_: object) -> None:
@@ -83,7 +100,7 @@ class Run:
         print("ending after this fault; once more to end at once", flush=True)
 
     def close(self) -> None:
-        for recorder in self.recorders:
+        for recorder in (*self.recorders, *self.readers):
             recorder.stopping.set()
         self.cluster.close()
         for image in self.cluster.folder.glob("*.img"):
@@ -92,33 +109,44 @@ class Run:
     # ---- from beginning to end ----
 
     def run(self) -> tuple[dict[str, Any], bool]:
+        compile_aside()  # or else each of the brokers does, the first time on a machine
         cluster = self.cluster.start()
         with cluster.client() as client:
-            client.create_stream(STREAM, f"{STREAM}.>", replicas=3, min_isr=2, dedupe_window="30m")
+            for name, wanted in STREAMS.items():
+                replicas = min(wanted, self.arguments.brokers)
+                isr = replicas // 2 + 1
+                client.create_stream(name, f"{name}.>", replicas=replicas, min_isr=isr, dedupe_window="2h")
         cluster.wait_in_sync()
-        scene = Scene(cluster, self.history, STREAM, self.chance)
+        scene = Scene(cluster, self.history, self.streams[0].stream, self.chance)
+        for one in self.streams:
+            scene.aim(one.stream)
         self._start_recorders(scene)
-        eventually(lambda: self.history.acked > 100, 30, "100 acked messages")
+        eventually(lambda: all(one.acked > 100 for one in self.streams), 60, "100 acked messages of each stream")
         self._break_things(scene)
         copies, violations = self._settle(scene)
-        found = report.summary(self.seed, self.history, copies, violations)
-        report.write(self.folder, found, self.history)
+        found = report.summary(self.seed, self.arguments.brokers, self.history, self.streams, copies, violations)
+        report.write(self.folder, found, self.streams)
         report.show(found)
         return found, bool(violations)
 
     def _start_recorders(self, scene: Scene) -> None:
         cluster, history, run = self.cluster, self.history, secrets.token_hex(4)
         history.started_s = time.monotonic()
-        publishers = range(self.arguments.publishers)
-        self.recorders = [BatchPublisher(history, cluster.nats_url, run, STREAM) for _ in publishers]
-        self.recorders += [
-            Probe(history, cluster.nats_url, STREAM),
-            Reader(history, cluster, STREAM, self.seed),
-            MetadataClient(history, cluster, 1, self.seed),
-            MetadataClient(history, cluster, 2, self.seed),
-            Sampler(history, cluster, STREAM, scene.unexpected_ends),
-        ]
-        for recorder in self.recorders:
+        for one in self.streams:
+            one.started_s, name = history.started_s, one.stream
+            watch = scene.unexpected_ends if one is self.streams[0] else lambda: None
+            self.recorders += [
+                *(
+                    BatchPublisher(one, cluster.nats_url, f"{run}-{name}", name, every_s=_BATCH_EVERY_S)
+                    for _ in range(self.arguments.publishers)
+                ),
+                Probe(one, cluster.nats_url, name),
+                Reader(one, cluster, name, self.seed),
+                Sampler(one, cluster, name, watch),
+            ]
+            self.readers += [BoundReader(one, broker, name) for broker in cluster.brokers]
+        self.recorders += [MetadataClient(history, cluster, number, self.seed) for number in (1, 2)]
+        for recorder in (*self.recorders, *self.readers):
             recorder.start()
 
     def _break_things(self, scene: Scene) -> None:
@@ -131,32 +159,52 @@ class Run:
             if not bag:
                 bag = self.chance.sample(kinds, len(kinds))
             time.sleep(self.chance.uniform(0.5, 3.0))
+            scene.aim(self.chance.choice(self.streams).stream)
             self._one_fault(scene, bag.pop())
 
     def _one_fault(self, scene: Scene, kind: Kind) -> None:
         history = self.history
         event = FaultEvent(kind.name, "", time.monotonic(), True)
         fault = None
+        placed = {
+            one.stream: [broker.number for broker in self.cluster.replicas_of(one.stream)] for one in self.streams
+        }
         try:
             fault = kind.begin(scene)
-            event.place, event.keeps_majority, event.notes = fault.place, fault.keeps_majority, fault.notes
+            event.place, event.notes = f"{scene.stream}: {fault.place}", fault.notes
+            event.hit, event.broken_s = frozenset(fault.hit), fault.broken_s
+            event.keeps_majority = fault.keeps_majority and goes_on(event.hit, len(self.cluster.brokers), (), 0)
             history.faults.append(event)
-            print(f"{event.began_s - history.started_s:7.1f} s  {kind.name}: {fault.place}", flush=True)
+            print(f"{event.began_s - history.started_s:7.1f} s  {kind.name}: {event.place}", flush=True)
             time.sleep(fault.hold_s)
             healing_s = time.monotonic()
             fault.heal()
-            if not event.keeps_majority:  # writes are due from the moment the cause is gone and all processes answer
-                event.healed_s = scene.alive_s if scene.alive_s > healing_s else healing_s
+            # writes that had stopped are due from the moment the cause is gone and all processes answer
+            event.resumes_s = scene.alive_s if scene.alive_s > healing_s else healing_s
         except (AssertionError, NatslogError, OSError) as error:
-            history.violate("harness", f"{kind.name} {event.place}: {error}")
+            history.violate("harness", f"{kind.name} {event.place}: {error!r}")
             if fault is None:
                 history.faults.append(event)
-        event.healed_s = event.healed_s or time.monotonic()
+        event.healed_s = time.monotonic()
         self._make_whole(scene)
+        for one in self.streams:
+            one.faults.append(self._for_stream(event, one.stream, placed[one.stream]))
         if kind.may_overlap and self.chance.random() < 0.25:
             event.is_awaited = False
             return
         self._await_sync(scene, event)
+        for one in self.streams:
+            one.faults[-1].in_sync_s = event.in_sync_s
+
+    def _for_stream(self, event: FaultEvent, stream: str, replicas: list[int]) -> FaultEvent:
+        """The fault as this stream sees it: it may have left fewer than `min_isr` of its replicas."""
+        min_isr = min(STREAMS[stream], self.arguments.brokers) // 2 + 1
+        goes_on_here = goes_on(event.hit, len(self.cluster.brokers), replicas, min_isr) if replicas else False
+        return dataclasses.replace(
+            event,
+            keeps_majority=event.keeps_majority and goes_on_here,
+            healed_s=event.healed_s if event.keeps_majority and goes_on_here else event.resumes_s or event.healed_s,
+        )
 
     def _make_whole(self, scene: Scene) -> None:
         """Whatever a fault left behind: brokers that ended, cuts."""
@@ -183,7 +231,7 @@ class Run:
             time.sleep(0.1)
         event.in_sync_s = time.monotonic()
 
-    def _settle(self, scene: Scene) -> tuple[list[Copy], list[Violation]]:
+    def _settle(self, scene: Scene) -> tuple[dict[str, list[Copy]], list[Violation]]:
         """All healed, all quiet: what the replicas hold, and what is wrong with it."""
         self._make_whole(scene)
         try:
@@ -191,17 +239,50 @@ class Run:
         except AssertionError as error:
             self.history.violate("6 back in sync", f"in the end: {error}")
         time.sleep(3.0)  # some traffic in peace
-        for recorder in self.recorders:
+        self._finish(self.recorders)
+        for one in self.streams:
+            try:
+                self.cluster.wait_settled(one.stream, self.arguments.sync_within)
+            except AssertionError as error:
+                one.violate("6 back in sync", f"after the last message: {error}")
+        self._read_to_the_end()
+        self._finish(self.readers)
+        return self._judge(scene)
+
+    def _finish(self, recorders: Sequence[Recorder]) -> None:
+        for recorder in recorders:
+            recorder.stopping.set()
+        for recorder in recorders:
             recorder.finish()
             if recorder.is_alive():
                 self.history.violate("harness", f"{recorder.name} does not end")
-        try:
-            self.cluster.wait_settled(STREAM, self.arguments.sync_within)
-        except AssertionError as error:
-            self.history.violate("6 back in sync", f"after the last message: {error}")
-        copies, found = final_copies(self.cluster, STREAM)
-        arguments = self.arguments
-        return copies, found + judge(self.history, copies, arguments.resume_within, arguments.sync_within)
+
+    def _read_to_the_end(self) -> None:
+        """Where a reader does not come there in time, its checker says so."""
+        deadline = time.monotonic() + _READ_TO_THE_END_WITHIN_S
+        for reader in self.readers:
+            end = reader.broker.high_watermark(reader.stream) or max(one.next_offset for one in reader.history.followed)
+            while reader.followed.next_offset < end and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    def _judge(self, scene: Scene) -> tuple[dict[str, list[Copy]], list[Violation]]:
+        cluster, arguments = self.cluster, self.arguments
+        copies: dict[str, list[Copy]] = {}
+        found: list[Violation] = []
+        holders = {one.stream: cluster.replicas_of(one.stream) for one in self.streams}
+        for one in self.streams:
+            copies[one.stream], more = served_copies(cluster, one.stream)
+            found += more
+        found += end_all(cluster)
+        for one in self.streams:
+            stored, more = stored_copies(holders[one.stream], scene.ids[one.stream])
+            copies[one.stream] += stored
+            judged = judge_stream(one, copies[one.stream], arguments.resume_within) if copies[one.stream] else []
+            found += more + one.violations
+            found += [Violation(broken.promise, f"{one.stream}: {broken.text}") for broken in judged]
+            if len(stored) != min(STREAMS[one.stream], arguments.brokers):
+                found.append(Violation("6 back in sync", f"{one.stream} has {len(stored)} copies in the end"))
+        return copies, found + judge_cluster(self.history, arguments.sync_within)
 
 
 def _out_of_time(*_: object) -> None:

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,16 @@ def check_reads_stay(history: History, copy: Copy) -> list[Violation]:
     ]
 
 
+def check_followed(history: History, copy: Copy) -> list[Violation]:
+    """Each reader that is bound to a broker has come to the end."""
+    end = copy.offsets()[-1] + 1 if copy.rows.num_rows else 0
+    return [
+        Violation("4 once and in order", f"the reader at broker {one.broker} came to {one.next_offset} of {end}")
+        for one in history.followed
+        if one.next_offset != end
+    ]
+
+
 def check_metadata(history: History) -> list[Violation]:
     found = []
     for name, changes in by_name(history.changes).items():
@@ -283,7 +294,8 @@ def seconds_to_resume(fault: FaultEvent, one: Published, until_s: float) -> floa
     acks = sorted(acked for acked in one.acked_s if acked is not None)
     following = acks[bisect_right(acks, end) : bisect_right(acks, end) + 1]
     last = min([*following, max(until_s, end)]) if following or until_s < float("inf") else max(end, start)
-    times = [start, *acks[bisect_left(acks, start) : bisect_right(acks, end)], last]
+    broken = [at for at in fault.broken_s if start < at < last]
+    times = sorted([start, *broken, *acks[bisect_left(acks, start) : bisect_right(acks, end)], last])
     return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
 
 
@@ -299,6 +311,14 @@ def resume_times(history: History) -> list[tuple[FaultEvent, float]]:
         if times:
             found.append((fault, max(times)))
     return found
+
+
+def goes_on(hit: Collection[int], brokers: int, replicas: Collection[int], min_isr: int) -> bool:
+    """Whether a majority of the brokers and `min_isr` replicas of a stream are whole and connected, but for those hit.
+
+    Where it is False, a stream that stops until they are healed breaks no promise.
+    """
+    return 2 * (brokers - len(set(hit))) > brokers and len(set(replicas) - set(hit)) >= min_isr
 
 
 def check_resumed(history: History, within_s: float) -> list[Violation]:
@@ -324,9 +344,16 @@ def check_in_sync_again(history: History, within_s: float) -> list[Violation]:
 
 
 def judge(history: History, copies: list[Copy], resume_within_s: float, sync_within_s: float) -> list[Violation]:
-    """Of copies that were read when all was quiet and in sync."""
+    """Of one stream's copies that were read when all was quiet and in sync, and of the cluster."""
+    return [*judge_cluster(history, sync_within_s), *judge_stream(history, copies, resume_within_s)]
+
+
+def judge_cluster(history: History, sync_within_s: float) -> list[Violation]:
+    return [*history.violations, *check_metadata(history), *check_in_sync_again(history, sync_within_s)]
+
+
+def judge_stream(history: History, copies: list[Copy], resume_within_s: float) -> list[Violation]:
     return [
-        *history.violations,
         *check_no_acked_loss(history, copies),
         *check_stored_once(history, copies[0]),
         *check_order(history, copies[0]),
@@ -334,23 +361,26 @@ def judge(history: History, copies: list[Copy], resume_within_s: float, sync_wit
         *check_same_end(copies),
         *check_same(copies),
         *check_reads_stay(history, copies[0]),
-        *check_metadata(history),
+        *check_followed(history, copies[0]),
         *check_resumed(history, resume_within_s),
-        *check_in_sync_again(history, sync_within_s),
     ]
 
 
-def final_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Violation]]:
-    """Of every replica: as each broker serves it; then all are stopped in order, and their files read."""
-    shown = cluster.stream(stream)
-    assert shown is not None, "the stream is known in the end"
+def served_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Violation]]:
+    """Of every replica, as its broker serves it."""
     copies: list[Copy] = []
     found: list[Violation] = []
-    for broker in cluster.brokers:
+    for broker in cluster.replicas_of(stream):
         try:
             copies.append(served_copy(broker, stream))
         except (AssertionError, ValueError) as error:
-            found.append(Violation("1 no acked loss", f"a replica does not serve: {error}"))
+            found.append(Violation("1 no acked loss", f"{stream}: a replica does not serve: {error}"))
+    return copies, found
+
+
+def end_all(cluster: Cluster) -> list[Violation]:
+    """All brokers are stopped in order, and every file is read."""
+    found = []
     for broker in cluster.brokers:
         try:
             broker.terminate(30)
@@ -359,13 +389,30 @@ def final_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Violat
             found.append(
                 Violation("5 ended by itself", f"broker {broker.number} did not end in order: {str(error)[-300:]}")
             )
-    for broker in cluster.brokers:
-        found += check_files(broker.folder, broker.number)
+    return found + [one for broker in cluster.brokers for one in check_files(broker.folder, broker.number)]
+
+
+def stored_copies(brokers: list[ClusterBroker], stream_id: str) -> tuple[list[Copy], list[Violation]]:
+    """What the files of these brokers hold; they are stopped."""
+    copies: list[Copy] = []
+    found: list[Violation] = []
+    for broker in brokers:
         try:
-            copies.append(stored_copy(broker, shown["id"]))
+            copies.append(stored_copy(broker, stream_id))
         except (NatslogError, OSError, AssertionError) as error:
             found.append(Violation("1 no acked loss", f"broker {broker.number}'s copy cannot be read: {error}"))
     return copies, found
+
+
+def lost(history: History, copies: list[Copy]) -> int:
+    """Acked messages that are missing from a replica, each counted once."""
+    acked = {
+        (one.number, at) for one in history.published for at, acked_s in enumerate(one.acked_s) if acked_s is not None
+    }
+    missing: set[tuple[int, int]] = set()
+    for copy in copies:
+        missing |= acked - {name_of(value) for value in copy.values()}
+    return len(missing)
 
 
 def spread(times: list[float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -56,6 +57,52 @@ def truncate(path: Path, chance: random.Random) -> str:
     kept = chance.randrange(size_bytes)
     os.truncate(path, kept)
     return f"{path.name} cut from {size_bytes} to {kept} bytes"
+
+
+def tear(path: Path, chance: random.Random) -> str:
+    """Appends what a write that was cut off leaves behind: zeros, anything, or a part of what such files hold."""
+    size_bytes, count = path.stat().st_size, chance.randint(1, 8192)
+    how = chance.choice(("zeros", "noise", "a part of itself"))
+    with open(path, "r+b") as file:
+        file.seek(chance.randrange(size_bytes))
+        torn = {"zeros": bytes(count), "noise": chance.randbytes(count)}.get(how) or file.read(count)
+        file.seek(0, os.SEEK_END)
+        file.write(torn)
+        file.flush()
+        os.fsync(file.fileno())
+    return f"{len(torn)} bytes of {how} after the end of {path.name}"
+
+
+def copy_folder(broker: ClusterBroker) -> Path:
+    """Of a broker that is stopped."""
+    copy = broker.folder.with_name("older-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(broker.folder, copy)
+    return copy
+
+
+def put_back(broker: ClusterBroker, copy: Path) -> None:
+    shutil.rmtree(broker.folder)
+    copy.rename(broker.folder)
+
+
+def readiness(broker: ClusterBroker) -> str:
+    answer = broker.ask("GET", "/readyz")
+    return f"exit code {broker.exit_code}" if answer is None else f"{answer.status} {answer.data.decode()[:600]}"
+
+
+def outdated_says(broker: ClusterBroker) -> str | None:
+    """What a broker says of itself whose folder is an older copy; None where it does not, in time."""
+    size_before = len(broker.output())
+    deadline = time.monotonic() + _DECIDES_WITHIN_S
+    while time.monotonic() < deadline:
+        said = readiness(broker) if broker.exit_code is None else broker.output()[size_before:]
+        if "older copy" in said:
+            return said
+        if broker.exit_code is not None:
+            return None
+        time.sleep(0.2)
+    return None
 
 
 def starts(broker: ClusterBroker) -> tuple[bool, str]:

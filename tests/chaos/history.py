@@ -76,7 +76,10 @@ class MetadataChange:
 class FaultEvent:
     """`healed_s`: when all that was broken was whole again; `in_sync_s`: when all replicas were in the ISR.
 
-    `keeps_majority`: a majority went on, connected, with NATS: writes must resume without the healing.
+    `keeps_majority`: a majority of the brokers and `min_isr` replicas of the stream went on, whole, connected, with
+    NATS: writes must resume without the healing. `hit`: the brokers that did not. `broken_s`: when something more broke
+    after the beginning; the time to resume is counted anew from there. `resumes_s`: when the cause was gone and all
+    processes answered: from there on, writes that had stopped are due.
     """
 
     kind: str
@@ -87,6 +90,9 @@ class FaultEvent:
     in_sync_s: float | None = None
     is_awaited: bool = True
     notes: list[str] = field(default_factory=list)
+    hit: frozenset[int] = frozenset()
+    broken_s: list[float] = field(default_factory=list)
+    resumes_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +106,29 @@ class Sample:
 
 
 @dataclass(slots=True)
+class Followed:
+    """How far the reader that is bound to `broker` has come: every offset below `next_offset`, once and in order."""
+
+    broker: int
+    next_offset: int = 0
+
+
+@dataclass(slots=True)
 class Violation:
     promise: str
     text: str
 
 
 class History:
-    """Filled from several threads, judged by `checkers` when all is quiet."""
+    """Of a cluster, or of one of its streams. Filled from several threads, judged by `checkers` when all is quiet."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: str = "") -> None:
+        self.stream = stream
         self.started_s = time.monotonic()
         self.published: list[Published] = []
         self.read: dict[int, int] = {}  # offset → hash of the row that some broker served
         self.reads = 0
+        self.followed: list[Followed] = []
         self.changes: list[MetadataChange] = []
         self.faults: list[FaultEvent] = []
         self.samples: list[Sample] = []
@@ -128,7 +144,8 @@ class History:
     def violate(self, promise: str, text: str) -> None:
         with self._lock:
             if sum(one.promise == promise for one in self.violations) < 20:
-                self.violations.append(Violation(promise, f"at {time.monotonic() - self.started_s:.2f} s: {text}"))
+                at = f"{self.stream} at" if self.stream else "at"
+                self.violations.append(Violation(promise, f"{at} {time.monotonic() - self.started_s:.2f} s: {text}"))
 
     def note_error(self, who: str, error: Any) -> None:
         with self._lock:

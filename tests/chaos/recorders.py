@@ -18,15 +18,17 @@ import nats
 import pyarrow as pa
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.client.client import Fetched
 from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
-from tests.chaos.history import History, MetadataChange, Sample, value_of
-from tests.cluster_harness import Cluster
+from tests.chaos.history import Followed, History, MetadataChange, Sample, value_of
+from tests.cluster_harness import Cluster, ClusterBroker
 
 _ROWS = 20
 _BATCH_EVERY_S = 0.06
 _PROBE_EVERY_S = 0.05
 _READ_EVERY_S = 0.05
+_FOLLOW_EVERY_S = 0.2
 _JOIN_WITHIN_S = 40.0
 _REFUSED_BEFOREHAND = (b'"not_ready"', b'"not_enough_brokers"')  # nothing was proposed: no change, then or later
 
@@ -65,10 +67,19 @@ class BatchPublisher(Recorder):
     `errors`: what `publish` raised; a Publisher hides what it can mend by sending again.
     """
 
-    def __init__(self, history: History, url: str, run: str, stream: str, ack_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        history: History,
+        url: str,
+        run: str,
+        stream: str,
+        ack_timeout_s: float = 5.0,
+        every_s: float = _BATCH_EVERY_S,
+    ) -> None:
         self.published = history.new_publisher(has_ids=True)
-        super().__init__(history, f"publisher {self.published.number}")
+        super().__init__(history, f"{history.stream} publisher {self.published.number}".strip())
         self.url, self.run_name, self.stream, self.ack_timeout_s = url, run, stream, ack_timeout_s
+        self.every_s = every_s
         self.errors: list[str] = []
         self._batch = 0
 
@@ -77,7 +88,7 @@ class BatchPublisher(Recorder):
             while not self.stopping.is_set():
                 started = time.monotonic()
                 self._publish(publisher)
-                self.stopping.wait(max(0.0, started + _BATCH_EVERY_S - time.monotonic()))
+                self.stopping.wait(max(0.0, started + self.every_s - time.monotonic()))
 
     def _publish(self, publisher: Publisher) -> None:
         one = self.published
@@ -182,6 +193,54 @@ class Reader(Recorder):
         known = self.history.read.setdefault(offset, hash(value))
         if known != hash(value):
             self.history.violate("2 one history", f"broker {broker}: offset {offset} reads otherwise than before")
+
+
+class BoundReader(Recorder):
+    """Follows the stream through one broker, from the beginning: it must get every offset once and in order.
+
+    A broker may send it elsewhere, or tell it to ask again; it must not say that the end lies before what was read.
+    """
+
+    def __init__(self, history: History, broker: ClusterBroker, stream: str) -> None:
+        super().__init__(history, f"{stream} reader at broker {broker.number}")
+        self.broker, self.stream = broker, stream
+        self.followed = Followed(broker.number)
+        history.followed.append(self.followed)
+
+    def work(self) -> None:
+        with NatslogClient(self.broker.url, ClientOptions(retries=0, timeout_s=4)) as client:
+            while not self.stopping.is_set():
+                self.note(self._fetch(client))
+                self.stopping.wait(_FOLLOW_EVERY_S)
+
+    def _fetch(self, client: NatslogClient) -> Fetched:
+        try:
+            return client.fetch(self.stream, self.followed.next_offset, max_bytes=256 * 1024, wait_ms=500)
+        except NatslogError as error:
+            self.refused(error)
+            raise
+
+    def refused(self, error: NatslogError) -> None:
+        if not error.retriable:
+            at = f"broker {self.followed.broker} at offset {self.followed.next_offset}"
+            self.history.violate("4 once and in order", f"{at}: {error.code}: {error}")
+
+    def note(self, fetched: Fetched) -> None:
+        one = self.followed
+        for batch in fetched.batches:
+            offsets, values = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+            if offsets != list(range(one.next_offset, one.next_offset + len(offsets))):
+                text = f"broker {one.broker}: offsets {offsets[0]} to {offsets[-1]}, not from {one.next_offset} on"
+                self.history.violate("4 once and in order", text)
+            for offset, value in zip(offsets, values, strict=True):
+                if self.history.read.setdefault(offset, hash(value)) != hash(value):
+                    text = f"broker {one.broker}: offset {offset} reads otherwise than before"
+                    self.history.violate("2 one history", text)
+            one.next_offset = offsets[-1] + 1 if offsets else one.next_offset
+        if fetched.next_offset != one.next_offset:
+            text = f"broker {one.broker}: sent on to {fetched.next_offset} from {one.next_offset}"
+            self.history.violate("4 once and in order", text)
+            one.next_offset = max(one.next_offset, fetched.next_offset)
 
 
 class MetadataClient(Recorder):

@@ -397,3 +397,18 @@ def test_expectation_that_is_not_checked_is_not_acked(client: NatslogClient, nat
     refused = publish_acked(nats_url, name, [b"x"], {"Nats-Expected-Last-Sequence": "7"})[0]
     assert refused["error"]["code"] == 400
     assert all_values(client, name) == []
+
+
+def test_file_that_cannot_be_opened_now_is_no_bug_and_may_be_asked_for_again(broker: BrokerProcess, name: str) -> None:
+    """As with a disk that fails, or too many open files; another replica in sync is asked where there is one."""
+    ask(broker, "POST", "/v1/streams", {"name": name, "subject": name})
+    publish_acked(broker.nats_url, name, [b"1", b"2"])
+    path = f"/v1/streams/{name}/messages?start=0&end=2"
+    stream_id = ask(broker, "GET", f"/v1/streams/{name}").json()["id"]
+    (file,) = (broker.folder / "streams" / stream_id).glob("*.active")
+    away = file.rename(file.with_suffix(".away"))
+    answer = ask(broker, "GET", path)
+    away.rename(file)
+    assert answer.status == 503, answer.data
+    assert (error(answer)["code"], error(answer)["retriable"]) == ("storage_unavailable", True)
+    assert ask(broker, "GET", path).status == 200

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from natslog.errors import NatslogError
-from tests.chaos.faults import Kind
 from tests.chaos.history import FaultEvent, History
 from tests.chaos.recorders import BatchPublisher, Sampler
+from tests.chaos.scene import Kind
 from tests.cluster_harness import Cluster, ClusterOptions
 from tests.harness import eventually
 from tests.soak import report

@@ -8,8 +8,9 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tests.chaos.faults import Fault, Kind, Scene, kill_all, kill_one, pause_all, pause_one
+from tests.chaos.faults import kill_all, kill_one, pause_all, pause_one
 from tests.chaos.history import History
+from tests.chaos.scene import Fault, Kind, Scene
 from tests.cluster_harness import Cluster
 from tests.soak.drivers import Driver
 

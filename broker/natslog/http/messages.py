@@ -8,6 +8,7 @@ commits; just the rows asked for. `Natslog-Next-Offset` says where to go on, wha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,7 +20,7 @@ from aiohttp import web
 from natslog.arrow import ipc
 from natslog.arrow.messages_json import json_line
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
-from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
+from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange, StorageUnavailable
 from natslog.http.context import (
     ANSWERS,
     broker_of,
@@ -36,6 +37,7 @@ from natslog.log import ReadPlan, StreamLog
 from natslog.node.replicas.stream import HostedStream
 from natslog.subjects import check_subject, wildcard_regex
 
+logger = logging.getLogger("natslog.http")
 routes = web.RouteTableDef()
 
 Result = TypeVar("Result")
@@ -158,10 +160,11 @@ def _headers(stream: HostedStream, log: StreamLog, plan: ReadPlan) -> dict[str, 
 
 
 async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaitable[Result]) -> Result:
-    """The work's result. What it finds damaged here is whole on another in-sync replica.
+    """The work's result. What it finds damaged here, or cannot read now, is whole on another in-sync replica.
 
     Raises:
-        HTTPTemporaryRedirect: to that one. CorruptLog: there is no other. OffsetOutOfRange: as the leader says it.
+        HTTPTemporaryRedirect: to that one. CorruptLog, StorageUnavailable: there is no other. OffsetOutOfRange: as the
+            leader says it.
     """
     try:
         return await work
@@ -171,12 +174,19 @@ async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaita
         if stream.record.settings.replicas == 1:
             raise
         stream.note_damage(error)
-        broker = broker_of(request)
-        others = [one for one in stream.wanted.isr if one != broker.cluster.me]
-        urls = [url for one in others if (url := broker.url_of(one)) is not None]
-        if not urls:
-            raise
-        raise web.HTTPTemporaryRedirect(urls[0] + request.path_qs) from error
+        raise _redirect_to_another(request, stream) or error from error
+    except OSError as error:  # the disk fails, or there are too many open files: what is stored may be whole
+        logger.warning("stream %s: not read: %s", stream.name, error)
+        unavailable = StorageUnavailable(f"stream {stream.name!r} cannot be read at this broker now: {error.strerror}")
+        raise _redirect_to_another(request, stream) or unavailable from error
+
+
+def _redirect_to_another(request: web.Request, stream: HostedStream) -> web.HTTPTemporaryRedirect | None:
+    """To another in-sync replica; None where there is none."""
+    broker = broker_of(request)
+    others = [one for one in stream.wanted.isr if one != broker.cluster.me]
+    urls = [url for one in others if (url := broker.url_of(one)) is not None]
+    return web.HTTPTemporaryRedirect(urls[0] + request.path_qs) if urls else None
 
 
 async def _held(planning: asyncio.Future[ReadPlan]) -> ReadPlan:

@@ -12,6 +12,7 @@ import pytest
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log import checked_file
 from natslog.log.checked_file import read_checked, write_checked
+from natslog.log.verify import check_file, files_of
 from natslog.node.life import MAX_LIVES, Life
 
 FOLDER = "3f00"
@@ -46,6 +47,15 @@ def test_life_is_listed_before_it_is_proposed_and_a_copy_from_before_lacks_it(tm
     assert restored.number == second.number
     assert second.name not in restored.shown
     assert restored.shown == (first.name, restored.name)
+
+
+@pytest.mark.parametrize("has_nonce", [False, True])
+def test_file_is_known_to_verify_in_each_of_its_formats(tmp_path: Path, has_nonce: bool) -> None:
+    start(tmp_path).note(has_nonce=has_nonce)
+    (path,) = files_of(tmp_path)
+    assert check_file(path).problems == ()
+    path.write_bytes(path.read_bytes()[:-3] + b"xyz")
+    assert check_file(path).problems != ()
 
 
 def test_starts_without_a_metadata_leader_are_not_listed(tmp_path: Path) -> None:

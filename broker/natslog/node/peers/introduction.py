@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import msgspec
 
-from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, natslog_version
+from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, NotReady, OutdatedFolder, natslog_version
 from natslog.node.peers.handshake import LINK_PATH, MAX_HELLO_BYTES, PROOF_HEADER, PROTOCOL, Dialling, Met
 from natslog.node.peers.owner import LinkOwner
 
@@ -43,7 +43,9 @@ async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _refusal(status: int, body: bytes) -> NatslogError:
-    """What the other side says is shown and not acted on: it has proven nothing."""
+    """What the other side says is shown and not acted on: it has proven nothing. Two of its refusals keep their kind,
+    because they are shown in other places: that this broker's folder is outdated, and that the other one starts.
+    """
     if status in (404, 405, 501):
         return ClusterMismatch(
             f"it does not have link protocol {PROTOCOL} of natslog {natslog_version()}: it runs natslog 0.1.0, which "
@@ -55,4 +57,9 @@ def _refusal(status: int, body: bytes) -> NatslogError:
         reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         return ClusterMismatch(f"it answers with HTTP {status}, and not as a broker does")
+    match error.get("code"):
+        case OutdatedFolder.code:
+            return OutdatedFolder(reason, broker=error.get("broker"))
+        case NotReady.code:
+            return NotReady(reason)
     return ClusterMismatch(reason) if status < 500 else BrokerUnavailable(reason)

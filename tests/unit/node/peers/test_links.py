@@ -13,9 +13,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from natslog.cluster.commands import BrokerRecord
 from natslog.cluster.roles import Matching
 from natslog.consensus import AppendRequest, Index, Term
-from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, natslog_version
+from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, NotReady, natslog_version
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.nats_server import free_port
 from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Met
@@ -325,6 +326,33 @@ def test_reasons_to_refuse_a_broker_are_named_on_both_sides(tmp_path: Path, capl
     refused = [record.message for record in caplog.records if record.message.startswith("a broker's link was refused")]
     assert any("another cluster secret" in message for message in refused)
     assert any("two brokers have the id 1" in message for message in refused)
+
+
+def test_refusal_as_an_older_copy_reaches_the_broker_it_is_about(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            hello = other.hello()
+            one.group.state.brokers[BrokerId(2)] = BrokerRecord(
+                id=BrokerId(2), url=hello.url, rack=None, directory=hello.directory, life=9, nonce="another"
+            )
+            other.links.dial({one.config.url})
+            await until(lambda: other.registration.outdated is not None)
+            assert other.registration.outdated is not None
+            assert "is an older copy" in other.registration.outdated.message
+
+    asyncio.run(main())
+
+
+def test_that_a_broker_starts_is_no_error_of_its_links(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            one._stored_commit = Index(10)  # what a restart has to apply first
+            other.links.dial({one.config.url})
+            await until(lambda: isinstance(next(link.refusal for link in other.links.all), NotReady))
+
+    with caplog.at_level(logging.ERROR, "natslog.links"):
+        asyncio.run(main())
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(
