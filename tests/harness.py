@@ -28,8 +28,8 @@ START_WITHIN_S = 60.0
 def eventually(
     condition: Callable[[], Result], within_s: float = 20.0, what: str = "", every_s: float = 0.02
 ) -> Result:
-    """The condition's first true result; fails the test where there is none in time. A condition that itself needs a core
-    (a Spark job) is looked at less often, or it takes the time from what it waits for.
+    """The condition's first true result; fails the test where there is none in time. A condition that itself needs a
+    core (a Spark job) is looked at less often, or it takes the time from what it waits for.
     """
     deadline = time.monotonic() + within_s
     while not (result := condition()):
