@@ -25,12 +25,16 @@ Result = TypeVar("Result")
 START_WITHIN_S = 60.0
 
 
-def eventually(condition: Callable[[], Result], within_s: float = 20.0, what: str = "") -> Result:
-    """The condition's first true result; fails the test where there is none in time."""
+def eventually(
+    condition: Callable[[], Result], within_s: float = 20.0, what: str = "", every_s: float = 0.02
+) -> Result:
+    """The condition's first true result; fails the test where there is none in time. A condition that itself needs a
+    core (a Spark job) is looked at less often, or it takes the time from what it waits for.
+    """
     deadline = time.monotonic() + within_s
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {what or condition}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return result
 
 

@@ -5,11 +5,13 @@
     python -m tests.phases report     the slowest tests, each skipped test with its reason, and the sum
 
 Each phase is one pytest run. Its results are kept in `.test-results/` as JUnit XML until the same command runs again. A
-phase that takes longer than `PHASE_WITHIN_S`, or that ends without a result of its own, counts as one failed test.
+phase that takes longer than `PHASE_WITHIN_S`, or that runs when it is later than `NATSLOG_TESTS_UNTIL` (seconds since 1970,
+set by `.ci/run`), is stopped. That, and an end without results, counts as one failed test.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -81,16 +83,21 @@ def run_phase(command: str, phase: Phase) -> int:
     options = ["-m", SELECTIONS[command], f"--junitxml={results}", *phase.distribution]
     started_s = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "pytest", *folders, *options], cwd=ROOT)
-    problem = ""
+    problem, within_s = "", _within_s()
     try:
-        code = process.wait(PHASE_WITHIN_S)
+        code = process.wait(within_s)
     except subprocess.TimeoutExpired:
-        problem = f"it was stopped after {PHASE_WITHIN_S:.0f} s"
+        problem = f"it was stopped after {within_s:.0f} s"
         code = _stop(process)
     if code not in (_PASSED, _HAVE_FAILURES, _NO_TESTS_RAN) or not results.exists():
         _note_problem(command, phase, problem or f"pytest ended with exit code {code}")
     print(f"== {phase.name}: {time.monotonic() - started_s:.0f} s", flush=True)
     return code
+
+
+def _within_s() -> float:
+    until = os.environ.get("NATSLOG_TESTS_UNTIL")
+    return PHASE_WITHIN_S if until is None else max(0.0, min(PHASE_WITHIN_S, float(until) - time.time()))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:

@@ -1,5 +1,5 @@
 """The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 1300 of them unless told) and three times as many walks: the first
-third in `make test`, the others in `make test-all`.
+fifth in `make test`, the others in `make test-all`.
 
 See `cluster_world` and `cluster_walk`. To replay one: `python -m tests.sim SEED`.
 """
@@ -22,8 +22,8 @@ from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "1300"))
 PARTS = [
-    pytest.param(range(SEEDS // 3), id="first"),
-    pytest.param(range(SEEDS // 3, SEEDS), id="others", marks=pytest.mark.long),
+    pytest.param(range(SEEDS // 5), id="first"),
+    pytest.param(range(SEEDS // 5, SEEDS), id="others", marks=pytest.mark.long),
 ]
 WALKS_PER_SEED = 3
 CHUNK_SEEDS = 20

@@ -103,6 +103,7 @@ def compact(spark: SparkSession, source: Path, output: Path, *more: str) -> None
     compact_parquet.compact(spark, given)
 
 
+@pytest.mark.long
 def test_compaction_copies_finished_days_once_into_few_sorted_files(
     spark: SparkSession, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

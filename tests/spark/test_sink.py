@@ -108,7 +108,9 @@ def numbers(client: NatslogClient, nats_url: str, name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize(("tasks", "later"), [(1, 1), (4, 2), (2, 5)])
+@pytest.mark.parametrize(
+    ("tasks", "later"), [(4, 2), pytest.param(1, 1, marks=pytest.mark.long), pytest.param(2, 5, marks=pytest.mark.long)]
+)
 def test_batch_repeated_after_a_crash_is_stored_once(
     spark: SparkSession,
     broker: BrokerProcess,
