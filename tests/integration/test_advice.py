@@ -14,7 +14,7 @@ from tests.harness import all_values, eventually, natslog, publish_acked
 
 def flip_a_byte(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[damage.used_bytes(file) // 2] ^= 1
     file.write_bytes(content)
 
 
