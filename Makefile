@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test sim chaos soak bench demo format clean java python
+.PHONY: help install check test test-all sim chaos soak bench demo format clean java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -43,19 +43,11 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-ALONE := tests/chaos tests/faults tests/soak
+test: java $(STAMP) ## the tests, with real NATS and real Spark, in minutes (ARGS="tests/unit -k recovery" for some)
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases test)
 
-test: java $(STAMP) ## every test, with real NATS and real Spark (ARGS="tests/unit -k recovery" for some)
-ifdef ARGS
-	$(BIN)/python -m pytest $(ARGS)
-else
-	@status=0; \
-	echo "those with time limits of their own, one after the other: $(ALONE)"; \
-	$(BIN)/python -m pytest $(ALONE) || status=1; \
-	echo "all others, a file at a time on two processes"; \
-	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile $(ALONE:%=--ignore=%) || status=1; \
-	exit $$status
-endif
+test-all: java $(STAMP) ## the long tests, which `make test` leaves out: with it, all of them
+	@$(BIN)/python -m tests.phases test-all
 
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
@@ -73,4 +65,4 @@ demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=eve
 	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)")
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis build dist

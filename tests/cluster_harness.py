@@ -19,6 +19,7 @@ import urllib3
 from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import NatsServer, end_with_parent, free_port
 from tests.chaos.network import CLIENTS, NATS, Network, address
+from tests.clocks import WallClock
 from tests.disks import Disk
 from tests.harness import BrokerProcess, eventually
 
@@ -115,11 +116,12 @@ class ClusterBroker(BrokerProcess):
 
     def high_watermark(self, stream: str) -> int | None:
         """As far as this replica knows that the stream is committed; None where it does not answer, or has no log."""
-        try:
-            found = self.metrics().get(f'natslog_stream_high_watermark{{stream="{stream}"}}')
-        except OSError:
+        answer = self.ask("GET", "/metrics")
+        if answer is None or answer.status != 200:
             return None
-        return None if found is None else int(found)
+        name = f'natslog_stream_high_watermark{{stream="{stream}"}} '
+        found = [line for line in answer.data.decode().splitlines() if line.startswith(name)]
+        return int(float(found[0].removeprefix(name))) if found else None
 
 
 class Cluster:
@@ -130,6 +132,7 @@ class Cluster:
         self.folder, self.options = folder, options
         self.network = Network(options.brokers) if options.network else None
         self.brokers: list[ClusterBroker] = []
+        self.clocks: dict[int, WallClock] = {}
         arguments = () if self.network is None else ("--addr", "0.0.0.0")
         self.nats = NatsServer(0, folder / "nats.log", arguments=arguments, ends_with_parent=True)
         self.nats_url = self.nats.url if self.network is None else f"nats://{address(NATS)}:{self.nats.port}"
@@ -162,31 +165,15 @@ class Cluster:
             if self.network is not None:
                 broker.prefix = self.network.prefix(number)
             if number in self.options.clocks:
-                broker.environment = self._clock_environment(number)
+                self.clocks[number] = WallClock(self.folder / f"clock-{number}")
+                broker.environment = self.clocks[number].environment
             self.brokers.append(broker)
 
     # ---- clocks ----
 
-    def _clock_environment(self, number: int) -> dict[str, str]:
-        import libfaketime
-
-        self.set_clock(number, 0)
-        library = Path(libfaketime.__file__).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
-        return {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock(number)),
-            "FAKETIME_CACHE_DURATION": "1",
-        }
-
-    def _clock(self, number: int) -> Path:
-        return self.folder / f"clock-{number}"
-
     def set_clock(self, number: int, ahead_s: int) -> None:
         """Its wall clock jumps within a second; the monotonic one goes on."""
-        beside = self._clock(number).with_suffix(".new")
-        beside.write_text(f"{ahead_s:+d}\n")
-        beside.replace(self._clock(number))
+        self.clocks[number].set(ahead_s)
 
     # ---- life ----
 

@@ -1,4 +1,4 @@
-"""What all tests share: rows to store, and the golden files' folder."""
+"""What all tests share: rows to store, the golden files' folder, and which tests stay together in one process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client import NatslogClient
 from natslog.log import LogOptions, ReplicaLog, StreamLog
-from natslog.model import StreamSettings
+from natslog.model import BrokerId, StreamSettings
 from natslog.nats_server import NatsServer
+from natslog.node.cluster_clock import ClusterClock, StreamTime
 from tests.harness import BrokerProcess
 
 STREAM_ID = "ab" * 16
@@ -43,6 +44,12 @@ def open_log(folder: Path, options: LogOptions | None = None, **settings: object
     return ReplicaLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
 
 
+def stream_time_of(log: StreamLog) -> StreamTime:
+    """As of a broker that has no cluster yet: the wall clock, held at the monotonic one."""
+    clock = ClusterClock(BrokerId(1), log.folder.parent / "clock")
+    return StreamTime(clock, log.newest_timestamp_us, log.idle_s)
+
+
 def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:
     """All values from `start` to the high watermark, read through the public reader."""
     values: list[bytes] = []
@@ -58,6 +65,14 @@ def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:
 
 def decoded(message: bytes) -> pa.RecordBatch:
     return ipc.decode_batch(message)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`: a file stays in one process, and so do all tests that share the Spark session."""
+    for item in items:
+        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 _numbers = count()

@@ -12,11 +12,14 @@ import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
 from natslog.units import parse_duration_s, parse_size_bytes
+from natslog.urls import normal_url
 
 DEFAULT_HTTP_PORT = 9292
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 DEFAULT_SERVER_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 DEFAULT_DATA_DIR = "natslog-data"
+_MIN_SECRET_CHARS = 16
+_MAX_SECRETS = 8
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,32 +48,40 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tombstone_grace_s: float = 3600.0
     seeds: tuple[str, ...] = ()
     cluster_secret_file: str | None = None
+    peer_urls: tuple[str, ...] = ()
     log_level: str = "info"
 
     @property
     def url(self) -> str:
-        """Where clients and other brokers reach this one, as far as it knows."""
+        """Where clients and other brokers reach this one, as far as it knows; brokers also at `peer_urls`."""
         return self.advertise_url or f"http://{self.http_host}:{self.http_port}"
 
-    def secret(self) -> bytes | None:
-        """The cluster's secret, read where it is used.
+    def secrets(self) -> tuple[bytes, ...]:
+        """The cluster's secrets, one a line, the preferred one first; read where they are used.
 
         Raises:
             ConfigError: the file cannot be read, or holds too little.
         """
         if self.cluster_secret_file is None:
-            return None
+            return ()
         try:
-            secret = Path(self.cluster_secret_file).read_bytes().strip()
+            lines = Path(self.cluster_secret_file).read_bytes().splitlines()
         except OSError as error:
             raise ConfigError(
                 f"cannot read cluster_secret_file {self.cluster_secret_file}: {error.strerror}"
             ) from error
-        if len(secret) < 16:
+        secrets = tuple(line.strip() for line in lines if line.strip())
+        if not secrets or min(map(len, secrets)) < _MIN_SECRET_CHARS:
             raise ConfigError(
-                f"cluster_secret_file {self.cluster_secret_file} holds fewer than 16 characters: openssl rand -hex 32"
+                f"cluster_secret_file {self.cluster_secret_file} must hold one secret a line, each of at least "
+                f"{_MIN_SECRET_CHARS} characters: openssl rand -hex 32"
             )
-        return secret
+        if len(secrets) > _MAX_SECRETS:
+            raise ConfigError(
+                f"cluster_secret_file {self.cluster_secret_file} holds {len(secrets)} secrets, and at most "
+                f"{_MAX_SECRETS} are possible: remove those that no broker uses any more"
+            )
+        return secrets
 
     @property
     def client_urls(self) -> tuple[str, ...]:
@@ -119,8 +130,9 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
-    if isinstance(seeds := settings.get("seeds"), str):
-        settings["seeds"] = [seed.strip() for seed in seeds.split(",") if seed.strip()]
+    for name in ("seeds", "peer_urls"):
+        if isinstance(urls := settings.get(name), str):
+            settings[name] = [url.strip() for url in urls.split(",") if url.strip()]
     try:
         for name in _BYTES & set(settings):
             settings[name] = parse_size_bytes(settings[name], name)
@@ -133,9 +145,13 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(_LEVELS)}")
     if not 0 <= config.http_port <= 65535:
         raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
-    for seed in config.seeds:
-        if not seed.startswith(("http://", "https://")):
-            raise ConfigError(f"seed {seed!r} is not a URL: write http://host:{DEFAULT_HTTP_PORT}")
+    advertised = [] if config.advertise_url is None else [config.advertise_url]
+    for name, urls in (("seeds", config.seeds), ("peer_urls", config.peer_urls), ("advertise_url", advertised)):
+        for url in urls:
+            try:
+                normal_url(url)
+            except InvalidRequest as error:
+                raise ConfigError(f"{name}: {error.message}", setting=name) from error
     if config.seeds and config.cluster_secret_file is None:
         raise ConfigError("seeds need cluster_secret_file: a file with the same secret on all brokers of the cluster")
     if config.seeds and config.http_host in ("0.0.0.0", "::") and config.advertise_url is None:

@@ -162,6 +162,12 @@ class ClusterMismatch(NatslogError):
     code, status = "cluster_mismatch", 403
 
 
+class OutdatedFolder(ClusterMismatch):
+    """A broker's data folder is an older copy: the message names the broker that must get its newest one, or none."""
+
+    code = "outdated_folder"
+
+
 class CorruptLog(NatslogError):
     """Bytes on disk are not what was written; the facts name file, position and offsets."""
 

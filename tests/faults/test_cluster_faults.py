@@ -143,6 +143,7 @@ def test_leader_killed_under_load_loses_nothing_and_writes_resume(cluster: Clust
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_stream_leader_and_metadata_leader_killed_loses_nothing(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         leader, other = load.leader(), load.follower()
@@ -160,6 +161,7 @@ def test_stream_leader_and_metadata_leader_killed_loses_nothing(cluster: Cluster
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_follower_killed_is_back_in_sync_by_itself(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         follower = load.follower()
@@ -194,6 +196,7 @@ def test_all_killed_at_once_loses_nothing(cluster: Cluster) -> None:
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_all_killed_at_once_and_the_leader_gone_for_longer_the_others_go_on(cluster: Cluster) -> None:
     """None of the two is known to hold everything before both have said where their logs end."""
     with under_load(cluster) as load:
@@ -212,6 +215,7 @@ def test_all_killed_at_once_and_the_leader_gone_for_longer_the_others_go_on(clus
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         for broker in cluster.brokers:
@@ -222,6 +226,7 @@ def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_removal_that_would_leave_no_majority_is_refused_and_changes_nothing(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         lost = load.follower()
@@ -237,6 +242,7 @@ def test_removal_that_would_leave_no_majority_is_refused_and_changes_nothing(clu
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_cluster_whose_brokers_have_all_moved_finds_itself_by_its_seeds(tmp_path: Path) -> None:
     with running_cluster(tmp_path, settings=SETTINGS) as cluster:
         with cluster.client() as client:
@@ -259,7 +265,7 @@ def test_cluster_whose_brokers_have_all_moved_finds_itself_by_its_seeds(tmp_path
 # ---- damage ----
 
 
-@pytest.mark.parametrize("kind", ["sealed", "active"])
+@pytest.mark.parametrize("kind", [pytest.param("sealed", marks=pytest.mark.long), "active"])
 def test_bit_flip_in_a_segment_is_mended_by_itself(cluster: Cluster, kind: str) -> None:
     with under_load(cluster) as load:
         stream_id = cluster.stream(load.stream)["id"]  # type: ignore[index]
@@ -301,6 +307,7 @@ def test_replica_that_cannot_read_the_message_ids_it_holds_does_not_lead(cluster
         client.delete_stream(name)
 
 
+@pytest.mark.long
 def test_damaged_raft_log_refuses_to_start_and_the_broker_is_replaced(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         follower = load.follower()
@@ -342,6 +349,7 @@ def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_leader_cut_off_from_nats_hands_over_until_it_hears_nats_again(hosts: Cluster) -> None:
     network = hosts.network
     assert network is not None, "these have hosts"
@@ -360,6 +368,7 @@ def test_leader_cut_off_from_nats_hands_over_until_it_hears_nats_again(hosts: Cl
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")
 def test_leader_of_streams_and_metadata_whose_disk_hangs_is_succeeded(tmp_path: Path) -> None:
     with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, under_load(cluster) as load:
@@ -374,6 +383,7 @@ def test_leader_of_streams_and_metadata_whose_disk_hangs_is_succeeded(tmp_path: 
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop device needs root")
 def test_power_lost_everywhere_at_once_loses_nothing(tmp_path: Path) -> None:
     with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, under_load(cluster) as load:

@@ -29,7 +29,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("min_free_bytes", ["1MiB", "1"], ids=["reserve", "to the last byte"])
+@pytest.mark.parametrize(
+    "min_free_bytes",
+    [pytest.param("1MiB", id="reserve"), pytest.param("1", id="to the last byte", marks=pytest.mark.long)],
+)
 def test_full_disk_turns_the_stream_read_only_until_there_is_room(small_disk: Path, min_free_bytes: str) -> None:
     with running(small_disk / "own", min_free_bytes=min_free_bytes, segment_bytes="1MiB") as (server, broker):
         client = broker.client()

@@ -63,7 +63,8 @@ def lose_power_while_publishing(disk: Disk, url: str, broker: BrokerProcess, fir
     return publisher.acked
 
 
-def test_power_loss_while_publishing_loses_nothing_acked(disk: Disk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cycles", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_power_loss_while_publishing_loses_nothing_acked(disk: Disk, tmp_path: Path, cycles: int) -> None:
     with running(tmp_path / "own", segment_bytes="16KiB", retention_interval="1s") as (server, broker):
         broker.kill()
         broker.folder = disk.mounted / "data"
@@ -71,7 +72,7 @@ def test_power_loss_while_publishing_loses_nothing_acked(disk: Disk, tmp_path: P
         client = broker.client()
         client.create_stream("orders", "orders")
         acked: list[bytes] = []
-        for cycle in range(3):
+        for cycle in range(cycles):
             acked += lose_power_while_publishing(disk, server.url, broker, 1_000_000 * cycle)
             broker.start()
             stored = set(all_values(client, "orders"))
@@ -96,6 +97,7 @@ class LazyBroker(BrokerProcess):
         return [interpreter, "-c", WITHOUT_FSYNC, *arguments]
 
 
+@pytest.mark.long
 def test_without_fsync_the_same_test_finds_acked_messages_lost(disk: Disk, tmp_path: Path) -> None:
     with running(tmp_path / "own") as (server, broker):
         broker.kill()

@@ -165,7 +165,7 @@ def test_identity_v2_and_life_v1_are_read(tmp_path: Path) -> None:
         shutil.copy(HERE / name, tmp_path / name.split("-")[0])
     folder = DataDir(tmp_path, 1)
     assert (folder.identity.cluster_id, folder.identity.directory) == ("c1", "d" * 16)
-    assert (folder.life, folder.after) == (8, "d" * 16 + ".7")
+    assert (folder.life.number, folder.after) == (8, "d" * 16 + ".7")
     folder.release()
 
 

@@ -344,29 +344,79 @@ def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
         cluster.client(retries=0, patience_s=0).add_broker(f"http://127.0.0.1:{free_port()}")
 
 
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("ftp://127.0.0.1:9292", "http:// or https://"),
+        ("http://", "names no host"),
+        ("http://user:secret@127.0.0.1:9292", "holds no credentials"),
+        ("http://127.0.0.1:99999", "out of range"),
+        ("http://127.0.0.1:9292/?x", "must end after host"),
+    ],
+)
+def test_what_is_no_address_is_not_added(cluster: Cluster, url: str, reason: str) -> None:
+    done = natslog("cluster", "add", url, url=cluster.brokers[0].url, check=False)
+    assert done.returncode != 0
+    assert reason in done.stderr.replace("\n", " ")
+    assert "secret@" not in done.stderr
+
+
+def test_numbers_that_cannot_be_stored_are_refused_and_harm_nobody(cluster: Cluster, filled: str) -> None:
+    """They would travel to the metadata leader, and stop the link or every broker."""
+    for broker in cluster.brokers:
+        for method, path, body in (
+            ("PUT", f"/v1/cursors/c/{filled}", {"offset": 2**64}),
+            ("PUT", f"/v1/cursors/c/{filled}", {"offset": 2**63}),
+            ("PUT", f"/v1/streams/{filled}/replicas", {"brokers": [1, 2**64]}),
+            ("PUT", f"/v1/streams/{filled}/replicas", {"brokers": [1, 0]}),
+            ("POST", f"/v1/streams/{filled}/leader", {"to": 2**64}),
+            ("POST", "/v1/streams", {"name": "huge", "subject": "huge", "max_messages": 2**64}),
+            ("DELETE", f"/v1/cluster/brokers/{'9' * 40}", None),
+        ):
+            answer = broker._pool.request(
+                method, broker.url + path, body=None if body is None else json.dumps(body).encode()
+            )
+            assert answer.status in (400, 307), f"{method} {path} {body}: {answer.status} {answer.data.decode()}"
+    cluster.wait_in_sync()
+
+
 def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
-    """Whoever opens the brokers' own door and does not prove the secret is told so, and the door is closed."""
+    """Whoever knocks at the brokers' own door and does not prove the secret is told so, and there is no WebSocket."""
     import asyncio
 
     import aiohttp
 
-    from natslog.node.peers.messages import Challenge, Hello, Refused, decode_frame, encode_frame
+    from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Hello
+    from natslog.node.peers.keys import KeyRing
 
+    address = cluster.brokers[0].url + "/internal/link"
     hello = Hello(
-        broker=9, url="http://x", directory="d", life=1, cluster_id="", protocol=1, version="", wall_us=0, nonce="n"
+        protocol=2,
+        version="0.2.0",
+        broker=9,
+        url="http://x",
+        directory="d",
+        life=1,
+        cluster_id="",
+        min_level=1,
+        max_level=2,
+        wall_us=0,
+        dialled=cluster.brokers[0].url,
     )
+    dialling = Dialling(KeyRing([b"guessed, and sixteen"]), hello)
 
-    async def knock(said: bytes) -> object:
+    async def knock() -> None:
         async with aiohttp.ClientSession() as session:
-            socket = await session.ws_connect(cluster.brokers[0].url.replace("http", "ws") + "/internal/link")
-            challenge, _ = decode_frame((await socket.receive(5)).data)
-            assert isinstance(challenge, Challenge)
-            await socket.send_bytes(said)
-            answer = await socket.receive(5)
-            return decode_frame(answer.data)[0] if answer.type is aiohttp.WSMsgType.BINARY else None
+            for proof in (dialling.proof, "", "nonsense"):
+                async with session.post(address, data=dialling.body, headers={PROOF_HEADER: proof}) as answer:
+                    error = (await answer.json())["error"]
+                    assert (answer.status, error["code"]) == (403, "cluster_mismatch")
+                    assert "another cluster secret" in error["message"]
+                    assert PROOF_HEADER not in answer.headers
+            async with session.post(address, data=bytes(65 * 1024)) as answer:
+                assert answer.status == 413
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect(address, headers={LINK_HEADER: f"{hello.nonce}:{'0' * 64}"})
+            assert refused.value.status == 403
 
-    refused = asyncio.run(knock(encode_frame(hello.signed(b"guessed", "nonce"))))
-    assert isinstance(refused, Refused)
-    assert refused.error["code"] == "cluster_mismatch"
-    assert isinstance(asyncio.run(knock(b"\x00\x00\x00\x05rubbish")), Refused | None)
-    assert cluster.brokers[0].ready()
+    asyncio.run(knock())

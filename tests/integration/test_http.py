@@ -18,7 +18,7 @@ from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
 from natslog.http import appends, cluster, cursors, messages, status, streams
 from natslog.nats_server import NatsServer
-from natslog.node.peers.links import LINK_PATH
+from natslog.node.peers.handshake import LINK_PATH
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 from tests.integration.asking import ask, error
 

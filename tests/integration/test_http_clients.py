@@ -81,7 +81,8 @@ def test_rewritten_answers_for_many_slow_clients_need_little_memory(own: Path) -
             begun = [raw.recv(100) for raw in slow]
             assert all(answer.startswith(b"HTTP/1.1 200") for answer in begun)
             assert files_without_a_name(broker) > _SLOW // 2, "what memory has no room for"
-            assert anonymous_bytes(broker) - before < 220_000_000, f"{_SLOW} answers are {_SLOW * len(whole)} bytes"
+            # 64 MiB, and what allocators keep of making sixty answers at once, 150 MB; without files it is 475 MB more
+            eventually(lambda: anonymous_bytes(broker) - before < 300_000_000, what="little memory")
             assert len(all_values(client, "orders")) == 8, "others are served meanwhile"
             for answer, raw in zip(begun, slow, strict=True):
                 assert (answer + rest_of(raw)).partition(b"\r\n\r\n")[2] == whole

@@ -167,22 +167,23 @@ def decide_every_time(self: Metadata, proposal: Proposal) -> Outcome:
     return outcome
 
 
-def register_as_clean(self: Metadata, broker: Any, after: str) -> bool:
+def register_as_clean(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
     known = self.brokers.get(broker.id)
-    return _register(self, broker, known.incarnation if known is not None else "")
+    return _register(self, broker, known.incarnation if known is not None else "", lives)
 
 
-def register_by_marker(self: Metadata, broker: Any, after: str) -> bool:
+def register_by_marker(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
     """Believes any marker of a life that ended in order, also of one that was never registered."""
-    return register_as_clean(self, broker, after) if after else _register(self, broker, after)
+    return register_as_clean(self, broker, after, lives) if after else _register(self, broker, after, lives)
 
 
-def register_late(self: Metadata, broker: Any, after: str) -> bool:
+def register_late(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
     """A life that is over takes the place of the present one."""
     known = self.brokers.get(broker.id)
     if known is not None and known.life > broker.life:
-        self.brokers[broker.id] = msgspec.structs.replace(known, life=-1)
-    return _register(self, broker, after)
+        known = self.brokers[broker.id] = msgspec.structs.replace(known, life=-1)
+        lives = (*lives, known.incarnation)
+    return _register(self, broker, after, lives)
 
 
 def finish_move_in_same_epoch(self: Metadata, record: Any, version: int, moved_us: int) -> bool:

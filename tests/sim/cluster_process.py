@@ -76,7 +76,7 @@ class Disk:
     snapshot: Snapshot = field(default_factory=Snapshot)
     entries: list[Any] = field(default_factory=list)
     logs: dict[StreamId, Log] = field(default_factory=dict)
-    lives: int = 0
+    lives: list[str] = field(default_factory=list)
     clean_life: str = ""
     is_full: bool = False
 
@@ -89,15 +89,17 @@ class Life:
 
     def __init__(self, cluster: Cluster, me: int, disk: Disk) -> None:
         self.cluster, self.world, self.me, self.disk = cluster, cluster.world, BrokerId(me), disk
-        disk.lives += 1
-        self.incarnation = f"{me}.{disk.lives}"
+        life = len(disk.lives) + 1
+        record = BrokerRecord(id=self.me, url="", directory=str(me), life=life, nonce=f"n{life}")
+        self.incarnation = record.incarnation
+        disk.lives.append(self.incarnation)
         self.is_up = True
         self.is_paused = False
         self.inbox: list[Callable[[], None]] = []
         self.state = state_of(disk.snapshot)
         after, disk.clean_life = disk.clean_life, ""
-        record = BrokerRecord(id=self.me, url="", directory=str(me), life=disk.lives)
-        self.registration = Proposal(id=self.incarnation, command=RegisterBroker(broker=record, after=after))
+        registration = RegisterBroker(broker=record, after=after, lives=(f"{me}.0.n0", *disk.lives))
+        self.registration = Proposal(id=self.incarnation, command=registration)
 
     @property
     def is_registered(self) -> bool:

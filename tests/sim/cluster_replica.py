@@ -105,7 +105,7 @@ class SimReplica:
         self.gathered: list[int] = []
         self.is_writing = self.is_stepping = False
         self.after_writing: Callable[[], None] | None = None
-        self.fetch_number = life.disk.lives * 1_000_000  # no answer to a former life is taken for one
+        self.fetch_number = len(life.disk.lives) * 1_000_000  # no answer to a former life is taken for one
         self.fetching_since_ms = LONG_AGO_MS
 
     # ---- what others ask ----

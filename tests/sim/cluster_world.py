@@ -299,7 +299,7 @@ def founding(
     """The metadata of a cluster whose first brokers keep the streams, and the Raft snapshot that holds it."""
     state, numbers = Metadata(cluster_id="sim", feature_level=LATEST_LEVEL), tuple(numbers)
     for number in numbers:
-        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number))))
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number), nonce="n0")))
     for name in names:
         settings = StreamSettings(subject=name, replicas=replicas, min_isr=min_isr)
         placement = numbers[:replicas]

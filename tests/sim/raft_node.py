@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from natslog.consensus import Entry, HardState, Index, Message, Ready, Snapshot
+from natslog.consensus import Entry, HardState, Index, Message, Ready, Snapshot, require_sound
 from natslog.model import BrokerId
 from tests.sim.raft_checker import require
 
@@ -129,6 +129,7 @@ class Node:
         if not self.is_up:
             return
         self.world.note(f"{self.id} < {message.sender} {type(message).__name__} term {message.term}")
+        require_sound(message)
         self.raft.step(message)
         self.pump()
 

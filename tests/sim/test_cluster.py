@@ -1,4 +1,5 @@
-"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 1300 of them unless told) and three times as many walks.
+"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 1300 of them unless told) and three times as many walks: the first
+third in `make test`, the others in `make test-all`.
 
 See `cluster_world` and `cluster_walk`. To replay one: `python -m tests.sim SEED`.
 """
@@ -20,6 +21,10 @@ from tests.sim.cluster_walk import run_walk
 from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "1300"))
+PARTS = [
+    pytest.param(range(SEEDS // 3), id="first"),
+    pytest.param(range(SEEDS // 3, SEEDS), id="others", marks=pytest.mark.long),
+]
 WALKS_PER_SEED = 3
 CHUNK_SEEDS = 20
 TAIL_LINES = 60
@@ -45,24 +50,27 @@ def outcome(run: Run, seed: int) -> Result | str:
         return f"seed {seed} failed once and not again: {type(error).__name__}: {error}"
 
 
-def results_of(run: Run, count: int) -> list[Result]:
-    chunks = [range(start, min(start + CHUNK_SEEDS, count)) for start in range(0, count, CHUNK_SEEDS)]
+def results_of(run: Run, seeds: range) -> list[Result]:
+    chunks = [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         found = [one for chunk in pool.map(partial(outcomes, run), chunks) for one in chunk]
     failures = [told for told in found if isinstance(told, str)]
-    assert not failures, f"{len(failures)} of {count} seeds failed, the first:\n{failures[0]}"
+    assert not failures, f"{len(failures)} of {len(seeds)} seeds failed, the first:\n{failures[0]}"
     return [result for result in found if isinstance(result, Result)]
 
 
-def test_seeds_hold_every_promise() -> None:
-    results = results_of(run_seed, SEEDS)
+@pytest.mark.parametrize("seeds", PARTS)
+def test_seeds_hold_every_promise(seeds: range) -> None:
+    results = results_of(run_seed, seeds)
     for wanted, least in (("acked", 150), ("committed", 150), ("read", 150), ("versions", 8)):
         mean = sum(getattr(result, wanted) for result in results) / len(results)
         assert mean >= least, f"too little happens: {wanted} {mean:.0f} in a seed"
 
 
-def test_walks_hold_every_promise_but_progress() -> None:
-    results = results_of(run_walk, SEEDS * WALKS_PER_SEED)
+@pytest.mark.parametrize("seeds", PARTS)
+def test_walks_hold_every_promise_but_progress(seeds: range) -> None:
+    walks = range(seeds.start * WALKS_PER_SEED, seeds.stop * WALKS_PER_SEED)
+    results = results_of(run_walk, walks)
     for wanted, least in (("acked", 4), ("committed", 4), ("versions", 8)):
         mean = sum(getattr(result, wanted) for result in results) / len(results)
         assert mean >= least, f"too little happens: {wanted} {mean:.0f} in a walk"

@@ -1,4 +1,5 @@
-"""Raft under many seeds (`NATSLOG_SIM_SEEDS`, 800 of them unless told): see `raft_world`.
+"""Raft under many seeds (`NATSLOG_SIM_SEEDS`, 800 of them unless told), the first third in `make test`, the others in
+`make test-all`: see `raft_world`.
 
 To replay one: `run_seed(seed, trace=[])`.
 """
@@ -8,9 +9,15 @@ from __future__ import annotations
 import os
 from concurrent.futures import ProcessPoolExecutor
 
+import pytest
+
 from tests.sim.raft_world import Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "800"))
+PARTS = [
+    pytest.param(range(SEEDS // 3), id="first"),
+    pytest.param(range(SEEDS // 3, SEEDS), id="others", marks=pytest.mark.long),
+]
 CHUNK_SEEDS = 20
 TAIL_LINES = 60
 
@@ -28,12 +35,13 @@ def outcome(seed: int) -> Result | str:
         return "\n".join([*trace[-TAIL_LINES:], f"seed {seed}: {type(error).__name__}: {error}"])
 
 
-def test_seeds_hold_every_promise() -> None:
-    chunks = [range(start, min(start + CHUNK_SEEDS, SEEDS)) for start in range(0, SEEDS, CHUNK_SEEDS)]
+@pytest.mark.parametrize("seeds", PARTS)
+def test_seeds_hold_every_promise(seeds: range) -> None:
+    chunks = [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         found = [one for chunk in pool.map(outcomes, chunks) for one in chunk]
     failures = [told for _, told in found if isinstance(told, str)]
-    assert not failures, f"{len(failures)} of {SEEDS} seeds failed, the first:\n{failures[0]}"
+    assert not failures, f"{len(failures)} of {len(seeds)} seeds failed, the first:\n{failures[0]}"
     results = [result for _, result in found if isinstance(result, Result)]
     for wanted in ("terms", "committed", "commands", "reads", "snapshots", "memberships"):
         assert sum(getattr(result, wanted) for result in results) >= len(results), f"too little happens: {wanted}"

@@ -47,6 +47,7 @@ def test_gaps_names_what_is_missing_repeated_or_beyond() -> None:
     assert gaps([0, 2, 2, 7], 3) == "1 offsets missing [1], 1 several times [2], 1 beyond 3 [7]"
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(RUN_WITHIN_S + 60)
 def test_every_acked_message_is_stored_once_whatever_is_killed(tmp_path: Path) -> None:

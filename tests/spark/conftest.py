@@ -1,4 +1,4 @@
-"""One Spark, one broker, one NATS for the tests that need nothing special."""
+"""One Spark, one broker, one NATS for the tests that need nothing special: `tests/conftest.py` keeps these together."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .appName("natslog-tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # starts quicker
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")

@@ -118,7 +118,7 @@ def test_read_from_leader_nearest_or_any_replica(spark: SparkSession, cluster: C
     assert all(0.2 < share < 0.5 for share in shares.values()), f"replicas are read in turn: {shares}"
 
 
-@pytest.mark.parametrize("what", ["kill", "pause"])
+@pytest.mark.parametrize("what", ["kill", pytest.param("pause", marks=pytest.mark.long)])
 def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
     spark: SparkSession, cluster: Cluster, folder: Path, what: str
 ) -> None:
@@ -154,6 +154,7 @@ def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
     assert found == ALL_ROWS
 
 
+@pytest.mark.long
 def test_streaming_query_survives_the_loss_of_its_leader(spark: SparkSession, cluster: Cluster, folder: Path) -> None:
     servers = ",".join(broker.url for broker in cluster.brokers)
     options = {"servers": servers, "stream": STREAM, "maxOffsetsPerTrigger": "20000", "fetchTimeout": "5s"}

@@ -66,6 +66,7 @@ def test_backfill_of_a_time_range_writes_exactly_its_rows_with_every_byte(
 # ---- stream_to_console ----
 
 
+@pytest.mark.long
 def test_stream_to_console_available_now_shows_what_is_there_and_ends(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:
@@ -79,6 +80,7 @@ def test_stream_to_console_available_now_shows_what_is_there_and_ends(
 # ---- detect_and_publish ----
 
 
+@pytest.mark.long
 def test_detect_early_publishes_each_window_at_the_threshold_with_its_numbers(
     broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_detect_early_publishes_each_window_at_the_threshold_with_its_numbers(
     assert "10 messages (4 without a measurement skipped), 2 alerts published" in done.stdout
 
 
+@pytest.mark.long
 def test_detect_final_publishes_complete_windows_while_it_runs_and_ends_cleanly_on_sigterm(
     broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:
@@ -179,6 +182,7 @@ def test_backfill_of_an_empty_or_wrong_range_is_refused(broker: BrokerProcess, f
     assert "'yesterday' is not a time" in said
 
 
+@pytest.mark.long
 def test_detect_refuses_what_cannot_work(broker: BrokerProcess, client: NatslogClient, name: str) -> None:
     client.create_stream(name, f"{name}.>")
     cases = [
@@ -200,5 +204,6 @@ def test_detect_refuses_what_cannot_work(broker: BrokerProcess, client: NatslogC
         "compact_parquet", "replay_range", "demo",
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_job_help_explains_it(broker: BrokerProcess, job: str) -> None:
     assert run(broker, f"{job}.py", "--help").stdout.startswith(f"usage: {job}.py")

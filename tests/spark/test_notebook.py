@@ -64,6 +64,7 @@ def test_notebook_is_committed_without_outputs(name: str) -> None:
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
 
 
+@pytest.mark.long
 def test_backfill_reads_and_plots_the_range(client: NatslogClient, folder: Path) -> None:
     done = Done("backfill.ipynb", folder)
     stored = client.stream("pumps")["high_watermark"]
@@ -78,6 +79,7 @@ def test_backfill_reads_and_plots_the_range(client: NatslogClient, folder: Path)
     done.check_plot()
 
 
+@pytest.mark.long
 def test_live_stream_draws_again_and_again_and_counts_every_reading(client: NatslogClient, folder: Path) -> None:
     done = Done("live_stream.ipynb", folder)
     times, first, last = done.number("drawn"), done.number("times, with"), done.number("at first and")
@@ -88,6 +90,7 @@ def test_live_stream_draws_again_and_again_and_counts_every_reading(client: Nats
     done.check_plot()
 
 
+@pytest.mark.long
 def test_lag_and_throughput_shows_a_query_fall_behind_and_catch_up(client: NatslogClient, folder: Path) -> None:
     done = Done("lag_and_throughput.ipynb", folder)
     assert 1500 < done.number("most rows behind") <= 3000

@@ -28,7 +28,7 @@ from tests.spark.places import (
     standalone_cluster,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 CHECKOUT = (ROOT / "broker", ROOT / "connector")
 ROWS = 100

@@ -171,6 +171,7 @@ def retried_write(client: NatslogClient, broker: BrokerProcess, nats_url: str, s
     assert mark.exists(), "the first attempt did fail after its rows were stored"
 
 
+@pytest.mark.long
 def test_retried_task_is_stored_once_and_twice_where_nothing_deduplicates(
     client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str, folder: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.harness import BrokerProcess, eventually, publish_acked, running, wit
 
 pytestmark = pytest.mark.spark
 
-DRIVER_KILLS = int(os.environ.get("NATSLOG_TEST_DRIVER_KILLS", "3"))
+DRIVER_KILLS = int(os.environ.get("NATSLOG_TEST_DRIVER_KILLS", "3"))  # of the long one
 
 
 def start(
@@ -177,24 +177,28 @@ def test_retention_beyond_the_checkpoint_is_loss_and_exactly_at_it_is_none(
     assert offsets(spark, late) == [*range(30), *range(40, 120)]
 
 
-def test_broker_restarted_under_a_running_query_the_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_broker_restarted_under_a_running_query_the_query_goes_on(
+    spark: SparkSession, tmp_path: Path, restarts: int
+) -> None:
+    total = 100 * (restarts + 1)
     with running(tmp_path / "own") as (server, broker):
         client = broker.client()
         client.create_stream("orders", "orders")
         fill(client, server.url, "orders", 100)
         query = start(spark, broker, "orders", tmp_path, available_now=False, maxOffsetsPerTrigger="50")
         try:
-            for cycle in range(1, 4):
+            for cycle in range(1, restarts + 1):
                 eventually(lambda done=100 * cycle: len(offsets(spark, tmp_path)) == done, 90)
                 broker.kill() if cycle % 2 else broker.terminate()
                 time.sleep(1.5)  # the query asks into the void meanwhile
                 broker.start()
                 fill(client, server.url, "orders", 100)
-            eventually(lambda: len(offsets(spark, tmp_path)) == 400, 90)
+            eventually(lambda: len(offsets(spark, tmp_path)) == total, 90)
             assert query.isActive
         finally:
             query.stop()
-    assert offsets(spark, tmp_path) == list(range(400))
+    assert offsets(spark, tmp_path) == list(range(total))
 
 
 DRIVER = """
@@ -210,17 +214,24 @@ query.awaitTermination()
 """
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(DRIVER_KILLS, marks=pytest.mark.long)])
 def test_driver_killed_in_mid_run_and_restarted_writes_every_offset_exactly_once(
-    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, tmp_path: Path
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    stream: str,
+    tmp_path: Path,
+    kills: int,
 ) -> None:
-    total, chance = 1500 * (DRIVER_KILLS + 1), random.Random(7)
+    total, chance = 1500 * (kills + 1), random.Random(7)
     command = [sys.executable, "-c", DRIVER, broker.url, stream, str(tmp_path)]
-    for kill in range(DRIVER_KILLS + 1):
+    for kill in range(kills + 1):
         fill(client, nats_url, stream, 1500)
         driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             before = batches(tmp_path)
-            if kill < DRIVER_KILLS:
+            if kill < kills:
                 eventually(lambda before=before: batches(tmp_path) > before, 90, "the query makes progress")
                 time.sleep(chance.random() * 0.8)
             else:

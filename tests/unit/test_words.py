@@ -129,3 +129,32 @@ def test_errors_survive_the_wire() -> None:
     assert type(again) is OffsetOutOfRange
     assert (again.message, again.facts) == (error.message, error.facts)
     assert type(from_json({"error": {"code": "from-the-future", "message": "x"}})) is NatslogError
+
+
+def test_secret_file_holds_one_secret_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    config = load_config(None, {"cluster_secret_file": str(path)}, {})
+    path.write_bytes(b"the secret of today\r\n\n  the one of yesterday  \n")
+    assert config.secrets() == (b"the secret of today", b"the one of yesterday")
+    for text, problem in (
+        ("", "one secret a line"),
+        ("\n \n", "one secret a line"),
+        ("the secret of today\nshort\n", "at least 16 characters"),
+        ("\n".join(f"a secret of number {at}" for at in range(9)), "at most 8"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=problem) as refused:
+            config.secrets()
+        assert "today" not in refused.value.message
+    assert load_config(None, {}, {}).secrets() == ()
+
+
+def test_addresses_of_brokers_are_checked_when_settings_are_read() -> None:
+    given = {"cluster_secret_file": "x", "http_host": "127.0.0.1"}
+    config = load_config(None, given, {"NATSLOG_PEER_URLS": "http://a:1, http://b:2,"})
+    assert config.peer_urls == ("http://a:1", "http://b:2")
+    for name in ("seeds", "peer_urls", "advertise_url"):
+        for url in ("log1:9292", "http://user:password@log1", "http://log1?x"):
+            with pytest.raises(ConfigError, match=f"^{name}: ") as refused:
+                load_config(None, given | {name: url}, {})
+            assert "password" not in refused.value.message

@@ -15,7 +15,6 @@ from natslog.cli.dev_cluster import DevCluster
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
 from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer
-from natslog.wire.link import without_secrets
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
@@ -27,17 +26,28 @@ def _log_to_stderr(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form, force=True)
 
 
-def _run(config: BrokerConfig, greeting: list[str]) -> None:
+def _run(config: BrokerConfig) -> None:
     try:
         from natslog.runner import run_broker
     except ImportError as error:
         raise ConfigError(f"running a broker needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
 
     def ready(config: BrokerConfig) -> None:
-        for line in [*greeting, f"HTTP   {config.url}", f"data   {Path(config.data_dir).resolve()}", "ready"]:
+        for line in [
+            _nats_line(config.nats_url),
+            f"HTTP   {config.url}",
+            f"data   {Path(config.data_dir).resolve()}",
+            "ready",
+        ]:
             out.print(line)
 
     asyncio.run(run_broker(config, ready))
+
+
+def _nats_line(nats_url: str) -> str:
+    from natslog.wire.link import without_secrets  # loads nats-py, which other commands do without
+
+    return f"NATS   {without_secrets(nats_url)}"
 
 
 def dev(
@@ -68,7 +78,7 @@ def dev(
     try:
         if brokers == 1:
             flags = {"data_dir": str(data_dir), "http_port": http_port, "nats_url": nats_url}
-            _run(load_config(None, flags), [f"NATS   {without_secrets(nats_url)}"])
+            _run(load_config(None, flags))
         else:
             _run_cluster(DevCluster(data_dir, nats_url, brokers, http_port, log_level), nats_url)
     finally:
@@ -88,7 +98,7 @@ def _check_same_kind(data_dir: Path, brokers: int) -> None:
 def _run_cluster(cluster: DevCluster, nats_url: str) -> None:
     cluster.start()
     try:
-        out.print(f"NATS   {without_secrets(nats_url)}")
+        out.print(_nats_line(nats_url))
         for number, url in enumerate(cluster.urls, start=1):
             out.print(f"HTTP   {url}  (broker {number})")
         out.print("ready")
@@ -124,7 +134,11 @@ def server(
         str | None, typer.Option(help="URLs of the cluster's first brokers, comma-separated; the same on all of them.")
     ] = None,
     cluster_secret_file: Annotated[
-        str | None, typer.Option(help="File with the secret that the cluster's brokers share.")
+        str | None,
+        typer.Option(help="File with the secret that the cluster's brokers share; new one first, one a line."),
+    ] = None,
+    peer_urls: Annotated[
+        str | None, typer.Option(help="Further URLs that other brokers reach this one by, comma-separated.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
@@ -132,4 +146,4 @@ def server(
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     loaded = load_config(config, flags)
     _log_to_stderr(loaded.log_level)
-    _run(loaded, [f"NATS   {without_secrets(loaded.nats_url)}"])
+    _run(loaded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -11,8 +11,10 @@ from rich.progress import Progress
 
 from natslog.cli.common import JsonFlag, err, out, print_json, print_table
 from natslog.errors import InvalidRequest
-from natslog.log.verify import FileReport, check_file, files_of
 from natslog.units import format_size
+
+if TYPE_CHECKING:
+    from natslog.log.verify import FileReport
 
 
 def verify(
@@ -20,6 +22,8 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """Check every CRC of a data folder; exit code 1 if anything is damaged. Changes nothing."""
+    from natslog.log.verify import check_file, files_of
+
     if not folder.is_dir():
         raise InvalidRequest(f"{folder} is not a folder")
     paths = files_of(folder)

@@ -12,8 +12,10 @@ import msgspec
 from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
 
 
-class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica."""
+class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica.
+    `nonce`: of this start; "" at feature level 1.
+    """
 
     id: BrokerId
     url: str
@@ -22,11 +24,12 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     life: int = 0
     is_draining: bool = False
     former_directories: tuple[str, ...] = ()
+    nonce: str = ""
 
     @property
     def incarnation(self) -> str:
         """Names one life of one folder."""
-        return f"{self.directory}.{self.life}"
+        return f"{self.directory}.{self.life}" + (f".{self.nonce}" if self.nonce else "")
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,13 +49,16 @@ def tombstone_key(stream_id: StreamId, broker: BrokerId) -> str:
     return f"{stream_id}/{broker}"
 
 
-class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class RegisterBroker(
+    msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A broker's new life. `after` names the one that ended in order right before it, so that its logs are as that one
-    left them; "" if it was killed, say.
+    left them; "" if it was killed, say. `lives`: those that its folder had; empty at feature level 1.
     """
 
     broker: BrokerRecord
     after: str = ""
+    lives: tuple[str, ...] = ()
 
 
 class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -99,7 +99,7 @@ class Controller:
     # ---- what follows ----
 
     def decide(self, state: Metadata, alive: Collection[BrokerId], now_ms: float, wall_us: int = 0) -> Decisions:
-        """Args: alive: registered brokers that have a session. `wall_us`: of the wall clock, for tombstones."""
+        """Args: alive: registered brokers that have a session. `wall_us`: the time now, for tombstones."""
         if frozenset(alive) != self._alive:
             self._alive, self._changed_ms = frozenset(alive), now_ms
         appointments: list[Appointment] = []

@@ -21,6 +21,8 @@ from natslog.model import BrokerId
 FIRST_LEVEL = 1
 LATEST_LEVEL = 2
 WAL_LEVEL = 2
+FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
+"""By level, the first version of natslog that supports it."""
 OUTCOMES_BY_AGE = 2
 """From this level on, outcomes of requests expire by age; before, the last 1,000 were kept."""
 

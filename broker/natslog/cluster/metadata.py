@@ -47,6 +47,7 @@ from natslog.cluster.commands import (
 )
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
 from natslog.cluster.features import FIRST_LEVEL, OUTCOMES_BY_AGE
+from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
 from natslog.cluster.outcomes import Answered
 from natslog.errors import (
     CursorNotFound,
@@ -158,8 +159,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             Whether anything changed (a command applied before changes nothing).
 
         Raises:
-            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest: the command
-                is refused; nothing changed.
+            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest,
+                OutdatedFolder: the command is refused; nothing changed.
         """
         changed = self._apply(command)
         self.version += changed
@@ -201,8 +202,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker) -> bool:
         match command:
-            case RegisterBroker(broker=broker, after=after):
-                return self._register(broker, after)
+            case RegisterBroker(broker=broker, after=after, lives=lives):
+                return self._register(broker, after, lives)
             case DrainBroker(broker=number, is_draining=is_draining):
                 if number not in self.brokers:
                     raise InvalidRequest(f"there is no broker {number}", broker=number)
@@ -221,11 +222,13 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     del self.tombstones[key]
                 return self.brokers.pop(number, None) is not None
 
-    def _register(self, broker: BrokerRecord, after: str) -> bool:
+    def _register(self, broker: BrokerRecord, after: str, lives: tuple[str, ...]) -> bool:
         """Its former life leads nothing any more; unless that ended in order, its logs are to be proven first. (A life
         that was never heard of may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
+        if self.feature_level >= NONCE_LEVEL:
+            check_follows(known, broker, lives)
         if known is None:
             self.brokers[broker.id] = broker
             return True

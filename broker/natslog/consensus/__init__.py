@@ -4,6 +4,7 @@
 `progress` and `membership`. Nothing here knows files, sockets, clocks or chance from outside.
 """
 
+from natslog.consensus.bounds import MAX_BROKER_ID, MAX_COUNT, MAX_TERM_JUMP, require_sound, require_storable
 from natslog.consensus.membership import decode_membership, encode_membership, require_safe_change
 from natslog.consensus.raft import Raft, Ready
 from natslog.consensus.state import ConfirmedRead, Role
@@ -32,6 +33,9 @@ __all__ = [
     "Entry",
     "HardState",
     "Index",
+    "MAX_BROKER_ID",
+    "MAX_COUNT",
+    "MAX_TERM_JUMP",
     "Member",
     "Membership",
     "Message",
@@ -48,4 +52,6 @@ __all__ = [
     "decode_membership",
     "encode_membership",
     "require_safe_change",
+    "require_sound",
+    "require_storable",
 ]

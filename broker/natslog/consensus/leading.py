@@ -185,7 +185,7 @@ class Leading(Following):
                 progress.become_probe(Index(max(progress.match_index, response.index) + 1))
                 progress.accepted(response.index, self._now)
                 self._on_match(response.sender, progress)
-            elif response.position != transfer.position:
+            elif response.position != transfer.position and response.position <= len(transfer.snapshot.data):
                 transfer.position = response.position
                 self._send_chunk(response.sender, transfer)
         self._confirm_reads()

@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from natslog.consensus.bounds import MAX_TERM_JUMP
 from natslog.consensus.elections import Elections
 from natslog.consensus.membership import encode_membership, require_safe_change
 from natslog.consensus.state import ConfirmedRead, PendingRead
@@ -44,7 +45,7 @@ from natslog.consensus.types import (
     VoteRequest,
     VoteResponse,
 )
-from natslog.errors import InvalidRequest, MembershipChanging, NotMetadataLeader
+from natslog.errors import ClusterMismatch, InvalidRequest, MembershipChanging, NotMetadataLeader
 from natslog.model import BrokerId
 
 _MAX_APPLY_BYTES = 4 * 1024 * 1024
@@ -95,8 +96,13 @@ class Raft(Elections):
             self._tick_follower()
 
     def step(self, message: Message) -> None:
-        """Takes a message of another member, late, doubled or out of order as it may be."""
+        """Takes a message of another member, late, doubled or out of order as it may be.
+
+        Raises:
+            ClusterMismatch: no correct member sends it to this one; nothing is changed by it.
+        """
         assert message.to == self.me, f"broker {self.me} was given a message for broker {message.to}"
+        self._require_plausible(message)
         if message.term > self.term and not self._meet_higher_term(message):
             return
         if message.term < self.term:
@@ -119,6 +125,27 @@ class Raft(Elections):
                 self._on_timeout_now(message)
             case _:
                 assert_never(message)
+
+    def _require_plausible(self, message: Message) -> None:
+        """A term that no election led to, or an answer to what was never sent, must not reach the hard state."""
+        is_blank = self.term == 0 and self.last_index == 0
+        if message.term > self.term + MAX_TERM_JUMP and not is_blank:
+            raise ClusterMismatch(
+                f"broker {message.sender} names term {message.term}, and broker {self.me} is in term {self.term}: so "
+                "many elections cannot have happened",
+                broker=message.sender,
+            )
+        if self.role != "leader" or message.term != self.term:
+            return
+        if not isinstance(message, AppendResponse | SnapshotResponse):
+            return
+        is_beyond = isinstance(message, AppendResponse) and not message.rejected and message.index > self.last_index
+        if is_beyond or message.round > self._round:
+            raise ClusterMismatch(
+                f"broker {message.sender} confirms entry {message.index} in round {message.round}, and the leader has "
+                f"entry {self.last_index} and round {self._round} at most",
+                broker=message.sender,
+            )
 
     # -- what a leader is asked for
 

@@ -2,30 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, TypeGuard
 
 from aiohttp import web
 
 from natslog.cluster.commands import DrainBroker, ForgetBroker, MoveReplicas
 from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
-from natslog.errors import InvalidRequest, MetadataUnavailable, NotEnoughBrokers, NotMetadataLeader, natslog_version
+from natslog.consensus import MAX_BROKER_ID
+from natslog.errors import (
+    BrokerUnavailable,
+    InvalidRequest,
+    MetadataUnavailable,
+    NotEnoughBrokers,
+    NotMetadataLeader,
+    natslog_version,
+)
 from natslog.http.context import BROKER, broker_of, leading, query
 from natslog.http.streams import json_body
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
-from natslog.node.peers.links import LINK_PATH, serve_link
+from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
+from natslog.node.peers.links import PING_S, serve_link
 from natslog.node.peers.messages import MAX_FRAME_BYTES
+from natslog.node.peers.reception import HANDSHAKE_S
+from natslog.urls import normal_url
 
 routes = web.RouteTableDef()
+
+_MAX_REFUSED_BYTES = 4096
+
+
+@routes.post(LINK_PATH)
+async def introduce(request: web.Request) -> web.Response:
+    """Another broker says who it is: `handshake`, the first step."""
+    reception = request.app[BROKER].cluster.reception
+    address = request.remote or ""
+    try:
+        async with reception.place(address):
+            body = await request.read()
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"a hello must be here within {HANDSHAKE_S:g} s") from error
+    answer, proof = reception.introduced(body, request.headers.get(PROOF_HEADER, ""), address)
+    return web.Response(body=answer, content_type="application/json", headers={PROOF_HEADER: proof})
 
 
 @routes.get(LINK_PATH)
 async def link(request: web.Request) -> web.WebSocketResponse:
-    """Another broker calls."""
-    socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=5.0)
+    """Another broker opens its link: `handshake`, the last step."""
+    cluster = request.app[BROKER].cluster
+    opened = request.headers.get(LINK_HEADER)
+    if opened is None:
+        return await _refuse_protocol_1(request)
+    peer, session = cluster.reception.admitted(opened)
+    socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=PING_S)
     await socket.prepare(request)
-    await serve_link(request.app[BROKER].cluster, socket)
+    await serve_link(cluster, socket, peer, session)
     await socket.close()
+    return socket
+
+
+async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:
+    """Nothing that it sends is read but the end of the WebSocket."""
+    cluster, address = request.app[BROKER].cluster, request.remote or ""
+    socket = web.WebSocketResponse(max_msg_size=_MAX_REFUSED_BYTES, compress=False, timeout=1.0)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with cluster.reception.place(address):
+            await socket.prepare(request)
+            error, frame = refusal_for_protocol_1(f"a broker at {address}")
+            cluster.refused(error)
+            await socket.send_bytes(frame)
+            await socket.close()
     return socket
 
 
@@ -37,7 +84,7 @@ async def cluster(request: web.Request) -> web.Response:
     node, state = broker.cluster, broker.state
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # else it is known: every broker supports the level of its cluster
-        levels = await node.upgrade.supported_levels()
+        levels = node.upgrade.supported_levels()
     body = {
         "cluster_id": node.cluster_id,
         "metadata_leader": node.group.leader,
@@ -75,7 +122,7 @@ def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
         "leads": sum(one.leader == number for one in records),
         "replicas": sum(number in one.replicas for one in records),
         "in_sync": sum(number in one.isr for one in records),
-        "clock_apart_s": round(node.clocks_apart_s.get(number, 0.0), 1),
+        "clock_apart_s": round(node.clock.apart_s.get(number, 0.0), 1),
     }
 
 
@@ -97,17 +144,22 @@ def _at_metadata_leader(request: web.Request) -> Broker:
 
 def _number(body: dict[str, Any], name: str) -> BrokerId:
     value = body.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not _is_broker_number(value):
         raise InvalidRequest(f"{name} must be a broker's number")
     return BrokerId(value)
+
+
+def _is_broker_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_BROKER_ID
 
 
 @routes.post("/v1/cluster/brokers")
 async def add_broker(request: web.Request) -> web.Response:
     body = await json_body(request)
     url = body.get("url")
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+    if not isinstance(url, str):
         raise InvalidRequest('name the newcomer\'s URL: {"url": "http://host:9292"}')
+    url = normal_url(url)
     broker = _at_metadata_leader(request)
     number = await broker.change_cluster(broker.cluster.add(url))
     return web.json_response(_broker_json(broker, number), status=201)
@@ -129,7 +181,7 @@ async def drain_broker(request: web.Request) -> web.Response:
 
 def _path_number(request: web.Request) -> BrokerId:
     text = request.match_info["id"]
-    if not text.isdecimal():
+    if not text.isdecimal() or not _is_broker_number(int(text[:20])):
         raise InvalidRequest(f"{text!r} is not a broker's number")
     return BrokerId(int(text))
 
@@ -222,7 +274,7 @@ async def move_stream(request: web.Request) -> web.Response:
     """`{"brokers": [1, 2, 4]}`: where its replicas shall be, the preferred leader first."""
     body, broker = await json_body(request), broker_of(request)
     brokers = body.get("brokers")
-    if not isinstance(brokers, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in brokers):
+    if not isinstance(brokers, list) or not all(map(_is_broker_number, brokers)):
         raise InvalidRequest("brokers must be a list of brokers' numbers")
     record = await broker.record(request.match_info["name"])
     await broker.change_cluster(

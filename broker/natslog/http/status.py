@@ -16,6 +16,7 @@ from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
 from natslog.node.replicas.lags import CursorLag
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.upkeep import clock_warnings
 
 routes = web.RouteTableDef()
 
@@ -36,7 +37,12 @@ async def readyz(request: web.Request) -> web.Response:
         for name, stream in broker.streams.items()
         if (problem := stream.problem or stream.damage or (stream.log.failure if stream.log else None)) is not None
     }
-    body = {"status": "ready" if reason is None else "not ready", "reason": reason, "streams_with_problems": troubled}
+    body = {
+        "status": "ready" if reason is None else "not ready",
+        "reason": reason,
+        "streams_with_problems": troubled,
+        "warnings": clock_warnings(list(broker.streams.values())),
+    }
     return web.json_response(body, status=200 if reason is None else 503)
 
 
@@ -115,6 +121,12 @@ class _BrokerCollector:
             "natslog_leaderships", "Times this broker began to lead a stream", value=hosting.services.leaders_appointed
         )
         fetched = CounterMetricFamily("natslog_fetched_bytes", "Bytes copied from a leader", labels=["leader"])
+        apart = GaugeMetricFamily(
+            "natslog_clock_apart_seconds", "How far another broker's wall clock is ahead", labels=["broker"]
+        )
+        for number, seconds in self._broker.cluster.clock.apart_s.items():
+            apart.add_metric([str(number)], seconds)
+        yield apart
         for leader, fetcher in hosting.fetchers.items():
             fetched.add_metric([str(leader)], fetcher.fetched_bytes)
         yield fetched
@@ -124,6 +136,10 @@ class _BrokerCollector:
         gauges: dict[str, tuple[str, Callable[[HostedStream], float]]] = {
             "leader": ("1 where this broker leads", lambda stream: float(stream.is_leading)),
             "leader_epoch": ("Leader epoch", lambda stream: stream.wanted.leader_epoch),
+            "time_behind_seconds": (
+                "How far stream time is behind this machine's wall clock; 0 where another broker leads",
+                lambda stream: stream.ingest.stream_time.behind_s() if stream.ingest is not None else 0.0,
+            ),
             "isr_size": ("Replicas in sync", lambda stream: len(stream.wanted.isr)),
             "under_replicated": (
                 "1 where replicas are missing from the ISR",

@@ -1,16 +1,19 @@
 """Deduplication by `Nats-Msg-Id`: a publisher's retry is stored once while it comes within the stream's window.
 
-Theory of operation. Ids are 128-bit hashes in two open-addressing tables: the present window's and the one before.
-A lookup asks both; an insert goes to the present one; when it has grown old (or full), it becomes the one before.
-So an id is remembered for at least the window and at most twice as long. After a restart the window is rebuilt from the
-log's own headers, so it knows exactly what is stored.
+Theory of operation. Stream time is divided into periods as long as the window, counted from its zero. Ids are 128-bit
+hashes in two open-addressing tables: those stored in the present period, and those of the one before. A lookup asks
+both; an insert goes to the present one; when a period ends, its table becomes the one before. So an id is found for at
+least the window and for less than twice as long.
 
-Invariant: an id is inserted only after its row is committed. Memory is bounded: at `MAX_IDS` a table is full, and the
-window is shorter than asked for (counted in `shortened`).
+Invariants. An id is inserted only after its row is on stable storage. Which ids are found depends on the stored rows,
+their timestamps and the timestamp that the message asked for would get, and on nothing else: whoever fills a window
+from the log judges as the one did who stored the rows. Memory is bounded: at `MAX_IDS` a table is full and becomes the
+one before early; the window is shorter than asked for (counted in `shortened`).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,11 +37,11 @@ REPEATED = -2
 
 
 class _Table:
-    def __init__(self) -> None:
+    def __init__(self, period: int) -> None:
+        self.period = period
         self.slots = np.zeros((0, 2), np.uint64)
         self.offsets = np.zeros(0, np.int64)
         self.count = 0
-        self.started_us = 0
 
     def find(self, ids: Ids, found: Offsets) -> None:
         if self.count:
@@ -58,47 +61,61 @@ class _Table:
 
 
 class DedupeWindow:
-    """Remembers each id for at least `window_s`, and at most twice as long.
+    """Remembers each id for at least `window_s`, and for less than twice as long. Times are stream time.
 
     Args:
-        window_s: zero switches deduplication off. Times are of any clock that never jumps.
+        window_s: zero switches deduplication off.
     """
 
     def __init__(self, window_s: float) -> None:
         self.window_us = int(window_s * 1_000_000)
         self.shortened = 0
-        self._present = _Table()
-        self._before = _Table()
+        self._present = _Table(0)
+        self._before = _Table(-1)
 
     def find(self, ids: Ids, now_us: int) -> Offsets:
-        """The offset each id is stored at, `NEW`, or `REPEATED` for the later ones of an id that is new here."""
-        self._turn(now_us)
+        """The offset each id is stored at, `NEW`, or `REPEATED` for the later ones of an id that is new here.
+
+        Args:
+            now_us: the timestamp that these messages get.
+        """
         found = np.full(len(ids), NEW, np.int64)
         if not self.window_us:
             return found
+        self._turn(now_us)
         self._before.find(ids, found)
         self._present.find(ids, found)
         slots = np.full(1 << max(4, (2 * len(ids)).bit_length()), NEW, np.int64)
         kernels_ids.mark_repeated(ids, found, slots, NEW, REPEATED)
         return found
 
-    def remember(self, ids: Ids, offsets: Offsets, now_us: int) -> None:
-        """Of rows that are committed."""
+    def remember(self, ids: Ids, offsets: Offsets, timestamp_us: int) -> None:
+        """Of rows that are stored, with this timestamp; not older than any before."""
         if not self.window_us:
             return
-        self._turn(now_us)
-        if not self._present.count:
-            self._present.started_us = now_us
+        self._turn(timestamp_us)
         self._present.insert(ids, offsets)
 
+    def remember_stored(self, ids: Ids, offsets: Offsets, timestamps_us: npt.NDArray[np.int64]) -> None:
+        """Of a stored batch, whose rows may be of several periods; oldest first."""
+        if not self.window_us:
+            return
+        ends = np.flatnonzero(np.diff(timestamps_us // self.window_us)) + 1
+        for start, end in pairwise([0, *ends.tolist(), len(timestamps_us)]):
+            self.remember(ids[start:end], offsets[start:end], int(timestamps_us[start]))
+
+    def oldest_us(self, now_us: int) -> int:
+        """What is older is found no more."""
+        return (now_us // self.window_us - 1) * self.window_us
+
     def _turn(self, now_us: int) -> None:
-        present = self._present
-        is_old = now_us - present.started_us >= self.window_us
-        if present.count and (is_old or present.count >= MAX_IDS):
-            self.shortened += not is_old
-            self._before, self._present = present, _Table()
-        if self._before.count and not self._present.count and now_us - self._before.started_us >= 2 * self.window_us:
-            self._before = _Table()
+        present, period = self._present, now_us // self.window_us
+        if period > present.period:
+            self._before = present if period == present.period + 1 else _Table(period - 1)
+            self._present = _Table(period)
+        elif present.count >= MAX_IDS:
+            self.shortened += 1
+            self._before, self._present = present, _Table(present.period)
 
 
 def ids_of_headers(headers: pa.Array[Any]) -> Ids | None:

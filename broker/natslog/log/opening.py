@@ -25,7 +25,6 @@ class Opening:
 
     Attributes:
         newest_timestamp_us: of the messages there; 0 where nothing can be known of it.
-        written_s: when the newest one was written, by this machine's wall clock; 0.0 likewise.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class Opening:
         self.stream_id = stream_id
         self.chain = chain
         self.newest_timestamp_us = 0
-        self.written_s = 0.0
         self._checkpointed = checkpointed
         self._several_bytes = several_bytes
 
@@ -53,7 +51,6 @@ class Opening:
         for base_offset in sorted(set(sealed) & set(active)):
             read_footer_index(sealed[base_offset])  # whole, or this raises and both are kept
             active.pop(base_offset).unlink()  # only the removal was missed
-        modified_s = {base: path.stat().st_mtime for base, path in active.items()}  # recovery may cut them
         bases = sorted(sealed | active)
         for base_offset, next_base in zip(bases, [*bases[1:], None], strict=False):
             if base_offset in sealed:
@@ -65,7 +62,6 @@ class Opening:
             try:
                 if one.max_timestamp_us:
                     self.newest_timestamp_us = one.max_timestamp_us
-                    self.written_s = modified_s.get(one.base_offset) or one.path.stat().st_mtime
             except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
                 logger.error("%s", error.message)
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("natslog.log")
 class ReplicaLog(RunLog):
     """See the module. These calls are for the one who writes the log at the time."""
 
-    def append_copies(self, batches: list[EncodedBatch], now_us: int) -> None:
+    def append_copies(self, batches: list[EncodedBatch]) -> None:
         """A leader's batches, proven by the caller, byte for byte; on stable storage when this returns.
 
         Raises:
@@ -44,7 +44,8 @@ class ReplicaLog(RunLog):
             for header in (batch.header for batch in batches):
                 if header.epoch != self.epochs.latest and self.epochs.begin(Epoch(header.epoch), header.base_offset):
                     self.store_epochs()
-            self.active_for_append(sum(batch.header.total_bytes for batch in batches), now_us).append(*batches)
+            size_bytes = sum(batch.header.total_bytes for batch in batches)
+            self.active_for_append(size_bytes, last.max_timestamp_us).append(*batches)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(max(self._last_timestamp_us, last.max_timestamp_us))

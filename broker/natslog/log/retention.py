@@ -16,7 +16,7 @@ class RetainedSegment(Protocol):
     @property
     def size_bytes(self) -> int: ...
     @property
-    def age_from_us(self) -> int: ...
+    def max_timestamp_us(self) -> int: ...
 
 
 def expired_count(
@@ -25,6 +25,7 @@ def expired_count(
     unsealed_bytes: int,
     log_end_offset: int,
     now_us: int,
+    most_by_age: int,
     max_age_s: float | None,
     max_bytes: int | None,
     max_messages: int | None,
@@ -34,15 +35,18 @@ def expired_count(
     Args:
         sealed: oldest first; only whole segments are dropped.
         unsealed_bytes: counted towards `max_bytes`, but kept.
-        now_us: the caller's clock; a segment's age counts from `age_from_us`.
+        now_us: stream time; a segment's age counts from its newest message.
+        most_by_age: so many go at most because of their age; a limit of bytes or messages knows no bound.
     """
+    by_age = 0
     total_bytes = unsealed_bytes + sum(segment.size_bytes for segment in sealed)
     for count, segment in enumerate(sealed):
         too_big = max_bytes is not None and total_bytes > max_bytes
         too_many = max_messages is not None and log_end_offset - segment.base_offset > max_messages
         if not (too_big or too_many):
-            too_old = max_age_s is not None and segment.age_from_us < now_us - max_age_s * 1_000_000
-            if not too_old:
+            too_old = max_age_s is not None and segment.max_timestamp_us < now_us - max_age_s * 1_000_000
+            if not too_old or by_age == most_by_age:
                 return count
+            by_age += 1
         total_bytes -= segment.size_bytes
     return len(sealed)

@@ -39,13 +39,12 @@ _INDEX_TEXT = re.compile(rb"v1 batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
 class SealedSegment:
     """A file on disk; its index is read when first needed and may be dropped again (`forget`)."""
 
-    __slots__ = ("_index", "_proven", "_sealed_us", "base_offset", "path", "size_bytes")
+    __slots__ = ("_index", "_proven", "base_offset", "path", "size_bytes")
 
     def __init__(self, path: Path, base_offset: int, size_bytes: int) -> None:
         self.path = path
         self.base_offset = base_offset
         self.size_bytes = size_bytes
-        self._sealed_us = int(path.stat().st_mtime * 1e6)
         self._index: BatchIndex | None = None
         self._proven = bytearray()
 
@@ -66,11 +65,6 @@ class SealedSegment:
     @property
     def max_timestamp_us(self) -> int:
         return self.index.max_timestamps_us[-1]
-
-    @property
-    def age_from_us(self) -> int:
-        """When its newest message came; a timestamp from a clock that ran ahead counts from the sealing."""
-        return min(self.max_timestamp_us, self._sealed_us)
 
     def forget(self) -> None:
         """Gives the index's memory back; what was proven stays proven."""

@@ -131,10 +131,6 @@ class ActiveSegment:
         return self.size_bytes + _BATCH_RECOVERY_BYTES * len(self.index)
 
     @property
-    def age_from_us(self) -> int:
-        return self.max_timestamp_us
-
-    @property
     def max_timestamp_us(self) -> int:
         count = len(self.index)
         return self.index.max_timestamps_us[count - 1] if count else 0

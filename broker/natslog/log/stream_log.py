@@ -41,6 +41,7 @@ logger = logging.getLogger("natslog.log")
 FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
+_AGE_REMOVES_A_PART = 10
 _ROOM_HOLDS_S = 0.1
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -92,7 +93,7 @@ class StreamLog:
         opening = Opening(folder, stream_id, self.chain, self._checkpointed, several_bytes=self._several_bytes())
         opening.open_segments()
         self._last_timestamp_us = opening.newest_timestamp_us
-        self._written_s = time.monotonic() - max(0.0, time.time() - opening.written_s)
+        self._written_s = time.monotonic()
         self._refuse_writes_if_damaged()
 
     # ---- recovery ----
@@ -140,14 +141,12 @@ class StreamLog:
 
     @property
     def newest_timestamp_us(self) -> int:
-        """As stored, by the clock of whoever led then; 0 where nothing is known of it."""
+        """As stored, in stream time; 0 where nothing is known of it."""
         return self._last_timestamp_us
 
     @property
     def idle_s(self) -> float:
-        """How long ago the newest message was written here: by a clock that never jumps since the log was opened, and
-        by this machine's own for the time before.
-        """
+        """How long ago the newest message was written here, or the log was opened, by a clock that never jumps."""
         return time.monotonic() - self._written_s
 
     # ---- writing ----
@@ -157,7 +156,7 @@ class StreamLog:
 
         Args:
             rows: at least one; their buffers must stay as they are until this returns.
-            now_us: the caller's clock; the stored timestamp never goes back.
+            now_us: stream time; the stored timestamp never goes back.
 
         Returns:
             The first row's offset and the stored timestamp in microseconds.
@@ -241,7 +240,7 @@ class StreamLog:
         return (
             segment.size_bytes >= roll_bytes
             or segment.end_offset - segment.base_offset >= roll_rows
-            or now_us - segment.created_us >= roll_age_s * 1_000_000
+            or now_us - segment.index.max_timestamps_us[0] >= roll_age_s * 1_000_000
         )
 
     def _roll(self, now_us: int) -> ActiveSegment:
@@ -365,7 +364,12 @@ class StreamLog:
         segment.path.unlink(missing_ok=True)
 
     def enforce_retention(self, now_us: int) -> int:
-        """Removes segments that are past their limits, oldest first; returns how many."""
+        """Removes segments that are past their limits, oldest first; returns how many. Of those past their age only a
+        part, so that a wrong time does not remove everything at once: the next call goes on.
+
+        Args:
+            now_us: stream time.
+        """
         with self._seal_lock:  # until the files are gone: who closes the log waits for that
             if self._is_closed:
                 return 0
@@ -384,6 +388,7 @@ class StreamLog:
                 unsealed_bytes=self.chain.size_bytes - sum(segment.size_bytes for segment in sealed),
                 log_end_offset=self.log_end_offset,
                 now_us=now_us,
+                most_by_age=max(1, len(self.chain.segments) // _AGE_REMOVES_A_PART),
                 max_age_s=self.settings.max_age_s,
                 max_bytes=self.settings.max_bytes,
                 max_messages=self.settings.max_messages,

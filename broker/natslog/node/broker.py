@@ -34,7 +34,8 @@ from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode, Reply
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.entries import Request
-from natslog.node.peers.messages import FetchRequest, HandOver, Hello
+from natslog.node.peers.handshake import Hello
+from natslog.node.peers.messages import FetchRequest, HandOver
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
@@ -74,7 +75,7 @@ class Broker:
         self.failed: BaseException | None = None
         self.readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="read")
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="write")
-        secret = config.secret()
+        secrets_of_cluster = config.secrets()
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
         credentials = NatsCredentials(
             creds_file=config.nats_creds_file,
@@ -93,7 +94,7 @@ class Broker:
         )
         try:
             self.cluster = ClusterNode(
-                config, self._data_dir, secret=secret, on_applied=self._on_applied, on_bug=self._halt
+                config, self._data_dir, secrets=secrets_of_cluster, on_applied=self._on_applied, on_bug=self._halt
             )
             self.staging = Staging(
                 self._data_dir.path / "staged",
@@ -107,6 +108,7 @@ class Broker:
             config,
             self._data_dir,
             self.cluster.group,
+            clock=self.cluster.clock,
             nats=self.link,
             writers=self._writers,
             readers=self.readers,
@@ -123,7 +125,7 @@ class Broker:
         cluster.answerers |= {"ready": self._answer_ready, "leading": self.positions.here}
         cluster.answerers["lags"] = self.lags.here
         self._nats_down_since: float | None = None
-        self._upkeep = Upkeep(config, cluster.group, self.hosting, self.staging, self.readers)
+        self._upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
 
@@ -194,7 +196,7 @@ class Broker:
         for problem in problems:
             logger.error("while stopping: %s", problem, exc_info=problem)
         if not problems and self.has_started and self.failed is None:
-            self._data_dir.end_life()
+            self._data_dir.life.end()
 
     def _halt(self, what: str, error: BaseException) -> None:
         """What must not end has ended with an exception: stop rather than go on half alive."""
@@ -227,6 +229,8 @@ class Broker:
             return "shutting down"
         if not self.cluster.has_joined.is_set():
             return "waiting for the other brokers of the cluster"
+        if (outdated := self.cluster.registration.outdated) is not None:
+            return outdated.message
         if not self.has_started:
             return "joining the cluster and recovering logs"
         if self.cluster.group.disk.hangs:
@@ -407,7 +411,8 @@ class Broker:
         Raises:
             StreamNotFound, MetadataUnavailable.
         """
-        await self._to_the_end(self._propose(DeleteStream(name=name, deleted_us=now_us()), request))
+        command = DeleteStream(name=name, deleted_us=self.cluster.clock.latest_us())
+        await self._to_the_end(self._propose(command, request))
 
     async def _propose(self, command: Command, request: Request | None = None) -> bool:
         return await self.cluster.group.propose(command, request)

@@ -1,4 +1,6 @@
-"""The two clocks of a broker. Stored timestamps come from `now_us`; windows and timeouts from the monotonic clock."""
+"""The clocks of a broker's machine. What is stored or expires goes by stream time (`cluster.stream_time`), windows and
+timeouts by the monotonic clock; the wall clock alone decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,23 @@ import time
 from collections.abc import Awaitable
 from contextlib import suppress
 
+_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 def now_us() -> int:
-    """Wall clock, microseconds since 1970 UTC. It may jump; a log never lets its timestamps go back."""
+    """Wall clock, microseconds since 1970 UTC. It may jump."""
     return time.time_ns() // 1000
 
 
-def monotonic_us() -> int:
-    """Microseconds since some moment; never goes back and never jumps."""
-    return time.monotonic_ns() // 1000
+def elapsed_us() -> int:
+    """Microseconds since the machine started, where possible also those in which it was suspended: never jumps, and is
+    the same for all processes until the next start of the machine.
+    """
+    return time.clock_gettime_ns(_ELAPSED) // 1000
 
 
 def monotonic_ms() -> float:
-    """The same in milliseconds."""
+    """Milliseconds since some moment; never goes back and never jumps."""
     return time.monotonic() * 1000
 
 

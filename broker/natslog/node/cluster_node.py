@@ -4,7 +4,8 @@ Theory of operation. A folder is blank until it belongs to a cluster. A broker w
 seeds, the one with the lowest id founds it once it has met all the others and all are blank; it counts them as members,
 and tells them so on the next link (`Welcome`). Later ones are added by an operator, as learners; the metadata leader
 makes them voters when they have caught up. A member is a broker id *with its folder*: whoever lost the folder is not
-let in until it was removed and added anew, so nobody votes twice.
+let in until it was removed and added anew, so nobody votes twice. The same holds for a member with an older copy of its
+folder: each broker compares the life that its metadata has registered with those that the other's folder had (ADR 11).
 
 Invariant. Raft's messages, fetches and questions pass only between folders of one cluster.
 """
@@ -13,16 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Awaitable, Callable
+import secrets as chance
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker, Tombstone
-from natslog.cluster.features import LATEST_LEVEL
+from natslog.cluster.commands import Proposal, Tombstone
+from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
@@ -32,20 +33,25 @@ from natslog.errors import (
     InvalidRequest,
     NatslogError,
     NotMetadataLeader,
+    OutdatedFolder,
+    Overloaded,
 )
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
-from natslog.node.clock import monotonic_ms
+from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.data_dir import REMEDY, DataDir
 from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
-from natslog.node.metadata.entries import Request
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
+from natslog.node.metadata.registration import Registration
 from natslog.node.metadata.session import Session
 from natslog.node.metadata.upgrade import Upgrade
+from natslog.node.peers.handshake import Hello
+from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
+    MAX_VALUE_BYTES,
     Answered,
     Ask,
     FetchRequest,
@@ -53,18 +59,23 @@ from natslog.node.peers.messages import (
     Frame,
     HandOver,
     Hearing,
-    Hello,
     Missed,
     Positioned,
     RaftMessages,
     Welcome,
+    decode_value,
 )
+from natslog.node.peers.reception import Reception
+from natslog.urls import normal_url
 
 logger = logging.getLogger("natslog.cluster")
 
 _REPORT_EVERY_S = 0.5
+_COMPARE_CLOCKS_EVERY_S = 1.0
+_LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
 _LOOK_EVERY_S = 0.2
 _FIRST_SAY_MS = 5_000.0
+_MOST_QUESTIONS = 1024
 
 Reply = Callable[[Frame, list[bytes] | None], None]
 Answerer = Callable[..., Awaitable[Any]]
@@ -88,7 +99,7 @@ class ClusterNode(Admission):
         config: BrokerConfig,
         data_dir: DataDir,
         *,
-        secret: bytes | None,
+        secrets: Sequence[bytes],
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
@@ -101,17 +112,15 @@ class ClusterNode(Admission):
             on_bug=on_bug,
             raise_level=data_dir.raise_level,
         )
-        super().__init__(config, data_dir, group)
-        self.secret = secret
+        super().__init__(config, data_dir, group, KeyRing(secrets))
         self.links = Links(self)
-        self.leading = MetadataLeading(group, self._ask_to_hand_over)
+        self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)
+        self.registration = Registration(self, data_dir, lambda: self.links.all)
+        self.leading = MetadataLeading(group, self.clock, self._ask_to_hand_over)
         self.upgrade = Upgrade(group, self.link_to)
         self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {
-            "read_index": self._answer_read_index,
-            "supported_levels": self.upgrade.answer,
-        }
+        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index, "clock": self._answer_clock}
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
         self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS
@@ -126,7 +135,7 @@ class ClusterNode(Admission):
 
     async def start(self) -> None:
         """Returns when this broker belongs to a cluster and the cluster knows its new life."""
-        self.leading.lives[self.me] = self._data_dir.incarnation
+        self.registration.check_log()
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
             self._finish_founding()
@@ -142,27 +151,30 @@ class ClusterNode(Admission):
             (self.leading.run(), "controller"),
             (self._report(), "reports"),
             (self._session.run(), "session"),
+            (self._compare_clocks(), "clocks"),
         ):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._watch)
             self._tasks.append(task)
         await self.has_joined.wait()
-        await self._register()
+        await self.registration.run()
+        self.leading.lives[self.me] = self._data_dir.life.name
 
     def _finish_founding(self) -> None:
-        """The last life ended between founding a cluster and noting that the folder belongs to it."""
+        """The folder does not say that it belongs to a cluster: founding one was cut short, or `broker` was missing."""
         member = self.group.raft.membership.find(self.me)
         if member is None or member.directory != self._data_dir.identity.directory or not self.state.cluster_id:
             raise CorruptLog(
                 f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files. {REMEDY}"
             )
         self._data_dir.join(self.state.cluster_id)
-        logger.warning("founding cluster %s was cut short, and is finished now", self.cluster_id)
+        logger.warning("this folder is of cluster %s, and did not say so: that is stored again", self.cluster_id)
 
     def _check_not_lost(self) -> None:
         """A folder that belongs to a cluster has a log; that of a broker which was only welcomed so far is blank."""
         if self.group.store.is_missing:
             raise damage(self._data_dir.raft, "the metadata log is missing, and the folder belongs to a cluster")
+        self.registration.check_life()
         member = self.group.raft.membership.find(self.me)
         if member is not None and member.directory != self._data_dir.identity.directory:
             raise CorruptLog(
@@ -187,26 +199,6 @@ class ClusterNode(Admission):
         await asyncio.gather(*(socket.close() for socket in list(self.served)), return_exceptions=True)
         await self.group.stop()
 
-    async def _register(self) -> None:
-        """Tells the cluster of this life, until it is heard."""
-        while True:
-            me = BrokerRecord(
-                id=self.me,
-                url=self.config.url,
-                rack=self.config.rack,
-                directory=self._data_dir.identity.directory,
-                life=self._data_dir.life,
-            )
-            try:
-                await self.group.propose(
-                    RegisterBroker(broker=me, after=self._data_dir.after),
-                    Request(f"{me.incarnation} is up", f"broker {self.me}"),
-                )
-                return
-            except NatslogError as error:
-                logger.warning("this broker waits for the cluster: %s", error.message)
-                await asyncio.sleep(_REPORT_EVERY_S)
-
     # ---- founding and growing ----
 
     def _seeds(self) -> set[str]:
@@ -215,7 +207,7 @@ class ClusterNode(Admission):
     def _found(self, peers: list[Hello]) -> None:
         identity = self._data_dir.identity
         state = former_metadata(self._data_dir.path / "metadata") or Metadata(
-            cluster_id=secrets.token_hex(8), feature_level=LATEST_LEVEL
+            cluster_id=chance.token_hex(8), feature_level=LATEST_LEVEL
         )
         members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
         members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]
@@ -240,10 +232,19 @@ class ClusterNode(Admission):
             if not self.cluster_id:
                 self._found_if_all_are_blank()
                 self._say_who_is_missing()
+            self.registration.say_if_outdated()
             for link in self.links.all:
+                self._hang_up_on_outdated(link)
                 if link.is_up and link.peer is not None and (welcome := self.welcome_for(link.peer)) is not None:
                     link.send(welcome)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _hang_up_on_outdated(self, link: DialledLink) -> None:
+        if link.is_up and link.peer is not None:
+            try:
+                self.check_still_current(link.peer)
+            except OutdatedFolder:
+                link.hang_up()  # the next handshake says why
 
     def _urls(self) -> set[str]:
         """Of everyone else: as they registered, or as they were added. While one is not reached there, as the seeds
@@ -295,6 +296,7 @@ class ClusterNode(Admission):
             return
         if not self.cluster_id or peer.cluster_id != self.cluster_id:
             return
+        self.check_still_current(peer)
         match frame:
             case RaftMessages(messages=messages):
                 if self.group.raft.membership.find(peer.broker) is None:
@@ -314,6 +316,8 @@ class ClusterNode(Admission):
             case HandOver():
                 if peer.broker == self.group.leader:
                     self.hand_over(frame)
+            case Ask() if len(self._answering) >= _MOST_QUESTIONS:
+                reply(Answered(frame.number, error=_error_text(Overloaded("too many questions at once"))), None)
             case Ask():
                 task = asyncio.create_task(self._answer(frame, reply), name=f"answering {frame.what}")
                 self._answering.add(task)
@@ -323,14 +327,14 @@ class ClusterNode(Admission):
 
     async def _answer(self, ask: Ask, reply: Reply) -> None:
         try:
-            result = await self.answerers[ask.what](**ask.arguments)
+            result = await self.answerers[ask.what](**decode_value(ask.arguments))
         except NatslogError as error:
-            reply(Answered(ask.number, error=error.to_json()["error"]), None)
+            reply(Answered(ask.number, error=_error_text(error)), None)
         except (KeyError, TypeError, ValueError) as error:
             logger.exception("the question %r could not be answered", ask.what)
-            reply(Answered(ask.number, error=NatslogError(f"{ask.what}: {error!r}").to_json()["error"]), None)
+            reply(Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: {error!r}"))), None)
         else:
-            reply(Answered(ask.number, result), None)
+            reply(_answered(ask, msgspec.json.encode(result)), None)
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
@@ -339,6 +343,15 @@ class ClusterNode(Admission):
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
+
+    def levels_of_members(self) -> dict[BrokerId, tuple[int, int] | None]:
+        """The feature levels that each member's version supports, as (lowest, highest); None where there is no link."""
+        levels: dict[BrokerId, tuple[int, int] | None] = {}
+        for member in self.group.raft.membership.members:
+            link = self.links.of(member.id)
+            peer = None if link is None else link.peer
+            levels[member.id] = None if peer is None else (peer.min_level, peer.max_level)
+        return levels | {self.me: (FIRST_LEVEL, LATEST_LEVEL)}
 
     def _send_raft(self, messages: list[Message]) -> None:
         by_broker: dict[BrokerId, list[Message]] = {}
@@ -398,16 +411,38 @@ class ClusterNode(Admission):
                 if positions:
                     link.send(Positioned(tuple(positions)))
 
+    # ---- clocks ----
+
+    async def _compare_clocks(self) -> None:
+        while True:
+            if self.clock.refresh(member.id for member in self.group.raft.membership.members):
+                await asyncio.to_thread(self.clock.store)
+            await asyncio.gather(*(self._ask_clock(link) for link in self.links.all if link.is_up))
+            await asyncio.sleep(_COMPARE_CLOCKS_EVERY_S)
+
+    async def _ask_clock(self, link: DialledLink) -> None:
+        asked_us, peer = elapsed_us(), link.peer
+        try:
+            wall_us = await link.ask("clock", _COMPARE_CLOCKS_EVERY_S)
+        except NatslogError:
+            return  # it does not answer: its last sample expires
+        if peer is not None and type(wall_us) is int and 0 <= wall_us < _LATEST_US:
+            self.clock.note(peer.broker, wall_us, asked_us)
+
+    async def _answer_clock(self) -> int:
+        return now_us()
+
     # ---- what operators ask for: of the metadata leader ----
 
     async def add(self, url: str) -> BrokerId:
         """Makes the broker at this URL a member; it becomes a voter when it has caught up.
 
         Raises:
-            NotMetadataLeader, MembershipChanging. ClusterMismatch, BrokerUnavailable: why it cannot be added.
+            NotMetadataLeader, MembershipChanging. InvalidRequest: it is no URL of a broker. ClusterMismatch,
+            BrokerUnavailable: why it cannot be added.
         """
         self._require_leader()
-        hello = await self.links.meet(url.rstrip("/"))
+        hello = await self.links.meet(normal_url(url))
         known = self.group.raft.membership.find(hello.broker)
         if known is None:
             if hello.cluster_id:
@@ -447,6 +482,16 @@ class ClusterNode(Admission):
             raise NotMetadataLeader(
                 f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
             )
+
+
+def _answered(ask: Ask, result: bytes) -> Answered:
+    if len(result) <= MAX_VALUE_BYTES:
+        return Answered(ask.number, result)
+    return Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: the answer has {len(result)} bytes")))
+
+
+def _error_text(error: NatslogError) -> bytes:
+    return msgspec.json.encode(error.to_json()["error"], enc_hook=str)
 
 
 def former_metadata(path: Path) -> Metadata | None:

@@ -2,7 +2,7 @@
 
 DIR/lock             held (flock) while a broker runs
 DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
-DIR/life             how often it was started, and whether the last life ended in order
+DIR/life             which lives it had, and whether the last one ended in order (`life`)
 DIR/raft/            the metadata group's log and snapshot
 DIR/streams/<id>/    one log each; <id>.removed: being removed
 """
@@ -22,6 +22,7 @@ from natslog.cluster.features import FIRST_LEVEL, require_supported
 from natslog.errors import CorruptLog, DataDirError
 from natslog.log.checked_file import read_record, sync_folder
 from natslog.node.disk_reserve import write_checked
+from natslog.node.life import Life, stored_directory
 
 IDENTITY_VERSION = 3
 """From feature level 2 on; at level 1 it is 2, which natslog 0.1.0 reads."""
@@ -50,11 +51,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return IDENTITY_VERSION if self.feature_level > FIRST_LEVEL else 2
 
 
-class _Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    number: int = 0
-    has_ended: bool = False
-
-
 def read_identity(folder: Path) -> Identity | None:
     """None: nobody owns the folder yet. Raises CorruptLog, UpgradeRequired."""
     found = read_record(folder / "broker", "broker", IDENTITY_VERSION, Identity)
@@ -71,7 +67,7 @@ class DataDir:
         broker_id: must be the one that owns the folder, if anyone does.
 
     Attributes:
-        life: the number of this start. `after`: the incarnation that ended in order right before it, or "".
+        life: this start, and those before it.
 
     Raises:
         DataDirError: another broker's, of a newer format, in use, or not writable, with what to do.
@@ -83,13 +79,14 @@ class DataDir:
         self.streams = path / "streams"
         self.raft = path / "raft"
         self._lock_fd = -1
+        self._is_stored = True
         try:
             self.streams.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             self._take_lock()
             self._check_recovered()
             self.identity = self._known_identity(broker_id)
-            self.life, self.after = self._begin_life()
+            self.life = Life(path / "life", self.identity.directory, must_exist=self.raft.exists())
         except OSError as error:
             self.release()
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -116,7 +113,17 @@ class DataDir:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.identity.directory}.{self.life}"
+        return self.life.incarnation
+
+    @property
+    def after(self) -> str:
+        """The incarnation that ended in order right before this one, or ""."""
+        return self.life.after
+
+    @property
+    def last_life_was_older_version(self) -> bool:
+        """The last start was of natslog 0.1.0, which replaces some files without the fields that it does not know."""
+        return self.life.last_was_older_version
 
     def _take_lock(self) -> None:
         try:
@@ -133,7 +140,10 @@ class DataDir:
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
     def _known_identity(self, broker_id: int) -> Identity:
-        known = read_identity(self.path) or Identity(broker_id=broker_id)
+        found = read_identity(self.path)
+        if found is None and self._is_used():
+            return self._rebuilt_identity(broker_id)
+        known = Identity(broker_id=broker_id) if found is None else found
         if known.broker_id != broker_id:
             raise DataDirError(
                 f"the data folder {self.path} belongs to broker {known.broker_id}, and this is broker {broker_id}: "
@@ -147,14 +157,35 @@ class DataDir:
             sync_folder(self.path)
         return known
 
+    def _is_used(self) -> bool:
+        """A start stores `broker` before any of these."""
+        return (self.path / "life").exists() or self.raft.exists() or any(self.streams.iterdir())
+
+    def _rebuilt_identity(self, broker_id: int) -> Identity:
+        """`broker` is missing: whose folder it is stands in `life`, and whose cluster's in the metadata log, which also
+        proves the broker's id. It is stored again when that was read (`join`).
+
+        Raises:
+            CorruptLog: `life` does not name the folder either.
+        """
+        directory = stored_directory(self.path / "life")
+        if not directory:
+            raise CorruptLog(f"{self.path / 'broker'} is missing, and the folder was used", data_dir=str(self.path))
+        self._is_stored = False
+        return Identity(broker_id=broker_id, directory=directory)
+
     def _store(self, identity: Identity) -> None:
         write_checked(self.path / "broker", "broker", identity.format_version, identity)
-        self.identity = identity
+        self.identity, self._is_stored = identity, True
 
     def raise_level(self, level: int) -> None:
         """Before anything of that feature level is written: from now on an older natslog refuses this folder."""
         if level > self.identity.feature_level:
-            self._store(msgspec.structs.replace(self.identity, feature_level=level))
+            raised = msgspec.structs.replace(self.identity, feature_level=level)
+            if self._is_stored:
+                self._store(raised)
+            else:  # `join` stores it, before anything else is written
+                self.identity = raised
 
     def recovered_as(self, cluster_id: str) -> None:
         """`natslog cluster recover`: this folder begins another cluster."""
@@ -164,15 +195,6 @@ class DataDir:
         """From now on this folder belongs to that cluster."""
         assert self.identity.cluster_id in ("", cluster_id), "a folder never changes clusters"
         self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
-
-    def _begin_life(self) -> tuple[int, str]:
-        last = read_record(self.path / "life", "life", 1, _Life) or _Life()
-        write_checked(self.path / "life", "life", 1, _Life(last.number + 1))
-        return last.number + 1, f"{self.identity.directory}.{last.number}" if last.has_ended else ""
-
-    def end_life(self) -> None:
-        """Everything is on disk as the logs say: the next life need not prove it."""
-        write_checked(self.path / "life", "life", 1, _Life(self.life, True))
 
     def stream_folder(self, stream_id: str) -> Path:
         return self.streams / stream_id

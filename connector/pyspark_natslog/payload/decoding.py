@@ -12,7 +12,6 @@ import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from natslog.errors import MalformedPayload
-from natslog.wire.compiled import HAVE_NUMBA
 from pyspark_natslog.payload.options import PayloadOptions
 from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
 from pyspark_natslog.source.schema import METADATA_COLUMNS, to_spark
@@ -114,6 +113,15 @@ def _failure(decoded: Decoded, chunk: Any, stream: str) -> MalformedPayload:
     )
 
 
+def _warn_without_numba() -> None:
+    from natslog.wire.compiled import HAVE_NUMBA  # takes as long as all the rest; untyped reads do without
+
+    if not HAVE_NUMBA:
+        logger.warning(
+            'numba is not installed here: payloads are decoded slowly; pip install "natslog[spark]" cures it'
+        )
+
+
 def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
     """The format's decoder of the columns wanted; of all, where only the corrupt-record column is."""
     from pyspark_natslog.payload.string_rows import StringDecoder
@@ -122,10 +130,8 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
         return StringDecoder()
     schema = payload.schema
     assert schema is not None, "typed formats have a schema"
-    if not HAVE_NUMBA and payload.format != "arrow":
-        logger.warning(
-            'numba is not installed here: payloads are decoded slowly; pip install "natslog[spark]" cures it'
-        )
+    if payload.format != "arrow":
+        _warn_without_numba()
     names = [name for name in payload.columns.names if name != payload.corrupt_column]
     chosen = [name for name in names if name in wanted] or names
     columns = StructType([StructField(name, payload.types[name]) for name in chosen])

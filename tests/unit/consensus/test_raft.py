@@ -27,6 +27,7 @@ from natslog.consensus import (
     VoteRequest,
     VoteResponse,
     decode_membership,
+    require_sound,
 )
 from natslog.errors import InvalidRequest, MembershipChanging, NotMetadataLeader
 from natslog.model import BrokerId
@@ -97,6 +98,7 @@ class Group:
         while self.waiting:
             message = self.alter(self.waiting.pop(0))
             if not {message.sender, message.to} & self.cut and not self.loses(message):
+                require_sound(message)
                 self.rafts[message.to].step(message)
             self.pump()
 

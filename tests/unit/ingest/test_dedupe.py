@@ -49,6 +49,44 @@ def test_within_the_window_every_id_is_stored_once(commits: list[list[str | None
         offset += int(fresh.sum())
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(0, 3_000_000),
+    st.lists(st.tuples(st.integers(0, 2_500_000), st.lists(texts, min_size=1, max_size=8)), max_size=30),
+)
+def test_an_id_is_found_for_at_least_the_window_and_less_than_two(
+    began_us: int, commits: list[tuple[int, list[str | None]]]
+) -> None:
+    """By the timestamps alone: a second window, filled late from what was stored, finds the same."""
+    window_us = 1_000_000
+    window, stored, time_us = DedupeWindow(1.0), [], began_us
+    for pause_us, texts_of_commit in commits:
+        time_us += pause_us
+        ids = hashed(texts_of_commit)
+        found = window.find(ids, time_us)
+        successors = DedupeWindow(1.0)
+        for earlier, offsets, timestamp_us in stored:
+            successors.remember_stored(earlier, offsets, np.full(len(offsets), timestamp_us))
+        assert (successors.find(ids, time_us) == found).all()
+        for at, text in enumerate(texts_of_commit):
+            ages = [
+                time_us - one for ids_then, _, one in stored if text is not None and (ids_then == ids[at]).all(1).any()
+            ]
+            assert found[at] < 0 or (text is not None and min(ages) < 2 * window_us)
+            assert found[at] >= 0 or not ages or min(ages) >= window_us
+        fresh = found == -1
+        offsets = np.arange(len(stored) * 100, len(stored) * 100 + fresh.sum())
+        window.remember(ids[fresh], offsets, time_us)
+        if fresh.any():
+            stored.append((ids[fresh], offsets, time_us))
+
+
+def test_rows_of_one_stored_batch_count_from_their_own_timestamps() -> None:
+    window, ids = DedupeWindow(1.0), hashed(["a", "b", "c"])
+    window.remember_stored(ids, np.arange(3), np.array([500_000, 1_500_000, 2_500_000]))
+    assert window.find(ids, 2_500_000).tolist() == [-1, 1, 2]
+
+
 def test_id_is_forgotten_after_at_most_two_windows() -> None:
     window, ids = DedupeWindow(1.0), hashed(["a"])
     window.remember(ids, np.array([5]), 0)

@@ -233,12 +233,19 @@ def test_verify_finds_every_flip_in_a_footer(log_folder: Path) -> None:
         assert check_file(path).problems, f"byte {position}"
 
 
-def test_message_of_a_clock_that_ran_ahead_still_expires(log_folder: Path) -> None:
+@pytest.mark.parametrize("written_days_ago", [-365, 0, 365])
+def test_a_message_expires_by_its_timestamp_and_not_by_when_its_file_was_written(
+    log_folder: Path, written_days_ago: int
+) -> None:
     log = open_log(log_folder, max_age_s=60.0)
-    year_ahead = int(log_folder.parent.stat().st_mtime * 1e6) + 365 * 86_400_000_000
-    log.append(rows([b"x"]), year_ahead)
-    log.roll_if_due(year_ahead + 10_000_000)
+    stamped_us = int(log_folder.parent.stat().st_mtime * 1e6)
+    log.append(rows([b"x"]), stamped_us)
+    log.roll_if_due(stamped_us + 10_000_000)
     log.seal_next()
-    now_us = int(log.chain.segments[0].path.stat().st_mtime * 1e6)
-    assert log.enforce_retention(now_us) == 0
-    assert log.enforce_retention(now_us + 61_000_000) == 1
+    written_s = stamped_us / 1e6 - written_days_ago * 86_400
+    os.utime(log.chain.segments[0].path, (written_s, written_s))
+    log.close()
+    log = open_log(log_folder, max_age_s=60.0)
+    assert log.enforce_retention(stamped_us + 59_000_000) == 0
+    assert log.enforce_retention(stamped_us + 61_000_000) == 1
+    log.close()

@@ -41,7 +41,7 @@ def filled(folder: Path, commits: int, options: LogOptions = SMALL) -> ReplicaLo
 
 def copy_of(leader: ReplicaLog, folder: Path) -> ReplicaLog:
     log = open_log(folder, SMALL)
-    log.append_copies(batches_of(leader), 1)
+    log.append_copies(batches_of(leader))
     return log
 
 
@@ -58,7 +58,7 @@ def test_copies_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> None
     leader = filled(tmp_path / "leader", 4)
     copy = open_log(tmp_path / "copy")
     with pytest.raises(CorruptLog, match="0 comes next"):
-        copy.append_copies(batches_of(leader)[1:], 1)
+        copy.append_copies(batches_of(leader)[1:])
     assert copy.log_end_offset == 0
 
 
@@ -76,7 +76,7 @@ def test_cut_log_ends_there_also_after_a_restart(tmp_path: Path, end: int) -> No
     assert again.log_end_offset == end
     assert again.failure is None
     assert stored_values(again) == expected
-    again.append_copies(batches_of(leader, end), 1) if end < 60 else None
+    again.append_copies(batches_of(leader, end)) if end < 60 else None
     assert stored_values(again) == stored_values(leader)
 
 
@@ -101,7 +101,7 @@ def test_log_begins_anew_where_the_leader_begins(tmp_path: Path) -> None:
     copy.checkpoint()
     copy.begin_at(40, leader.epochs.last_epoch_before(40), 1)
     assert (copy.log_start_offset, copy.log_end_offset, copy.high_watermark) == (40, 40, 40)
-    copy.append_copies(batches_of(leader, 40), 1)
+    copy.append_copies(batches_of(leader, 40))
     copy.close()
     again = open_log(tmp_path / "copy", SMALL)
     assert again.failure is None
@@ -124,7 +124,7 @@ def test_damage_is_discarded_and_fetched_again(tmp_path: Path) -> None:
     assert start is not None
     damaged.discard_from(start, 1)
     assert damaged.failure is None
-    damaged.append_copies(batches_of(leader, start), 1)
+    damaged.append_copies(batches_of(leader, start))
     damaged.close()
     assert stored_values(open_log(tmp_path / "copy", SMALL)) == stored_values(leader)
 
@@ -134,7 +134,7 @@ def test_damage_in_the_last_batch_is_cut_away_with_it(tmp_path: Path, commits: i
     """Recovery does not know what the damaged bytes hold; nothing may be appended behind them."""
     leader = filled(tmp_path / "leader", commits, LogOptions(min_free_bytes=0))
     copy = open_log(tmp_path / "copy")
-    copy.append_copies(batches_of(leader), 1)
+    copy.append_copies(batches_of(leader))
     copy.checkpoint()
     copy.close()
     (victim,) = (tmp_path / "copy").glob("*.active")
@@ -145,7 +145,7 @@ def test_damage_in_the_last_batch_is_cut_away_with_it(tmp_path: Path, commits: i
     start = damaged.first_damaged_offset()
     assert start == 2 * commits - 2
     damaged.discard_from(start, 1)
-    damaged.append_copies(batches_of(leader, start), 1)
+    damaged.append_copies(batches_of(leader, start))
     damaged.close()
     again = open_log(tmp_path / "copy")
     assert again.failure is None
@@ -156,7 +156,7 @@ def test_damaged_sealed_segment_is_discarded_whole(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", 30)
     copy = open_log(tmp_path / "copy", SMALL)
     for batch in batches_of(leader):
-        copy.append_copies([batch], 1)
+        copy.append_copies([batch])
     while copy.seal_next():
         pass
     sealed = sorted((tmp_path / "copy").glob("*.arrow"))
@@ -169,7 +169,7 @@ def test_damaged_sealed_segment_is_discarded_whole(tmp_path: Path) -> None:
         assert start == int(victim.stem), f"case {number}"
         copy.discard_from(start, 1)
         assert copy.log_end_offset == start
-    copy.append_copies(batches_of(leader), 1)
+    copy.append_copies(batches_of(leader))
     copy.chain.committed = copy.log_end_offset
     assert stored_values(copy) == stored_values(leader)
 
@@ -232,9 +232,9 @@ def test_several_batches_written_at_once_of_which_the_first_did_not_reach_the_di
         leader.append(rows([os.urandom(20_000)]), 1_000_000 + at)
     sent = batches_of(leader)
     copy = open_log(tmp_path / "copy", replicas=replicas)
-    copy.append_copies(sent[:3], 1)
+    copy.append_copies(sent[:3])
     whole_bytes = copy.chain.segments[-1].size_bytes
-    copy.append_copies(sent[3:], 1)  # and now the power goes, before anybody was told
+    copy.append_copies(sent[3:])  # and now the power goes, before anybody was told
     path = copy.chain.segments[-1].path
     with open(path, "r+b") as file:
         file.seek(-(-whole_bytes // 4096) * 4096)
@@ -243,7 +243,7 @@ def test_several_batches_written_at_once_of_which_the_first_did_not_reach_the_di
     assert (again.failure is None) == (replicas > 1)
     if replicas > 1:
         assert again.log_end_offset == 3
-        again.append_copies(sent[3:], 1)
+        again.append_copies(sent[3:])
         assert stored_values(again) == stored_values(leader)
     else:
         assert isinstance(again.failure, CorruptLog)
@@ -254,7 +254,7 @@ def test_what_is_known_to_be_committed_is_damage_and_never_torn(tmp_path: Path) 
     for at in range(3):
         leader.append(rows([os.urandom(20_000)]), 1_000_000 + at)
     copy = open_log(tmp_path / "copy", replicas=3)
-    copy.append_copies(batches_of(leader), 1)
+    copy.append_copies(batches_of(leader))
     copy.chain.committed = 3
     copy.checkpoint()
     with open(copy.chain.segments[-1].path, "r+b") as file:

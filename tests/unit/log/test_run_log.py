@@ -95,7 +95,7 @@ def test_no_segment_is_rolled_inside_a_run_on_leader_and_follower(log_folder: Pa
     for at in range(4):
         append_run(log, "q", at, [[b"x" * 1000] * 3] * 5)
     for batch in copies(log):
-        copy.append_copies([batch], 1)
+        copy.append_copies([batch])
     starts = {15 * at for at in range(4)}
     for one in (log, copy):
         assert {segment.base_offset for segment in one.chain.segments} == starts
@@ -197,13 +197,13 @@ def test_follower_keeps_a_part_of_a_run_and_goes_on_with_it(log_folder: Path) ->
     log, copy = open_log(log_folder), open_log(log_folder.parent / "copy")
     run = append_run(log, "q", 0, [[b"a"], [b"b"], [b"c"]])
     first, second, third = copies(log)
-    copy.append_copies([first, second], 1)
+    copy.append_copies([first, second])
     assert (copy.is_inside_run, copy.settled_end_offset, copy.log_end_offset) == (True, 0, 2)
     assert copy.committed_batch("q") is None
     copy.close()
     copy = open_log(log_folder.parent / "copy")
     assert (copy.is_inside_run, copy.log_end_offset) == (True, 2)
-    copy.append_copies([third], 1)
+    copy.append_copies([third])
     assert (copy.settled_end_offset, copy.committed_batch("q")) == (3, run)
 
 

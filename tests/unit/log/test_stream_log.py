@@ -201,8 +201,29 @@ def test_retention_by_age_drops_what_is_older(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_age_s=10.0)
     newest = log.chain.segments[-1].max_timestamp_us
     assert log.enforce_retention(newest) == 0
-    assert log.enforce_retention(newest + 11_000_000) > 0
+    while log.enforce_retention(newest + 11_000_000):
+        pass
     assert [segment.path.suffix for segment in log.chain.segments] == [".active"]
+
+
+def test_one_step_of_retention_by_age_removes_a_tenth_of_the_segments_at_most(log_folder: Path) -> None:
+    log = sealed_log(log_folder, max_age_s=10.0)
+    newest, count = log.chain.segments[-1].max_timestamp_us, len(log.chain.segments)
+    assert count >= 20
+    assert log.enforce_retention(newest + 3_600_000_000) == count // 10
+    assert log.enforce_retention(newest + 3_600_000_000) == (count - count // 10) // 10
+    for _ in range(count):
+        log.enforce_retention(newest + 3_600_000_000)
+    assert len(log.chain.segments) == 1, "it ends nevertheless"
+    log.close()
+
+
+def test_limits_of_bytes_and_messages_are_kept_whatever_age_may_remove(log_folder: Path) -> None:
+    log = sealed_log(log_folder, max_age_s=10.0, max_messages=100)
+    newest = log.chain.segments[-1].max_timestamp_us
+    log.enforce_retention(newest + 3_600_000_000)
+    assert log.high_watermark - log.log_start_offset <= 100
+    log.close()
 
 
 def test_retention_limits_combine_the_strictest_wins(log_folder: Path) -> None:

@@ -197,7 +197,7 @@ def test_folder_is_claimed_and_released_on_a_full_disk(disk: Path) -> None:
     (folder / "lock").write_bytes(b"1")
     fill(disk)
     claimed = DataDir(folder, 1)
-    claimed.end_life()
+    claimed.life.end()
     claimed.release()
     assert os.stat(folder / "raft" / "reserve").st_size < RESERVE_BYTES
     assert read_checked(folder / "life", "life", 1) is not None

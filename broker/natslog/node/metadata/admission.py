@@ -4,47 +4,63 @@ from __future__ import annotations
 
 import logging
 
+from natslog.cluster.features import FIRST_LEVEL, FIRST_VERSION, LATEST_LEVEL
+from natslog.cluster.incarnations import outdated_folder
 from natslog.config import BrokerConfig
-from natslog.errors import ClusterMismatch, NatslogError, natslog_version
+from natslog.errors import ClusterMismatch, NatslogError, NotReady, natslog_version
 from natslog.model import BrokerId
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import elapsed_us, monotonic_ms, now_us
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
-from natslog.node.peers.messages import PROTOCOL, Hello, Welcome
+from natslog.node.peers.handshake import PROTOCOL, Hello
+from natslog.node.peers.keys import KeyRing
+from natslog.node.peers.messages import Welcome
 
 logger = logging.getLogger("natslog.cluster")
 
 SAY_EVERY_MS = 30_000.0
-_CLOCKS_APART_S = 30.0
+_MOST_REFUSALS_SAID = 32
 
 
 class Admission:
-    """Attributes: `clocks_apart_s`: how far another broker's clock is ahead of this one's."""
+    """Attributes: `clock`: what time it is, as far as this broker may go by it."""
 
-    def __init__(self, config: BrokerConfig, data_dir: DataDir, group: MetadataGroup) -> None:
+    def __init__(self, config: BrokerConfig, data_dir: DataDir, group: MetadataGroup, keys: KeyRing) -> None:
         self.me = BrokerId(config.broker_id)
+        self.keys = keys
         self.config = config
         self.group = group
-        self.clocks_apart_s: dict[BrokerId, float] = {}
+        self.clock = ClusterClock(self.me, data_dir.path / "clock")
         self._data_dir = data_dir
         self._refused_ms: dict[str, float] = {}
+        self._stored_commit = group.raft.commit
 
     @property
     def cluster_id(self) -> str:
         return self._data_dir.identity.cluster_id
 
-    def hello(self, nonce: str) -> Hello:
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every URL that other brokers may dial this one at."""
+        return (self.config.url, *self.config.peer_urls)
+
+    def hello(self, dialled: str = "") -> Hello:
         identity = self._data_dir.identity
         return Hello(
+            protocol=PROTOCOL,
+            version=natslog_version(),
             broker=self.me,
             url=self.config.url,
             directory=identity.directory,
-            life=self._data_dir.life,
+            life=self._data_dir.life.number,
             cluster_id=identity.cluster_id,
-            protocol=PROTOCOL,
-            version=natslog_version(),
+            min_level=FIRST_LEVEL,
+            max_level=LATEST_LEVEL,
             wall_us=now_us(),
-            nonce=nonce,
+            dialled=dialled,
+            keys=self.keys.ids,
+            lives=self._data_dir.life.shown,
         )
 
     def check_peer(self, hello: Hello) -> None:
@@ -64,46 +80,72 @@ class Admission:
                 broker=hello.broker,
             )
         self._check_member(hello)
-        self._note_clock(hello)
+        self._check_level(hello)
 
     def _check_member(self, hello: Hello) -> None:
-        """Raises ClusterMismatch.
-
-        Members may have been added while this broker was down, and one of them may be the metadata leader, from which
-        alone it learns of them. So another broker of this cluster is let in while this one follows no leader, or where
-        it is that leader. Raft is safe with messages of brokers that are no members.
-        """
-        leads_here = self.group.leader if self.group.has_session() else None
-        if hello.cluster_id and hello.cluster_id == self.cluster_id and leads_here in (None, hello.broker):
-            return
+        """Raises ClusterMismatch. NotReady, OutdatedFolder: as they say."""
         membership = self.group.raft.membership
         member = membership.find(hello.broker)
         if member is not None and member.directory != hello.directory:
             raise ClusterMismatch(
                 f"broker {hello.broker} at {hello.url} has another data folder than the one that is the "
                 f"cluster's. If that one is lost: natslog cluster remove {hello.broker} --force, then natslog cluster "
-                f"add {hello.url}; otherwise start the broker with its own folder",
+                f"add {hello.url}; otherwise start the broker with its own folder. If it was replaced while broker "
+                f"{self.me} was down, broker {self.me} learns of it from the metadata leader",
                 broker=hello.broker,
             )
-        if member is None and membership.members and hello.cluster_id:
+        if member is None and membership.members and hello.cluster_id and not self._may_be_newer(hello):
             raise ClusterMismatch(
                 f"broker {hello.broker} is no member of this cluster. If it was removed: give it an empty data folder, "
                 f"then natslog cluster add {hello.url}. If it was added a moment ago, it is let in as soon as broker "
                 f"{self.me} has learned of it",
                 broker=hello.broker,
             )
+        if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
+            raise NotReady("this broker has not applied its stored metadata yet: it is tried again in a moment")
+        self._check_lives(hello)
 
-    def _note_clock(self, hello: Hello) -> None:
-        apart_s = (hello.wall_us - now_us()) / 1e6
-        known_s = self.clocks_apart_s.get(hello.broker, 0.0)
-        self.clocks_apart_s[hello.broker] = apart_s
-        if abs(apart_s) > _CLOCKS_APART_S >= abs(known_s):
-            logger.warning(
-                "the clocks of broker %d and of this one are %.0f s apart: set them right (NTP). Nothing is lost, "
-                "but timestamps of messages are those of the leader's clock",
-                hello.broker,
-                apart_s,
+    def _may_be_newer(self, hello: Hello) -> bool:
+        """Members may have been added while this broker was down, and one of them may be the metadata leader, from
+        which alone it learns of them: so an unknown broker of this cluster is let in while no leader is followed, or
+        where it is that leader. Raft is safe with it: the vote of a broker that is no member counts for nothing.
+        """
+        leader = self.group.leader if self.group.has_session() else None
+        return hello.cluster_id == self.cluster_id and leader in (None, hello.broker)
+
+    def _check_lives(self, hello: Hello) -> None:
+        """Raises OutdatedFolder: the folder is a copy from before the life that is registered. It holds an old vote."""
+        known = self.group.state.brokers.get(hello.broker)
+        if known is not None and known.directory == hello.directory and known.incarnation not in hello.lives:
+            raise outdated_folder(known, hello.url)
+
+    def check_still_current(self, peer: Hello) -> None:
+        """For an open link: a newer life of that broker may have been applied here since the handshake. (At feature
+        level 1 a life is registered by another name than the handshake has.) Raises OutdatedFolder.
+        """
+        known = self.group.state.brokers.get(peer.broker)
+        if known is not None and known.nonce:
+            self._check_lives(peer)
+
+    def _check_level(self, hello: Hello) -> None:
+        level = self.group.state.feature_level
+        if not self.cluster_id or hello.supports(level):
+            return
+        if hello.max_level < level:
+            remedy = f"run natslog {FIRST_VERSION.get(level, natslog_version())} or later there"
+        else:
+            remedy = (
+                f"run natslog {natslog_version()} there, and natslog cluster finalize-upgrade before the later version"
             )
+        raise ClusterMismatch(
+            f"the cluster is at feature level {level}, and natslog {hello.version} of broker {hello.broker} at "
+            f"{hello.url} supports levels {hello.min_level} to {hello.max_level}: {remedy}",
+            broker=hello.broker,
+        )
+
+    def admitted(self, hello: Hello) -> None:
+        """The peer has proven who it is: only now its clock says anything."""
+        self.clock.note(hello.broker, hello.wall_us, elapsed_us())
 
     def welcome_for(self, hello: Hello) -> Welcome | None:
         member = self.group.raft.membership.find(hello.broker)
@@ -112,6 +154,11 @@ class Admission:
         return Welcome(cluster_id=self.cluster_id)
 
     def refused(self, error: NatslogError) -> None:
-        if monotonic_ms() - self._refused_ms.get(error.message, -SAY_EVERY_MS) >= SAY_EVERY_MS:
-            self._refused_ms = {error.message: monotonic_ms()}
+        """Logs each refusal every 30 s, and at most 32 different ones in that time: an attack must not fill the log."""
+        if isinstance(error, NotReady):
+            return  # it passes
+        now_ms = monotonic_ms()
+        self._refused_ms = {said: at for said, at in self._refused_ms.items() if now_ms - at < SAY_EVERY_MS}
+        if error.message not in self._refused_ms and len(self._refused_ms) < _MOST_REFUSALS_SAID:
+            self._refused_ms[error.message] = now_ms
             logger.warning("a broker's link was refused: %s", error.message)

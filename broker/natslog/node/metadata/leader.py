@@ -14,10 +14,12 @@ import msgspec
 
 from natslog.cluster.commands import BackgroundCommand, FinishMoves
 from natslog.cluster.controller import Controller
+from natslog.cluster.incarnations import is_life
 from natslog.consensus import Member
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import monotonic_ms
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.metadata.group import SESSION_TICKS, TICK_S, MetadataGroup
 from natslog.node.peers.messages import HandOver
 
@@ -56,12 +58,14 @@ class MetadataLeading:
     """Args: `ask_to_hand_over`: sends the frame to the broker that leads the streams in it.
 
     Attributes:
-        lives: the incarnation in which each broker was heard last.
+        lives: the incarnation in which each broker was heard last, with its nonce.
     """
 
-    def __init__(self, group: MetadataGroup, ask_to_hand_over: Callable[[BrokerId, HandOver], None]) -> None:
+    def __init__(
+        self, group: MetadataGroup, clock: ClusterClock, ask_to_hand_over: Callable[[BrokerId, HandOver], None]
+    ) -> None:
         self.lives: dict[BrokerId, str] = {}
-        self._group = group
+        self._group, self._clock = group, clock
         self._ask_to_hand_over = ask_to_hand_over
         self._of_term = -1
         self._controller: Controller | None = None
@@ -71,7 +75,7 @@ class MetadataLeading:
         """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
         active = self._group.raft.active_within(SESSION_TICKS)
         known = self._group.state.brokers
-        return {one for one in active if one in known and known[one].incarnation == self.lives.get(one)}
+        return {one for one in active if one in known and is_life(known[one].incarnation, self.lives.get(one, ""))}
 
     # ---- what is reported ----
 
@@ -106,7 +110,7 @@ class MetadataLeading:
         state, alive = self._group.state, self._alive()
         if len(alive) < len(state.brokers) and not self._controller.is_settled(monotonic_ms()):
             return  # a new leader hears the others first
-        decisions = self._controller.decide(state, alive, monotonic_ms(), now_us())
+        decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
         for command in self._repeats.due(decisions.commands, state.version, monotonic_ms()):
             self._group.submit(command)
         for handover in decisions.handovers:

@@ -1,80 +1,40 @@
 """What brokers say to each other over a link: a msgpack header that names the kind, and raw bytes where there are any.
 
-    frame = header length (4 bytes, big-endian) | header | payload
+    frame = header length (4 bytes, big-endian) | header | payload | seal (16 bytes, `keys`)
 
-A link opens with a handshake (`Challenge`, `Hello`, `Hello` back) in which both sides prove that they know the
-cluster's secret without sending it: HMAC-SHA256 over what they say of themselves and the other's random number.
+What is decoded comes from a broker of the cluster; even so no number above what can be counted gets in. Values of any
+shape travel as JSON text of at most 8 MiB within the header, as nested empty lists take eighty times their own size.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, assert_never
 
 import msgspec
 
-from natslog.cluster.commands import Proposal
-from natslog.cluster.roles import FetchPosition, Verdict
-from natslog.consensus import Message
-from natslog.errors import ClusterMismatch
+from natslog.cluster.commands import Proposal, RegisterBroker
+from natslog.cluster.roles import BeforeStart, Diverging, Fenced, FetchPosition, Matching, Verdict
+from natslog.consensus import MAX_BROKER_ID, MAX_COUNT, Message, require_sound, require_storable
+from natslog.errors import ClusterMismatch, InvalidRequest
 from natslog.model import BrokerId, Epoch, StreamId
 
-PROTOCOL = 1
 MAX_FRAME_BYTES = 96 * 1024 * 1024
 _MAX_HEADER_BYTES = 32 * 1024 * 1024
+MAX_VALUE_BYTES = 8 * 1024 * 1024
+_MAX_FETCH_BYTES = 32 * 1024 * 1024
 
-
-class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge", array_like=True):
-    nonce: str
-
-
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
-    """Who is speaking. `cluster_id` is "" while its folder is blank; `wall_us` is its clock, to warn of wrong ones."""
-
-    broker: BrokerId
-    url: str
-    directory: str
-    life: int
-    cluster_id: str
-    protocol: int
-    version: str
-    wall_us: int
-    nonce: str
-    mac: str = ""
-
-    @property
-    def incarnation(self) -> str:
-        return f"{self.directory}.{self.life}"
-
-    def signed(self, secret: bytes, challenge: str) -> Hello:
-        """For the one who sent this challenge."""
-        return msgspec.structs.replace(self, mac=self._mac(secret, challenge))
-
-    def check(self, secret: bytes, challenge: str) -> None:
-        """Raises ClusterMismatch: the other side does not know this cluster's secret."""
-        if not hmac.compare_digest(self.mac, self._mac(secret, challenge)):
-            raise ClusterMismatch(
-                f"broker {self.broker} at {self.url} has another cluster secret: give all brokers the same "
-                "cluster_secret_file",
-                broker=self.broker,
-            )
-
-    def _mac(self, secret: bytes, challenge: str) -> str:
-        said = msgspec.msgpack.encode((challenge, msgspec.structs.replace(self, mac="")))
-        return hmac.new(secret, said, hashlib.sha256).hexdigest()
-
-
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", array_like=True):
-    """The handshake's end; `error` in its JSON form."""
-
-    error: dict[str, Any]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Id = Annotated[BrokerId, msgspec.Meta(ge=1, le=MAX_BROKER_ID)]
+EpochCount = Annotated[Epoch, msgspec.Meta(ge=0, le=MAX_COUNT)]
+StreamName = Annotated[StreamId, msgspec.Meta(max_length=64)]
+Text = Annotated[str, msgspec.Meta(max_length=256)]
+Json = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", array_like=True):
     """To a blank broker that the cluster counts as a member: it belongs to it now."""
 
-    cluster_id: str
+    cluster_id: Text
 
 
 class RaftMessages(msgspec.Struct, frozen=True, tag="raft", array_like=True):
@@ -90,13 +50,13 @@ class Forwarded(msgspec.Struct, frozen=True, tag="propose", array_like=True):
 class Missed(msgspec.Struct, frozen=True, tag="missed", array_like=True):
     """To the metadata leader: these leaders have not answered for a while."""
 
-    replicas: tuple[tuple[StreamId, Epoch], ...]
+    replicas: tuple[tuple[StreamName, EpochCount], ...]
 
 
 class Positioned(msgspec.Struct, frozen=True, tag="positioned", array_like=True):
     """To the metadata leader: (stream, record version, last epoch, log end offset) of replicas to be proven."""
 
-    positions: tuple[tuple[StreamId, int, Epoch, int], ...]
+    positions: tuple[tuple[StreamName, Count, EpochCount, Count], ...]
 
 
 class Hearing(msgspec.Struct, frozen=True, tag="hearing", array_like=True):
@@ -108,7 +68,7 @@ class Hearing(msgspec.Struct, frozen=True, tag="hearing", array_like=True):
 class HandOver(msgspec.Struct, frozen=True, tag="hand over", array_like=True):
     """From the metadata leader to a stream's leader."""
 
-    streams: tuple[tuple[StreamId, BrokerId], ...]
+    streams: tuple[tuple[StreamName, Id], ...]
 
 
 class FetchRequest(msgspec.Struct, frozen=True, tag="fetch?", array_like=True):
@@ -119,49 +79,48 @@ class FetchRequest(msgspec.Struct, frozen=True, tag="fetch?", array_like=True):
     none.
     """
 
-    number: int
-    incarnation: str
-    changed: tuple[tuple[StreamId, FetchPosition], ...] = ()
-    forget: tuple[StreamId, ...] = ()
-    max_bytes: int = 4 * 1024 * 1024
+    number: Count
+    incarnation: Text
+    changed: tuple[tuple[StreamName, FetchPosition], ...] = ()
+    forget: tuple[StreamName, ...] = ()
+    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=_MAX_FETCH_BYTES)] = 4 * 1024 * 1024
     begins: bool = False
 
 
 class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Of one stream. Its `length` bytes of the payload are whole batches, from the position asked for on."""
 
-    stream_id: StreamId
-    epoch: Epoch
+    stream_id: StreamName
+    epoch: EpochCount
     verdict: Verdict
-    high_watermark: int
-    log_start_offset: int
-    length: int = 0
+    high_watermark: Count
+    log_start_offset: Count
+    length: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_BYTES)] = 0
 
 
 class FetchResponse(msgspec.Struct, frozen=True, tag="fetch!", array_like=True):
-    number: int
+    number: Count
     answers: tuple[FetchAnswer, ...] = ()
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
-    number: int
-    what: str
-    arguments: dict[str, Any] = {}
+    """`arguments`: a JSON object."""
+
+    number: Count
+    what: Text
+    arguments: Json = b"{}"
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """`error` in its JSON form, or the result."""
+    """The result, or the error in its JSON form; both as JSON text, of which one is empty."""
 
-    number: int
-    result: Any = None
-    error: dict[str, Any] | None = None
+    number: Count
+    result: Json = b""
+    error: Json = b""
 
 
 Frame: TypeAlias = (
-    Challenge
-    | Hello
-    | Refused
-    | Welcome
+    Welcome
     | RaftMessages
     | Forwarded
     | Missed
@@ -178,21 +137,77 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 
 
-def encode_frame(frame: Frame, payload: list[bytes] | None = None) -> bytes:
+def encode_frame(frame: Frame, payload: list[bytes] | None = None) -> list[bytes]:
+    """In parts, for the seal to join them."""
     header = _encoder.encode(frame)
-    return b"".join([len(header).to_bytes(4, "big"), header, *(payload or ())])
+    return [len(header).to_bytes(4, "big"), header, *(payload or ())]
 
 
-def decode_frame(data: bytes) -> tuple[Frame, memoryview]:
+def decode_frame(data: memoryview) -> tuple[Frame, memoryview]:
     """Header and payload.
 
     Raises:
-        ClusterMismatch: not such a frame: another version, or not a broker.
+        ClusterMismatch: no broker of this version sends such a frame.
     """
     length = int.from_bytes(data[:4], "big")
     if len(data) < 4 + length or length > _MAX_HEADER_BYTES:
         raise ClusterMismatch("a frame between brokers is cut short: is that a broker of this version?")
     try:
-        return _decoder.decode(memoryview(data)[4 : 4 + length]), memoryview(data)[4 + length :]
-    except msgspec.DecodeError as error:
+        frame, payload = _decoder.decode(data[4 : 4 + length]), data[4 + length :]
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ClusterMismatch(f"a frame between brokers is not understood ({error}): upgrade the older one") from error
+    _require_bounds(frame, payload)
+    return frame, payload
+
+
+def decode_value(text: bytes) -> Any:
+    """Raises ClusterMismatch: it is not JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ClusterMismatch(f"a value from another broker is not understood: {error}") from error
+
+
+def _require_bounds(frame: Frame, payload: memoryview) -> None:
+    """What the types of other modules leave open."""
+    match frame:
+        case RaftMessages(messages=messages):
+            for message in messages:
+                require_sound(message)
+        case FetchRequest(changed=changed):
+            for _, position in changed:
+                _require_counts(position.epoch, position.offset, position.last_epoch, position.version)
+        case FetchResponse(answers=answers):
+            for answer in answers:
+                _require_sound_verdict(answer.verdict)
+            if sum(answer.length for answer in answers) != len(payload):
+                raise ClusterMismatch("an answer between brokers does not have the bytes that it announces")
+        case Forwarded(proposal=proposal):
+            try:
+                require_storable(msgspec.to_builtins(proposal))
+            except InvalidRequest as error:
+                raise ClusterMismatch(f"a proposal from another broker is not possible: {error.message}") from error
+            if isinstance(proposal.command, RegisterBroker):
+                _require_counts(proposal.command.broker.life)
+        case _:
+            pass
+
+
+def _require_sound_verdict(verdict: Verdict) -> None:
+    match verdict:
+        case Fenced(epoch=epoch):
+            _require_counts(epoch)
+        case Diverging(epoch=epoch, end_offset=end_offset):
+            _require_counts(epoch, end_offset)
+        case BeforeStart(log_start_offset=log_start_offset, epoch=epoch):
+            _require_counts(epoch, log_start_offset)
+        case Matching():
+            pass
+        case _:
+            assert_never(verdict)
+
+
+def _require_counts(*counts: int) -> None:
+    for count in counts:
+        if not 0 <= count <= MAX_COUNT:
+            raise ClusterMismatch(f"{count} in a frame between brokers is nothing that a broker counts to")

@@ -23,7 +23,6 @@ from natslog.cluster.roles import LeaderReplica
 from natslog.errors import InvalidRequest, NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown, StorageFailed
 from natslog.ingest.dedupe import Ids, Offsets, ids_of_headers
 from natslog.model import StreamRecord
-from natslog.node.clock import monotonic_us, now_us
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import StagedPart, rows_of
 from natslog.node.writes.stream_ingest import StreamIngest
@@ -143,16 +142,17 @@ class _RunWork:
             return last, False
         if (why_not := asked.missing or ingest.why_not()) is not None:
             raise why_not
+        time_us = ingest.stream_time.now_us()
         run = ingest.log.append_run(
             asked.producer,
             asked.batch,
             self._chunks(),
             rows=sum(part.rows for part in asked.parts),
             size_bytes=sum(part.size_bytes for part in asked.parts),
-            now_us=now_us(),
+            now_us=time_us,
         )
         for ids, offsets in self._ids:
-            ingest.dedupe.remember(ids, offsets + run.start, monotonic_us())
+            ingest.dedupe.remember(ids, offsets + run.start, time_us)
         self.seconds = time.perf_counter() - started
         return run, True
 

@@ -19,7 +19,7 @@ from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
 from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.model import BrokerId, Epoch, StreamId
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import monotonic_ms
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.replicas.stream import HostedStream
@@ -227,4 +227,4 @@ def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -
         raise CorruptAnswer(f"{source} of epoch {epoch}: records of epoch {last.epoch}")
     if first.base_offset != log.log_end_offset:
         raise CorruptAnswer(f"{source}: offset {first.base_offset}, and {log.log_end_offset} comes next")
-    log.append_copies(batches, now_us())
+    log.append_copies(batches)

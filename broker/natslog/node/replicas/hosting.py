@@ -18,6 +18,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, StreamNotFound
 from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
@@ -44,6 +45,7 @@ class Hosting:
         data_dir: DataDir,
         group: MetadataGroup,
         *,
+        clock: ClusterClock,
         nats: NatsLink,
         writers: Executor,
         readers: Executor,
@@ -69,6 +71,7 @@ class Hosting:
             config=config,
             data_dir=data_dir,
             group=group,
+            clock=clock,
             nats=nats,
             writers=writers,
             readers=readers,

@@ -12,6 +12,7 @@ from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions
 from natslog.model import BrokerId
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.log_folder import LogFolder
@@ -34,6 +35,7 @@ class Services:
     config: BrokerConfig
     data_dir: DataDir
     group: MetadataGroup
+    clock: ClusterClock
     nats: NatsLink
     writers: Executor
     readers: Executor

@@ -39,6 +39,7 @@ from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
@@ -442,6 +443,7 @@ class HostedStream:
         ingest = StreamIngest(
             record.name,
             log,
+            stream_time=StreamTime(services.clock, log.newest_timestamp_us, log.idle_s),
             sender=services.nats,
             executor=services.writers,
             memory=services.memory,

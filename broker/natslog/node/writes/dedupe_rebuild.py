@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
 from natslog.log import StreamLog
-from natslog.node.clock import monotonic_us, now_us
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
 
@@ -14,9 +15,8 @@ _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only
 def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, CorruptLog | None]:
     """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`).
 
-    What is stored and not known to be committed counts too: it will be, where this replica leads. How old a message is
-    does not depend on how far this broker's clock is from that of the one that stored it: where they differ, more is
-    remembered than need be.
+    What is stored and not known to be committed counts too: it will be, where this replica leads. The window is the one
+    that the newest message was stored in: no clock is asked, and every replica of the log fills it alike.
 
     Returns:
         The window, and the first damage that hid ids from it: what lies behind it is in the window all the same.
@@ -26,10 +26,8 @@ def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, Corru
         return window, None
     end = log.log_end_offset
     start = max(end - MAX_IDS, log.log_start_offset)
-    by_log_us = log.newest_timestamp_us + int(log.idle_s * 1_000_000)  # now, by the clock that stamped the newest
-    oldest_us = min(by_log_us, now_us()) - window.window_us
     try:
-        start = max(start, log.reader.offset_at(oldest_us)[0])
+        start = max(start, log.reader.offset_at(window.oldest_us(log.newest_timestamp_us))[0])
     except (CorruptLog, OSError) as error:
         damage = _as_damage(error)
     while start < end:
@@ -54,7 +52,8 @@ def _remember_from(start: int, window: DedupeWindow, log: StreamLog) -> int:
             batch = ipc.decode_batch(message)
             ids = ids_of_headers(batch.column("headers"))
             if ids is not None:
-                window.remember(ids, batch.column("offset").to_numpy(), monotonic_us())
+                stamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
+                window.remember_stored(ids, batch.column("offset").to_numpy(), stamps)
         return plan.next_offset
 
 

@@ -43,7 +43,7 @@ from natslog.ingest import acks
 from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text, survey_of
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import RunLog
-from natslog.node.clock import monotonic_us, now_us
+from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
 from natslog.wire.frames import Frames
@@ -89,6 +89,7 @@ class StreamIngest:
     """Takes frames, returns acks. `start` and `stop` it in the event loop.
 
     Args:
+        stream_time: stamps what is appended, and says what is a duplicate.
         appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
             follows. Without it all that is appended is committed.
         refusal: why nothing may be appended now, if so; asked from any thread.
@@ -99,6 +100,7 @@ class StreamIngest:
         name: str,
         log: RunLog,
         *,
+        stream_time: StreamTime,
         sender: Sender,
         executor: Executor,
         memory: IngestMemory,
@@ -109,6 +111,7 @@ class StreamIngest:
     ) -> None:
         self.name = name
         self.log = log
+        self.stream_time = stream_time
         self.stats = stats or IngestStats()
         self.paused = paused
         self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
@@ -359,7 +362,7 @@ class StreamIngest:
         with self._lock:
             self._roll_due = False
         try:
-            self.log.roll(now_us())
+            self.log.roll(self.stream_time.now_us())
         except NatslogError as error:
             logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
 
@@ -391,15 +394,16 @@ class StreamIngest:
 
     def _append(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
         """Drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
+        time_us = self.stream_time.now_us()
         if batch.ids is None:
-            base_offset, _ = self.log.append(batch.rows, now_us())
+            base_offset, _ = self.log.append(batch.rows, time_us)
             return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None
-        window, time_us = self.dedupe, monotonic_us()
+        window = self.dedupe
         offsets = window.find(batch.ids, time_us)
         fresh = offsets == NEW
         if fresh.any():
             rows = batch.rows if fresh.all() else RowBuffers.of(batch.rows.to_arrow().filter(pa.array(fresh)))
-            base_offset, _ = self.log.append(rows, now_us())
+            base_offset, _ = self.log.append(rows, time_us)
             offsets[fresh] = np.arange(base_offset, base_offset + rows.rows, dtype=np.int64)
             window.remember(batch.ids[fresh], offsets[fresh], time_us)
         repeated = offsets == REPEATED

@@ -21,7 +21,8 @@ from natslog.consensus import AppendRequest, Entry, HardState, Member, Membershi
 from natslog.errors import UpgradeRequired
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.model import BrokerId
-from natslog.node.data_dir import DataDir, Identity, _Life, read_identity
+from natslog.node.data_dir import DataDir, Identity, read_identity
+from natslog.node.life import _Stored as _Life
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.raft_files_v1 import _Contents
 from natslog.node.metadata.raft_store import RaftStore

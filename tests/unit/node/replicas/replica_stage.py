@@ -17,6 +17,7 @@ from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas.services import Services
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.ingest_memory import IngestMemory
@@ -83,6 +84,7 @@ class ReplicaStage:
             config=self.config,
             data_dir=data_dir,  # type: ignore[arg-type]
             group=group,  # type: ignore[arg-type]
+            clock=ClusterClock(ME, folder / "clock"),
             nats=self.nats,  # type: ignore[arg-type]
             writers=executor,
             readers=readers or executor,

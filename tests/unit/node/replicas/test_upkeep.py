@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from natslog.cluster.commands import BuryStream, Tombstone
-from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.broker import Broker
-from natslog.node.replicas import stream as stream_module
 from natslog.node.replicas import upkeep as upkeep_module
-from natslog.node.replicas.stream import HostedStream, Pacer
-from natslog.node.replicas.upkeep import Upkeep, rolled_and_due
+from natslog.node.replicas.upkeep import Pacer, maintain, rolled_and_due
 from tests.conftest import open_log, rows
 from tests.harness import eventually
+from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
 
 
 def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, slept = [0.0], []
-    monkeypatch.setattr(stream_module.time, "thread_time", lambda: clock[0])
-    monkeypatch.setattr(stream_module.time, "sleep", slept.append)
+    monkeypatch.setattr(upkeep_module.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(upkeep_module.time, "sleep", slept.append)
     stopping = [False]
     pacer = Pacer(lambda: stopping[0])
     for share, worked in ((0.25, 0.02), (1.0, 0.02), (0.25, 5.0)):
@@ -39,48 +34,19 @@ def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -
     assert len(slept) == 3, "nobody who stops waits for it"
 
 
-class _Ingest:
-    def __init__(self) -> None:
-        self.rolls = 0
-
-    def roll(self) -> None:
-        self.rolls += 1
-
-
-def hosted(folder: Path, batches: int) -> HostedStream:
-    log = open_log(folder)
-    for _ in range(batches):
-        log.append(rows([b"x" * 1000]), 1_000_000)
-    log.checkpoint()
-    record = StreamRecord(
-        name=folder.name,
-        id=StreamId("0" * 32),
-        settings=StreamSettings(subject="orders.>"),
-        created_us=0,
-        leader=BrokerId(1),
-        leader_epoch=Epoch(1),
-        replicas=(BrokerId(1),),
-        isr=(BrokerId(1),),
-    )
-    stream = HostedStream(record, BrokerId(1), log)
-    stream.ingest = _Ingest()  # type: ignore[assignment]
-    return stream
-
-
 def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = [hosted(tmp_path / name, batches) for name, batches in (("a", 1), ("b", 50), ("c", 20))]
-    monkeypatch.setattr(upkeep_module, "now_us", lambda: 1_000_001)
     for at, stream in enumerate(streams):
         assert stream.usable_log().recovery_bytes > (1, 50, 20)[at] * 20 * 1024, "a batch costs more than its bytes"
     total = sum(stream.usable_log().recovery_bytes for stream in streams)
     monkeypatch.setattr(upkeep_module, "_RECOVERY_BYTES", total)
     assert rolled_and_due(streams) == []
-    assert [stream.ingest.rolls for stream in streams] == [0, 0, 0]  # type: ignore[union-attr]
+    assert [stream.ingest.rolls for stream in streams] == [0, 0, 0]
     monkeypatch.setattr(upkeep_module, "_RECOVERY_BYTES", total - 1)
     rolled_and_due(streams)
-    assert [stream.ingest.rolls for stream in streams] == [0, 1, 0]  # type: ignore[union-attr]
+    assert [stream.ingest.rolls for stream in streams] == [0, 1, 0]
     streams[1].usable_log().roll(1_000_002)
     assert rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
     assert streams[1].usable_log().seal_next()
@@ -92,7 +58,7 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
 class _Overtaken(Pacer):
     """A pacer in whose first pause, amid the sealing of a segment, the stream is let go of by another thread."""
 
-    def __init__(self, stream: HostedStream) -> None:
+    def __init__(self, stream: UpkeepStream) -> None:
         super().__init__(lambda: False)
         self.stream = stream
         self.closing: threading.Thread | None = None
@@ -113,11 +79,11 @@ def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else
         log.roll(1_000_002)
         log.append(rows([b"x" * 1000]), 1_000_000)
     pacer = _Overtaken(stream)
-    stream.maintain(pacer)
+    maintain(stream, pacer)
     assert pacer.closing is not None, "it was sealing"
     pacer.closing.join(5)
     assert not pacer.closing.is_alive()
-    stream.maintain(pacer)
+    maintain(stream, pacer)
     assert not log.seal_next(), "nothing is sealed behind the back of whoever opens the folder now"
     assert list((tmp_path / "orders").glob("*.arrow")) == []
     again = open_log(tmp_path / "orders")
@@ -131,7 +97,7 @@ def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_
         broker = Broker(BrokerConfig(data_dir=str(tmp_path / "data"), broker_id=1))
         stream = hosted(tmp_path / "orders", 0)
         stream.usable_log().close()
-        stream.log = None
+        stream.log, stream.is_ready, stream.reconciled = None, False, asyncio.Event()
         broker.streams["orders"] = stream
         waiting = asyncio.create_task(broker._wait_for_own_streams())
         await asyncio.sleep(0.05)
@@ -141,52 +107,3 @@ def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_
         broker._data_dir.release()
 
     asyncio.run(run())
-
-
-class _Hosting:
-    """What burying asks of it: whether a stream is here, and to remove its files."""
-
-    me = BrokerId(1)
-
-    def __init__(self) -> None:
-        self.buried: list[str] = []
-
-    def find(self, stream_id: StreamId) -> None:
-        return None
-
-    async def bury(self, stream_id: StreamId) -> None:
-        self.buried.append(stream_id)
-
-
-class _Group:
-    def __init__(self, *tombstones: Tombstone) -> None:
-        self.state = Metadata(cluster_id="c", tombstones={one.key: one for one in tombstones})
-
-    async def propose(self, command: BuryStream) -> bool:
-        return self.state.tombstones.pop(f"{command.id}/{command.broker}", None) is not None
-
-
-@pytest.mark.parametrize(
-    ("wall_s", "seen_s", "is_buried"),
-    [(3599.0, 3600.0, False), (3600.0, 3600.0, True), (7200.0, 5.0, False), (7200.0, 600.0, True)],
-)
-def test_files_of_a_deleted_stream_go_after_the_grace_period_and_not_because_the_clock_jumped(
-    monkeypatch: pytest.MonkeyPatch, wall_s: float, seen_s: float, is_buried: bool
-) -> None:
-    mine = Tombstone(id=StreamId("a" * 32), name="orders", deleted_us=0, broker=BrokerId(1))
-    others = Tombstone(id=StreamId("b" * 32), name="returns", deleted_us=0, broker=BrokerId(2))
-    hosting, clock = _Hosting(), [0.0, 100.0]
-    monkeypatch.setattr(upkeep_module, "now_us", lambda: int(clock[0] * 1e6))
-    monkeypatch.setattr(upkeep_module.time, "monotonic", lambda: clock[1])
-
-    async def run() -> None:
-        config = BrokerConfig(data_dir="unused", broker_id=1, tombstone_grace_s=3600.0)
-        group: Any = _Group(mine, others)
-        upkeep = Upkeep(config, group, hosting, None, None)  # type: ignore[arg-type]
-        await upkeep._bury_tombstones()
-        assert hosting.buried == []
-        clock[0], clock[1] = wall_s, clock[1] + seen_s
-        await upkeep._bury_tombstones()
-
-    asyncio.run(run())
-    assert hosting.buried == ([mine.id] if is_buried else [])

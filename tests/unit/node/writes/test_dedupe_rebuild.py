@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,9 +15,9 @@ from natslog.arrow.schema import HEADERS_TYPE
 from natslog.ingest.dedupe import NEW, DedupeWindow, ids_of_headers
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.sealed import _INDEX_TEXT
-from natslog.node.clock import monotonic_us, now_us
+from natslog.node.clock import now_us
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
-from tests.conftest import open_log, rows
+from tests.conftest import open_log
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 BATCHES, ROWS = 30, 10
@@ -44,13 +44,13 @@ def log(log_folder: Path):
     log.close()
 
 
-def known(window: DedupeWindow) -> list[int]:
+def known(window: DedupeWindow, at_us: int | None = None) -> list[int]:
     """The batches all of whose ids the window knows."""
-    found = []
+    found, at_us = [], now_us() if at_us is None else at_us
     for at in range(BATCHES):
         ids = ids_of_headers(headers_of(at))
         assert ids is not None
-        offsets = window.find(ids, monotonic_us())
+        offsets = window.find(ids, at_us)
         if (offsets != NEW).all():
             assert offsets.tolist() == list(range(at * ROWS, (at + 1) * ROWS))
             found.append(at)
@@ -90,48 +90,51 @@ def test_what_lies_behind_damage_is_remembered_and_the_damage_is_told(log, where
     assert missing[-1] <= (end - 1) // ROWS, "of the damaged segment only"
 
 
-def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    later_us = now_us() + 3_600_000_000
-    monkeypatch.setattr("natslog.node.writes.dedupe_rebuild.now_us", lambda: later_us)
+MINUTE_US = 60_000_000
 
 
-def test_ids_out_of_the_window_are_left_out(log, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_later(monkeypatch)
-    log._written_s -= 3600
-    window, _ = rebuilt_dedupe(60.0, log)
-    assert known(window) == []
+def spread(folder: Path, *, sealed: bool) -> ReplicaLog:
+    """A batch every ten seconds, from minute 100 on."""
+    log = open_log(folder, SMALL)
+    for at in range(BATCHES):
+        columns = [pa.array(["a"] * ROWS), pa.nulls(ROWS, pa.binary()), headers_of(at), pa.array([b"v" * 50] * ROWS)]
+        rows_of_batch = RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA))
+        log.append(rows_of_batch, 100 * MINUTE_US + at * 10_000_000)
+    while sealed and log.seal_next():
+        pass
+    return log
 
 
-@pytest.mark.parametrize("clock_apart_s", [-3600, 3600])
-def test_ids_count_from_when_they_were_stored_however_far_the_storing_brokers_clock_was_off(
-    tmp_path: Path, clock_apart_s: int
-) -> None:
-    log = filled(tmp_path / "log", now_us() + clock_apart_s * 1_000_000)
-    window, _ = rebuilt_dedupe(60.0, log)
-    assert known(window) == list(range(BATCHES))
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_window_filled_from_the_log_judges_as_that_of_the_leader_who_stored_it(tmp_path: Path, sealed: bool) -> None:
+    """Whether a follower read single commits, or the large batches that sealing makes of them."""
+    log = spread(tmp_path / "log", sealed=sealed)
+    newest_us = log.newest_timestamp_us
+    for asked_us in range(newest_us, newest_us + 3 * MINUTE_US, 7_000_000):
+        leaders = DedupeWindow(60.0)
+        for at in range(BATCHES):
+            ids = ids_of_headers(headers_of(at))
+            assert ids is not None
+            offsets = np.arange(at * ROWS, (at + 1) * ROWS)
+            leaders.remember(ids, offsets, 100 * MINUTE_US + at * 10_000_000)
+        successors, damage = rebuilt_dedupe(60.0, log)
+        assert damage is None
+        found = known(successors, asked_us)
+        assert found == known(leaders, asked_us)
+        within = [at for at in range(BATCHES) if asked_us - (100 * MINUTE_US + at * 10_000_000) < MINUTE_US]
+        assert set(within) <= set(found), "all that were stored within the window"
+        twice = [at for at in range(BATCHES) if asked_us - (100 * MINUTE_US + at * 10_000_000) < 2 * MINUTE_US]
+        assert set(found) <= set(twice), "none older than two windows"
     log.close()
-    again = open_log(tmp_path / "log", SMALL)
-    window, _ = rebuilt_dedupe(60.0, again)
-    assert known(window) == list(range(BATCHES)), "also after a restart"
-    again.close()
 
 
-def test_ids_of_long_ago_are_forgotten_by_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(tmp_path / "log", now_us()).close()
+def test_the_time_of_files_does_not_count(tmp_path: Path) -> None:
+    spread(tmp_path / "log", sealed=True).close()
     for path in (tmp_path / "log").glob("0*"):
-        os.utime(path, (time.time() - 3600, time.time() - 3600))
-    an_hour_later(monkeypatch)
+        os.utime(path, (1.0, 1.0))
     log = open_log(tmp_path / "log", SMALL)
     window, _ = rebuilt_dedupe(60.0, log)
-    assert known(window) == []
-    log.close()
-
-
-def test_one_leader_whose_clock_was_ahead_does_not_hide_the_ids_before_it(tmp_path: Path) -> None:
-    log = filled(tmp_path / "log", now_us())
-    log.append(rows([b"stamped an hour ahead"]), now_us() + 3_600_000_000)
-    window, _ = rebuilt_dedupe(60.0, log)
-    assert known(window) == list(range(BATCHES))
+    assert known(window, log.newest_timestamp_us)[-6:] == list(range(BATCHES - 6, BATCHES))
     log.close()
 
 

@@ -17,7 +17,7 @@ from natslog.log import StreamLog
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.wire.frames import FrameParser, Frames
-from tests.conftest import open_log, stored_values
+from tests.conftest import open_log, stored_values, stream_time_of
 
 
 class Sent:
@@ -53,7 +53,15 @@ def run(log: StreamLog, work: Callable[[StreamIngest, Sent], Any], limit_bytes: 
         sent = Sent(log)
         with ThreadPoolExecutor(4) as writers:
             memory = IngestMemory(limit_bytes)
-            ingest = StreamIngest("orders", log, sender=sent, executor=writers, memory=memory, paused=False)
+            ingest = StreamIngest(
+                "orders",
+                log,
+                stream_time=stream_time_of(log),
+                sender=sent,
+                executor=writers,
+                memory=memory,
+                paused=False,
+            )
             bugs: list[BaseException] = []
             ingest.start(lambda what, error: bugs.append(error))
             await work(ingest, sent)

@@ -1,0 +1,58 @@
+"""Incarnations: the names of the lives of brokers' data folders, and which life may follow which.
+
+    directory.life           as natslog 0.1.0 registers one, and every version at feature level 1
+    directory.life.nonce     from level 2 on: `nonce` is random and new at each start
+
+Theory of operation. Every start on a folder is a life of its own. A folder lists the lives that it had, each before
+that life is registered, so the registered life is in the list of the folder that had it. It is in no list of a copy
+that was made before that life: two folders that were one differ from the first start on, by their nonces. A folder
+whose list lacks the registered life is an older copy. It lacks what its broker acknowledged since, and its votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from natslog.cluster.commands import BrokerRecord
+from natslog.errors import InvalidRequest, OutdatedFolder
+
+NONCE_LEVEL = 2
+"""The feature level from which on lives are registered with their nonces."""
+
+
+def is_life(registered: str, started: str) -> bool:
+    """Whether `started`, which has a nonce, is the life that is registered, with its nonce or without it."""
+    return started == registered or started.rpartition(".")[0] == registered
+
+
+def check_follows(known: BrokerRecord | None, broker: BrokerRecord, lives: Sequence[str]) -> None:
+    """At feature level 2: whether this life may be registered after the one that is.
+
+    Args:
+        lives: those that the folder had.
+
+    Raises:
+        OutdatedFolder: the folder is an older copy, or it was replaced. InvalidRequest: it has no nonce.
+    """
+    if not broker.nonce:
+        raise InvalidRequest(
+            f"the cluster is at feature level {NONCE_LEVEL}: register {broker.incarnation} with a nonce"
+        )
+    if known is None or broker.incarnation == known.incarnation:
+        return
+    if broker.directory in known.former_directories:
+        raise outdated_folder(known, broker.url)
+    if broker.directory == known.directory and (known.incarnation not in lives or broker.life <= known.life):
+        raise outdated_folder(known, broker.url)
+
+
+def outdated_folder(known: BrokerRecord, url: str) -> OutdatedFolder:
+    """The error that refuses a folder that never was in the life that is registered."""
+    return OutdatedFolder(
+        f"the data folder of broker {known.id} at {url} is an older copy: it never was in life {known.life} of that "
+        f"broker ({known.incarnation}), which is registered. What the broker acknowledged since, and its votes, are "
+        f"missing there. Start broker {known.id} with its newest data folder, or replace it: natslog cluster remove "
+        f"{known.id} --force, give it an empty data folder, natslog cluster add {url}",
+        broker=known.id,
+        registered=known.incarnation,
+    )

@@ -1,0 +1,117 @@
+"""Stream time: the timestamp that a stream's next message would get, and the time by which its messages expire.
+
+Theory of operation. No single wall clock decides. A stream's time starts at its newest timestamp and advances with the
+monotonic clock. It may outrun that only to the time that a majority of the cluster's brokers agrees on: the latest time
+that so many clocks have reached. A clock that is ahead alone therefore changes nothing, and one that is behind does
+not hold the others back. Where every clock is behind the newest timestamp (an earlier leader's was ahead), stream time
+advances at half the speed until they meet, so that windows still end and timestamps become right again.
+
+A broker that is the whole cluster has no other clock to compare with. Its wall clock is followed where it is ahead by
+less than it has advanced steadily, in step with the monotonic clock; an hour of steadiness is enough for any distance.
+So one start with a wrong clock changes nothing at first, and a stream that was idle for a week is not held for ever.
+
+Invariants. Stream time never goes back. Between two readings it advances by at most the elapsed monotonic time, unless
+a majority of the clocks (alone: the broker's own, steady for long enough) has reached the result.
+
+Times are microseconds: `wall_us` since 1970, `elapsed_us` of a clock that never jumps, since any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SAMPLE_HOLDS_US = 5_000_000
+"""A sample of another broker's clock counts for so long."""
+STEADY_ENOUGH_US = 3_600_000_000
+"""A single broker's clock that was steady for so long is followed, however far ahead it is."""
+_JUMP_US = 1_000_000
+
+
+class ClockSample(NamedTuple):
+    """Another broker's wall clock had reached `wall_us` when this broker's elapsed time was `elapsed_us`."""
+
+    wall_us: int
+    elapsed_us: int
+
+
+def agreed_us(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int, brokers: int) -> int | None:
+    """The latest time that a majority of the cluster's clocks has reached, by fresh samples and the own clock.
+
+    Args:
+        samples: one of each other broker that is known, of any age.
+        brokers: how many the cluster has, this one included.
+
+    Returns:
+        None where fewer than a majority are known.
+    """
+    clocks = [own_wall_us]
+    for sample in samples:
+        age_us = elapsed_us - sample.elapsed_us
+        if age_us <= SAMPLE_HOLDS_US:
+            clocks.append(sample.wall_us + age_us)
+    majority = brokers // 2 + 1
+    return sorted(clocks, reverse=True)[majority - 1] if len(clocks) >= majority else None
+
+
+@dataclass(frozen=True, slots=True)
+class Steadiness:
+    """The wall clock has been `offset_us` ahead of elapsed time, within a second, since `since_us`."""
+
+    offset_us: int
+    since_us: int
+
+    def steady_us(self, wall_us: int, elapsed_us: int) -> int:
+        """For how long the wall clock has not jumped; 0 where it has now."""
+        has_jumped = abs(wall_us - elapsed_us - self.offset_us) > _JUMP_US
+        return 0 if has_jumped else max(0, elapsed_us - self.since_us)
+
+    def observed(self, wall_us: int, elapsed_us: int) -> Steadiness:
+        """After one more look, from which on it counts anew if the clock has jumped."""
+        offset_us = wall_us - elapsed_us
+        return self if abs(offset_us - self.offset_us) <= _JUMP_US else Steadiness(offset_us, elapsed_us)
+
+
+class ClockReading(NamedTuple):
+    """All clocks at one moment; taken for every commit.
+
+    Attributes:
+        agreed_us: what a majority of several brokers has reached, where it is known.
+        steady_us: where this broker is the whole cluster: for how long its wall clock has not jumped. Else 0.
+    """
+
+    wall_us: int
+    elapsed_us: int
+    agreed_us: int | None = None
+    steady_us: int = 0
+
+
+class StreamClock:
+    """One stream's time, at the broker that leads it.
+
+    Args:
+        newest_us: the newest timestamp of its log; 0 where there is none.
+        elapsed_us: when that was written here, or the log was opened if that was later.
+    """
+
+    def __init__(self, newest_us: int, elapsed_us: int) -> None:
+        self._time_us = newest_us
+        self._elapsed_us = elapsed_us
+
+    def advance(self, reading: ClockReading) -> int:
+        """Stream time now: at least what it returned before."""
+        passed_us = max(0, reading.elapsed_us - self._elapsed_us)
+        self._time_us = self._next_us(reading, passed_us)
+        self._elapsed_us = max(self._elapsed_us, reading.elapsed_us)
+        return self._time_us
+
+    def _next_us(self, reading: ClockReading, passed_us: int) -> int:
+        wall_us, held_us = reading.wall_us, self._time_us + passed_us
+        if not self._time_us:
+            return reading.agreed_us or wall_us
+        slowest_us = self._time_us + passed_us // 2
+        if reading.agreed_us is not None:
+            return max(slowest_us, reading.agreed_us, min(wall_us, held_us))
+        is_followed = reading.steady_us >= min(wall_us - held_us, STEADY_ENOUGH_US)
+        return max(slowest_us, wall_us if is_followed else min(wall_us, held_us))

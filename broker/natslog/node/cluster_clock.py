@@ -1,0 +1,174 @@
+"""What time it is, as far as this broker may go by it: its own clock, and those of the others, compared once a second.
+
+Theory of operation. `ClusterNode` asks every other broker for its clock and notes the answers here. Whoever needs the
+time takes a reading of all clocks; `cluster.stream_time` decides what follows. For how long the own clock has been
+steady outlives the process, as long as the machine is not restarted: a single broker that was stopped for an hour goes
+on with the right time at once.
+
+Threads. `note` and `refresh` are for the event loop; readings may be taken in any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from natslog.cluster.stream_time import ClockReading, ClockSample, Steadiness, StreamClock, agreed_us
+from natslog.errors import DataDirError, NatslogError
+from natslog.log.checked_file import read_checked, write_checked
+from natslog.model import BrokerId
+from natslog.node.clock import elapsed_us, now_us
+
+logger = logging.getLogger("natslog.cluster")
+
+CLOCKS_APART_S = 30.0
+"""Brokers whose clocks are further apart are named to operators."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _StoredClock(msgspec.Struct, frozen=True, kw_only=True):
+    """As `Steadiness`, in the time since the machine's start that `boot` names."""
+
+    boot: str
+    offset_us: int
+    since_us: int
+
+
+class ClusterClock:
+    """Args: `path`: the file that says for how long the own clock has been steady.
+
+    Attributes: `apart_s`: how far each other broker's clock was ahead of this one's, when it last answered.
+    """
+
+    def __init__(self, me: BrokerId, path: Path) -> None:
+        self.apart_s: dict[BrokerId, float] = {}
+        self._me, self._path = me, path
+        self._boot = _boot_id()
+        self._samples: dict[BrokerId, ClockSample] = {}
+        self._brokers: frozenset[BrokerId] = frozenset()
+        self._is_alone = False
+        self._known: tuple[ClockSample, ...] = ()
+        self._steadiness = self._stored() or Steadiness(now_us() - elapsed_us(), elapsed_us())
+        self._is_stored = False
+
+    # ---- own clock ----
+
+    def _stored(self) -> Steadiness | None:
+        """What the last process on this machine found; None where the machine has restarted since."""
+        try:
+            found = read_checked(self._path, "clock", 1)
+            stored = None if found is None else msgspec.convert(found, _StoredClock)
+        except (NatslogError, DataDirError, msgspec.ValidationError) as error:
+            logger.warning("%s is not used, and is written anew: %s", self._path, error)
+            return None
+        if stored is None or not self._boot or stored.boot != self._boot or stored.since_us > elapsed_us():
+            return None
+        return Steadiness(stored.offset_us, stored.since_us).observed(now_us(), elapsed_us())
+
+    def store(self) -> None:
+        """Where it has changed; in a thread. Best effort: without the file, steadiness counts from the next start."""
+        steadiness, self._is_stored = self._steadiness, True
+        if not self._boot:
+            return
+        stored = _StoredClock(boot=self._boot, offset_us=steadiness.offset_us, since_us=steadiness.since_us)
+        try:
+            write_checked(self._path, "clock", 1, stored)
+        except OSError as error:
+            logger.warning("%s could not be written: %s", self._path, error)
+
+    def refresh(self, brokers: Iterable[BrokerId]) -> bool:
+        """Once a second: looks at the own clock, and counts these as the cluster. Whether `store` has work."""
+        self._brokers = frozenset(brokers)
+        self._is_alone = self._brokers == {self._me}
+        self._know_members()
+        steadiness, wall_us = self._steadiness, now_us()
+        self._steadiness = steadiness.observed(wall_us, elapsed_us())
+        if self._steadiness is not steadiness:
+            jump_s = (self._steadiness.offset_us - steadiness.offset_us) / 1e6
+            logger.warning("the wall clock of this machine has jumped by %+.1f s", jump_s)
+            self._is_stored = False
+        return not self._is_stored
+
+    # ---- the others' clocks ----
+
+    def note(self, broker: BrokerId, wall_us: int, asked_us: int) -> None:
+        """Another broker's clock, asked for when this one's elapsed time was `asked_us`, answered just now."""
+        if broker == self._me:
+            return
+        answered_us = elapsed_us()
+        self._samples[broker] = ClockSample(wall_us, answered_us)  # it had reached that by then
+        self._know_members()
+        apart_s = (wall_us + (answered_us - asked_us) // 2 - now_us()) / 1e6
+        known_s = self.apart_s.get(broker, 0.0)
+        self.apart_s[broker] = apart_s
+        if abs(apart_s) > CLOCKS_APART_S >= abs(known_s):
+            logger.warning(
+                "the clocks of broker %d and of this one are %.0f s apart: set them right (NTP). Messages are stamped, "
+                "and expire, by the time that a majority of the brokers agrees on",
+                broker,
+                apart_s,
+            )
+
+    def _know_members(self) -> None:
+        is_member = self._me in self._brokers
+        self._known = tuple(one for broker, one in self._samples.items() if is_member and broker in self._brokers)
+
+    # ---- what follows: any thread ----
+
+    def reading(self) -> ClockReading:
+        wall_us, passed_us = now_us(), elapsed_us()
+        if self._is_alone:
+            return ClockReading(wall_us, passed_us, None, self._steadiness.steady_us(wall_us, passed_us))
+        known = self._known
+        return ClockReading(
+            wall_us, passed_us, agreed_us(known, wall_us, passed_us, len(self._brokers)) if known else None
+        )
+
+    def latest_us(self) -> int:
+        """For what must not expire early: the later one of the own clock and of what a majority agrees on."""
+        reading = self.reading()
+        return max(reading.wall_us, reading.agreed_us or 0)
+
+    def trusted_us(self, steady_us: int) -> int | None:
+        """What a majority agrees on; the own clock where this broker is the whole cluster and the clock has been steady
+        for so long. None where there is nothing to go by.
+        """
+        reading = self.reading()
+        if reading.agreed_us is not None:
+            return reading.agreed_us
+        return reading.wall_us if self._is_alone and reading.steady_us >= steady_us else None
+
+
+class StreamTime:
+    """The time of one stream that this broker leads. From any thread.
+
+    Args:
+        newest_us: the newest timestamp of its log, 0 where there is none; `idle_s`: how long ago it was written here,
+            or the log was opened.
+    """
+
+    def __init__(self, clock: ClusterClock, newest_us: int, idle_s: float) -> None:
+        self._cluster = clock
+        self._clock = StreamClock(newest_us, elapsed_us() - int(idle_s * 1e6))
+        self._lock = threading.Lock()
+
+    def now_us(self) -> int:
+        """The timestamp that the next message gets."""
+        with self._lock:
+            return self._clock.advance(self._cluster.reading())
+
+    def behind_s(self) -> float:
+        """How far it is behind this machine's wall clock."""
+        return (now_us() - self.now_us()) / 1e6
+
+
+def _boot_id() -> str:
+    """Names the time since the machine was started; "" where the system does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

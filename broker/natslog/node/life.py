@@ -1,0 +1,145 @@
+"""The lives of a data folder: the file `life`, which numbers and names its starts.
+
+    {"number": 7, "has_ended": false, "directory": "3f…", "nonce": "a1…", "lives": ["3f….6.9c…", "3f….7.a1…"]}
+
+Theory of operation. A start stores the next number and a new random nonce before anything else is done with the folder.
+Before this life is proposed for registration, its name is stored in `lives` (`note`). So whichever life the cluster has
+registered is listed in the folder that had it, also after a crash at any point; and it is in no copy that was made
+before. Starts that never met a metadata leader are not proposed, and are not listed: the list grows with registrations
+only. It keeps the last 128, so that brokers whose metadata is behind by some lives recognise the folder too.
+
+The file has format version 1 until a life with a nonce is listed (from feature level 2 on), then 2. natslog 0.1.0 reads
+version 1, and writes it with the first two fields only; it refuses version 2.
+
+Invariants. The file is replaced whole: a crash leaves the old content or the new one. A number is used with one nonce
+only in what was proposed. `has_ended` is stored last in a life.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from natslog.errors import CorruptLog
+from natslog.log.checked_file import read_record
+from natslog.node.disk_reserve import write_checked
+
+MAX_LIVES = 128
+_VERSION, _VERSION_WITHOUT_NONCE = 2, 1
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    number: int = 0
+    has_ended: bool = False
+    directory: str = ""
+    nonce: str = ""
+    lives: tuple[str, ...] = ()
+
+
+def stored_directory(path: Path) -> str:
+    """The folder that the file names; "" where there is no file, or natslog 0.1.0 wrote it. Raises CorruptLog."""
+    return _read(path).directory
+
+
+def _read(path: Path) -> _Stored:
+    return read_record(path, "life", _VERSION, _Stored) or _Stored()
+
+
+class Life:
+    """Begins the next life of a folder.
+
+    Args:
+        path: of the file `life`.
+        directory: the folder's id.
+        must_exist: the folder was used before. Where the file is missing, nothing is stored until `follow` or `note`.
+
+    Attributes:
+        number: of this life. `nonce`: of this life.
+        lives: the names of the lives that were proposed, the newest last.
+        after: the name of the life that ended in order right before this one, or "".
+        is_missing: there is no file, and there must be one.
+        last_was_older_version: the life before this one was of natslog 0.1.0.
+
+    Raises:
+        CorruptLog: the file is damaged, or another folder's. OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, directory: str, *, must_exist: bool) -> None:
+        last = _read(path)
+        if last.directory not in ("", directory):
+            raise CorruptLog(f"{path} was written by another folder ({last.directory}): mixed up files", file=str(path))
+        self._path, self._directory = path, directory
+        self.is_missing = last.number == 0 and must_exist
+        self.last_was_older_version = last.number > 0 and not last.nonce
+        self.lives = self._plain_up_to(last.number) if self.last_was_older_version else last.lives
+        ended = [one for one in self.lives[-1:] if last.has_ended and _number(one) == last.number]
+        self.after = ended[0] if ended else ""
+        self.number, self.nonce = last.number + 1, secrets.token_hex(8)
+        if not self.is_missing:
+            self._store()
+
+    def _plain_up_to(self, number: int) -> tuple[str, ...]:
+        """natslog 0.1.0 does not store which of its starts it registered."""
+        return tuple(f"{self._directory}.{one}" for one in range(max(1, number + 1 - MAX_LIVES), number + 1))
+
+    @property
+    def name(self) -> str:
+        """Of this life, with its nonce."""
+        return f"{self._directory}.{self.number}.{self.nonce}"
+
+    @property
+    def incarnation(self) -> str:
+        """The name by which this life is registered; before it is proposed, the one with the nonce."""
+        plain = self.name.rpartition(".")[0]
+        return plain if self.lives and self.lives[-1] == plain else self.name
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """What this folder says of itself to other brokers: the lives it had, and this one last, with its nonce."""
+        return (*(one for one in self.lives if one != self.name), self.name)
+
+    @property
+    def has_proposed(self) -> bool:
+        """Lives with a nonce are listed when there was a metadata leader, to whom this folder had a vote to give."""
+        return any(_has_nonce(one) for one in self.lives)
+
+    def note(self, *, has_nonce: bool) -> None:
+        """Lists this life, durably: it is about to be proposed. Raises OSError."""
+        name = self.name if has_nonce else self.name.rpartition(".")[0]
+        if not self.lives or self.lives[-1] != name:
+            self._store(lives=(*self.lives, name)[-MAX_LIVES:])
+
+    def follow(self, number: int, name: str) -> None:
+        """Makes this the life after that one: the folder's own metadata proves it. Raises OSError."""
+        lives = (*(one for one in self.lives if one != name), name)[-MAX_LIVES:]
+        self._store(number=max(self.number, number + 1), lives=lives)
+        self.after = ""
+
+    def end(self) -> None:
+        """Everything is on disk as the logs say: the next life need not prove it. Raises OSError."""
+        self._store(has_ended=True)
+
+    def _store(
+        self, *, number: int | None = None, lives: tuple[str, ...] | None = None, has_ended: bool = False
+    ) -> None:
+        """On disk first, then here: what is not durable is never said to others."""
+        stored = _Stored(
+            number=self.number if number is None else number,
+            has_ended=has_ended,
+            directory=self._directory,
+            nonce=self.nonce,
+            lives=self.lives if lives is None else lives,
+        )
+        has_nonce = any(_has_nonce(one) for one in stored.lives)
+        write_checked(self._path, "life", _VERSION if has_nonce else _VERSION_WITHOUT_NONCE, stored)
+        self.number, self.lives, self.is_missing = stored.number, stored.lives, False
+
+
+def _has_nonce(name: str) -> bool:
+    return name.count(".") > 1
+
+
+def _number(name: str) -> int:
+    return int(name.split(".")[1])

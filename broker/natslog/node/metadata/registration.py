@@ -1,0 +1,150 @@
+"""The registration of this broker's life: the cluster records it, or refuses it where the folder is an older copy.
+
+Theory of operation. A life is proposed until its outcome comes out of the log here. Before that it is listed in the
+folder, durably, so every later state of the folder names the registered life; `Metadata` and the handshakes of the
+other brokers compare both (ADR 11). A refused broker neither votes nor serves; it says so, and waits for its operator.
+
+Roles are taken only in a life that is registered (`Hosting.is_registered`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from natslog.cluster.commands import BrokerRecord, RegisterBroker
+from natslog.cluster.incarnations import NONCE_LEVEL, outdated_folder
+from natslog.errors import CorruptLog, NatslogError, OutdatedFolder, StorageUnavailable
+from natslog.node.clock import monotonic_ms
+from natslog.node.data_dir import REMEDY, DataDir
+from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
+from natslog.node.metadata.entries import Request
+from natslog.node.metadata.group import TICK_S
+from natslog.node.peers.links import DialledLink
+
+logger = logging.getLogger("natslog.cluster")
+
+_RETRY_S = 0.2
+_LEADER_WITHIN_MS = 10_000.0
+
+
+class Registration:
+    """Args: `links`: those that this broker dials."""
+
+    def __init__(self, admission: Admission, data_dir: DataDir, links: Callable[[], Iterable[DialledLink]]) -> None:
+        self.is_done = False
+        self._admission, self._data_dir, self._links = admission, data_dir, links
+        self._group, self._life = admission.group, data_dir.life
+        self._refused: OutdatedFolder | None = None
+        self._said_ms = -SAY_EVERY_MS
+
+    @property
+    def _is_alone(self) -> bool:
+        return [member.id for member in self._group.raft.membership.members] == [self._admission.me]
+
+    # ---- what the folder must hold ----
+
+    def check_log(self) -> None:
+        """Raises CorruptLog: this folder had a metadata log, with its votes, and has none now."""
+        if self._group.store.is_blank and self._life.has_proposed:
+            raise CorruptLog(f"{self._data_dir.raft} is empty, and the folder was a member of a cluster. {REMEDY}")
+
+    def check_life(self) -> None:
+        """Raises CorruptLog: `life` is missing, in the folder of one of several brokers."""
+        if self._life.is_missing and not self._is_alone:
+            raise CorruptLog(
+                f"{self._data_dir.path / 'life'} is missing: nothing proves that this is the newest data folder of "
+                f"broker {self._admission.me}. {REMEDY}"
+            )
+
+    # ---- older copies ----
+
+    @property
+    def outdated(self) -> OutdatedFolder | None:
+        """The error that this broker's folder was refused with: in the handshakes of others, or by the metadata."""
+        if self.is_done:
+            return None
+        for link in self._links():
+            refusal = link.refusal
+            is_mine = isinstance(refusal, OutdatedFolder) and refusal.facts.get("broker") == self._admission.me
+            if is_mine and not link.is_up:
+                assert isinstance(refusal, OutdatedFolder)
+                return refusal
+        return self._refused
+
+    def say_if_outdated(self) -> None:
+        outdated = self.outdated
+        if outdated is not None and monotonic_ms() - self._said_ms >= SAY_EVERY_MS:
+            self._said_ms = monotonic_ms()
+            logger.error("this broker neither votes nor serves: %s", outdated.message)
+
+    # ---- registering ----
+
+    async def run(self) -> None:
+        """Returns when this life is registered; with an older copy of a member's folder, never."""
+        while not self.is_done:
+            try:
+                await self._find_leader()
+                await self._propose()
+                self.is_done = True
+            except OutdatedFolder as error:
+                if self._is_alone:
+                    await self._follow_own_metadata()
+                else:
+                    self._refused = error
+                    await asyncio.sleep(_RETRY_S)
+            except NatslogError as error:
+                if self.outdated is None:
+                    logger.warning("this broker waits for the cluster: %s", error.message)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _find_leader(self) -> None:
+        """Raises MetadataUnavailable. A start without a leader proposes nothing, and the folder need not list it."""
+        give_up_ms = monotonic_ms() + _LEADER_WITHIN_MS
+        while self._group.leader is None or self._group.store.is_blank:
+            if monotonic_ms() > give_up_ms:
+                raise self._group.unavailable()
+            await asyncio.sleep(TICK_S)
+
+    async def _propose(self) -> None:
+        """Raises OutdatedFolder. Others (MetadataUnavailable, StorageUnavailable, InvalidRequest): propose again."""
+        if self._life.is_missing:
+            await self._follow_own_metadata()
+        has_nonce = self._group.state.feature_level >= NONCE_LEVEL
+        await self._change_life(lambda: self._life.note(has_nonce=has_nonce))
+        config, life = self._admission.config, self._life
+        me = BrokerRecord(
+            id=self._admission.me,
+            url=config.url,
+            rack=config.rack,
+            directory=self._data_dir.identity.directory,
+            life=life.number,
+            nonce=life.nonce if has_nonce else "",
+        )
+        command = RegisterBroker(broker=me, after=life.after, lives=life.lives if has_nonce else ())
+        request = Request(f"{life.name} is up as {me.incarnation}", f"broker {me.id}")
+        await self._group.propose(command, request)
+        known = self._group.state.brokers.get(me.id)
+        if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error says so
+            raise outdated_folder(known, config.url)
+
+    async def _follow_own_metadata(self) -> None:
+        """A broker alone has all that was ever decided: the restored copy of its folder goes on from there, as after an
+        unclean end.
+        """
+        await self._group.applied(await self._group.read_index())
+        known = self._group.state.brokers.get(self._admission.me)
+        if known is not None:
+            logger.warning("this folder was restored, or its file life was lost: it continues %s", known.incarnation)
+            await self._change_life(lambda: self._life.follow(known.life, known.incarnation))
+
+    async def _change_life(self, change: Callable[[], None]) -> None:
+        """Raises StorageUnavailable."""
+        try:
+            await asyncio.to_thread(change)
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{self._data_dir.path / 'life'} cannot be written: {error.strerror or error}. Free space there; this "
+                "broker tries again"
+            ) from error

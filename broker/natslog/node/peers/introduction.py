@@ -1,0 +1,58 @@
+"""The dialler's side of the handshake over HTTP. Whoever is at the address has proven nothing until the end of it."""
+
+from __future__ import annotations
+
+import aiohttp
+import msgspec
+
+from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, natslog_version
+from natslog.node.peers.handshake import LINK_PATH, MAX_HELLO_BYTES, PROOF_HEADER, PROTOCOL, Dialling, Met
+from natslog.node.peers.owner import LinkOwner
+
+_MAX_REASON_CHARS = 600
+
+
+async def introduce(session: aiohttp.ClientSession, owner: LinkOwner, url: str) -> Met:
+    """Says hello to the broker at this address.
+
+    Raises:
+        ClusterMismatch: the broker there does not belong here, or this one not there; or it is no broker.
+        BrokerUnavailable: it cannot answer now.
+    """
+    if not owner.keys.keys:
+        raise ClusterMismatch("this broker has no cluster secret: give it cluster_secret_file")
+    dialling = Dialling(owner.keys, owner.hello(url))
+    headers = {PROOF_HEADER: dialling.proof, "Content-Type": "application/json"}
+    async with session.post(url + LINK_PATH, data=dialling.body, headers=headers, allow_redirects=False) as response:
+        body = await _bounded_body(response)
+        if response.status != 200:
+            raise _refusal(response.status, body)
+        met = dialling.met(body, response.headers.get(PROOF_HEADER, ""))
+    owner.check_peer(met.peer)
+    return met
+
+
+async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
+    """Of whoever is at that address. Raises ClusterMismatch: it is longer than any broker's."""
+    body = bytearray()
+    while chunk := await response.content.read(MAX_HELLO_BYTES):
+        body += chunk
+        if len(body) > MAX_HELLO_BYTES:
+            raise ClusterMismatch("it answers with more than 64 KiB: it is no broker")
+    return bytes(body)
+
+
+def _refusal(status: int, body: bytes) -> NatslogError:
+    """What the other side says is shown and not acted on: it has proven nothing."""
+    if status in (404, 405, 501):
+        return ClusterMismatch(
+            f"it does not have link protocol {PROTOCOL} of natslog {natslog_version()}: it runs natslog 0.1.0, which "
+            f"has link protocol 1, or is no broker (HTTP {status}). Stop all brokers and start them with the newer "
+            "version"
+        )
+    try:
+        error = msgspec.json.decode(body)["error"]
+        reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+        return ClusterMismatch(f"it answers with HTTP {status}, and not as a broker does")
+    return ClusterMismatch(reason) if status < 500 else BrokerUnavailable(reason)

@@ -1,0 +1,42 @@
+"""The broker, as its links see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from aiohttp import web
+
+from natslog.errors import NatslogError
+from natslog.node.peers.handshake import Hello
+from natslog.node.peers.keys import KeyRing
+from natslog.node.peers.messages import Frame, Welcome
+
+
+class LinkOwner(Protocol):
+    """What a broker decides and links carry out."""
+
+    keys: KeyRing
+    served: set[web.WebSocketResponse]
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Every URL that this broker is dialled at."""
+
+    def hello(self, dialled: str = "") -> Hello: ...
+
+    def check_peer(self, hello: Hello) -> None:
+        """Raises ClusterMismatch where the other one does not belong here. Changes nothing."""
+
+    def admitted(self, peer: Hello) -> None:
+        """The other side has proven itself and belongs here."""
+
+    def welcome_for(self, hello: Hello) -> Welcome | None: ...
+
+    def received(self, peer: Hello, frame: Frame, reply: Callable[[Frame, list[bytes] | None], None]) -> None:
+        """A frame on a link that the other side dialled."""
+
+    def refused(self, error: NatslogError) -> None:
+        """A link was refused; it is tried again and again."""
+
+    def link_changed(self, peer: Hello, is_up: bool) -> None: ...

@@ -1,0 +1,128 @@
+"""Where links begin on the acceptor's side: few and short-lived places for whoever has not proven who they are.
+
+Invariants. At most 64 hellos are being read and at most 64 are answered and not yet a link, 16 of each from one
+address; each is given up after 5 s. Where there is no place the oldest loses its own: a broker needs milliseconds, so a
+crowd of slow ones does not keep it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from natslog.errors import ClusterMismatch, NatslogError
+from natslog.node.peers.handshake import Greeted, Hello, checked_hello, greeted
+from natslog.node.peers.keys import KeyRing, Session
+from natslog.node.peers.owner import LinkOwner
+from natslog.urls import normal_url
+
+HANDSHAKE_S = 5.0
+MAX_PLACES = 64
+MAX_PLACES_OF_ONE_ADDRESS = 16
+
+Kept = TypeVar("Kept")
+
+
+class Places(Generic[Kept]):
+    """A bounded number of things by address, the oldest first."""
+
+    def __init__(self, most: int = MAX_PLACES, most_of_one: int = MAX_PLACES_OF_ONE_ADDRESS) -> None:
+        self._most, self._most_of_one = most, most_of_one
+        self._kept: dict[str, tuple[str, Kept]] = {}
+
+    def put(self, name: str, address: str, kept: Kept) -> list[Kept]:
+        """Returns what lost its place."""
+        self._kept[name] = (address, kept)
+        of_address = [name for name, (other, _) in self._kept.items() if other == address]
+        lost = of_address[: -self._most_of_one] or list(self._kept)[: -self._most]
+        return [self._kept.pop(name)[1] for name in lost]
+
+    def take(self, name: str) -> Kept | None:
+        found = self._kept.pop(name, None)
+        return None if found is None else found[1]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    greeted: Greeted
+    expires_s: float
+
+
+class Reception:
+    """Of one broker."""
+
+    def __init__(self, owner: LinkOwner, keys: KeyRing) -> None:
+        self._owner = owner
+        self._keys = keys
+        self._reading: Places[asyncio.Timeout] = Places()
+        self._tickets: Places[_Ticket] = Places()
+        self._numbers = 0
+
+    @asynccontextmanager
+    async def place(self, address: str) -> AsyncIterator[None]:
+        """For a connection that has proven nothing yet.
+
+        Raises:
+            TimeoutError: it took longer than 5 s, or others came and it was the oldest.
+        """
+        self._numbers += 1
+        name = str(self._numbers)
+        async with asyncio.timeout(HANDSHAKE_S) as limit:
+            for lost in self._reading.put(name, address, limit):
+                if not lost.expired():
+                    lost.reschedule(asyncio.get_running_loop().time())
+            try:
+                yield
+            finally:
+                self._reading.take(name)
+
+    def introduced(self, body: bytes, proof: str, address: str) -> tuple[bytes, str]:
+        """The answer to a hello, and its proof.
+
+        Raises:
+            ClusterMismatch: whoever says hello does not belong here.
+        """
+        try:
+            hello, key = checked_hello(body, proof, self._required_keys(), self._addresses())
+            answered = greeted(hello, body, key, self._owner.hello())
+            try:
+                self._owner.check_peer(hello)
+            except NatslogError as error:
+                if error.facts.get("itself"):  # the dialler sees it in the answer
+                    return answered.answer, answered.proof
+                raise
+        except NatslogError as error:
+            self._owner.refused(error)
+            raise
+        expires_s = asyncio.get_running_loop().time() + HANDSHAKE_S
+        self._tickets.put(answered.nonce, address, _Ticket(answered, expires_s))
+        return answered.answer, answered.proof
+
+    def admitted(self, link: str) -> tuple[Hello, Session]:
+        """Who opens a link with this header, and its seals. A header is good for one link.
+
+        Raises:
+            ClusterMismatch: the header is not the one of a hello that was answered a moment ago.
+        """
+        nonce, _, proof = link.partition(":")
+        ticket = self._tickets.take(nonce)
+        if ticket is None or ticket.expires_s < asyncio.get_running_loop().time():
+            raise ClusterMismatch("a link begins with a hello, and is opened within 5 s of its answer, once")
+        session = ticket.greeted.session(proof)
+        self._owner.check_peer(ticket.greeted.peer)
+        self._owner.admitted(ticket.greeted.peer)
+        return ticket.greeted.peer, session
+
+    def _required_keys(self) -> KeyRing:
+        if not self._keys.keys:
+            raise ClusterMismatch("this broker has no cluster secret and takes no links: give it cluster_secret_file")
+        return self._keys
+
+    def _addresses(self) -> frozenset[str]:
+        return frozenset(map(normal_url, self._owner.addresses))

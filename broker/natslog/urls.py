@@ -1,0 +1,37 @@
+"""Addresses of brokers as operators write them: `http://host:port`, without credentials."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from natslog.errors import InvalidRequest
+
+MAX_URL_CHARS = 512
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def normal_url(text: str) -> str:
+    """The same text for the same address: lower case, no default port, no slash at the end.
+
+    Raises:
+        InvalidRequest: it is not the address of a broker, with the reason.
+    """
+    if len(text) > MAX_URL_CHARS or not text.isascii() or not text.isprintable() or " " in text:
+        raise InvalidRequest(f"{text[:80]!r} is not a broker's URL: write http://host:9292")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"{text!r} is not a broker's URL ({error}): write http://host:9292") from error
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise InvalidRequest(f"{text!r} is not a broker's URL: it must begin with http:// or https://")
+    if not parts.hostname:
+        raise InvalidRequest(f"{text!r} is not a broker's URL: it names no host; write http://host:9292")
+    if "@" in parts.netloc:
+        host = parts.netloc.rpartition("@")[2]
+        raise InvalidRequest(f"the URL of a broker holds no credentials: write {parts.scheme}://{host}")
+    if parts.query or parts.fragment or "?" in text or "#" in text:
+        raise InvalidRequest(f"{text!r} is not a broker's URL: it must end after host and port")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    shown_port = "" if port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{port}"
+    return f"{parts.scheme}://{host}{shown_port}{parts.path.rstrip('/')}"

@@ -1,0 +1,447 @@
+"""Links between real nodes over real sockets, with an attacker on the wire, in front of the door, or behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from natslog.cluster.roles import Matching
+from natslog.consensus import AppendRequest, Index, Term
+from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, natslog_version
+from natslog.model import BrokerId, Epoch, StreamId
+from natslog.nats_server import free_port
+from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Met
+from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse, Hearing, RaftMessages, encode_frame
+from natslog.node.peers.reception import MAX_PLACES_OF_ONE_ADDRESS
+from tests.unit.node.peers.nodes import Node, Wire, node, two, until
+
+
+async def linked(one: Node, url: str) -> None:
+    one.links.dial({url})
+    link = one.links.to(url)
+    assert link is not None
+    await until(lambda: link.is_up)
+
+
+def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            big = bytes(8 * 1024 * 1024)
+            whole = FetchAnswer(StreamId("s"), Epoch(1), Matching(), 0, 0, len(big))
+            answers = {1: (whole,), 2: ()}
+            other.replies = lambda frame: (
+                (FetchResponse(frame.number, answers[frame.number]), [big]) if isinstance(frame, FetchRequest) else None
+            )
+            await linked(one, other.config.url)
+            link = one.links.of(BrokerId(2))
+            assert link is not None
+            assert link.peer is not None
+            assert (link.peer.min_level, link.peer.max_level) == (1, 2)
+            for number in range(100):
+                assert link.send(Hearing(number % 2 == 0))
+            await until(lambda: len(other.frames) == 100)
+            assert other.frames[1] == (1, Hearing(False))
+            fetched: list[int] = []
+            link.on_fetched = lambda response, payload: fetched.append(len(payload))
+            link.send(FetchRequest(1, "d.1"))
+            await until(lambda: fetched == [len(big)])
+            link.send(FetchRequest(2, "d.1"))  # the answer does not have the bytes that it announces
+            await until(lambda: "does not have the bytes" in link.problem)
+            assert fetched == [len(big)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("attack", ["bit", "repeated", "dropped"])
+def test_frame_changed_on_the_wire_ends_the_link_and_is_not_received(
+    tmp_path: Path, attack: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Masked WebSocket messages are changed as they are: the mask does not hide where the payload lies."""
+
+    async def main() -> None:
+        port = free_port()
+        wire = Wire(port)
+        async with wire.held():
+            urls = (f"http://127.0.0.1:{wire.port}",)
+            async with node(tmp_path, 1) as one, node(tmp_path, 2, port=port, peer_urls=urls) as other:
+                await linked(one, urls[0])
+                link = one.links.to(urls[0])
+                assert link is not None
+                link.send(Hearing(True))
+                await until(lambda: other.frames == [(1, Hearing(True))])
+                changes = {
+                    "bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+                    "repeated": lambda data: data + data,
+                    "dropped": lambda data: b"",
+                }
+                wire.changed = changes[attack]
+                link.send(Hearing(False))
+                if attack == "dropped":
+                    await asyncio.sleep(0.3)
+                    wire.changed = lambda data: data
+                    link.send(Hearing(True))
+                await until(lambda: "not authentic" in caplog.text)
+                wire.changed = lambda data: data
+                received = [frame for _, frame in other.frames]
+                assert received == [Hearing(True), *([Hearing(False)] if attack == "repeated" else [])]
+                await until(lambda: wire.connections >= 2 and link.is_up)
+
+    asyncio.run(main())
+
+
+def test_broker_that_joins_while_it_says_hello_says_it_again(tmp_path: Path) -> None:
+    """A link whose hello names no cluster would be of no use: nothing but a welcome passes on it."""
+
+    async def main() -> None:
+        port = free_port()
+        wire = Wire(port)
+        async with wire.held():
+            urls = (f"http://127.0.0.1:{wire.port}",)
+            async with node(tmp_path, 1) as one, node(tmp_path, 2, port=port, peer_urls=urls) as other:
+
+                def join(data: bytes) -> bytes:
+                    if data.startswith(b"POST") and not one.cluster_id:
+                        one._data_dir.join("c")
+                        one.links.redial()
+                    return data
+
+                wire.changed = join
+                await linked(one, urls[0])
+                link = one.links.to(urls[0])
+                assert link is not None
+                await until(lambda: link.send(Hearing(True)) and bool(other.frames))
+                assert other.peer.cluster_id == "c"
+
+    asyncio.run(main())
+
+
+def test_address_that_is_not_the_brokers_is_refused_and_peer_urls_allow_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        port = free_port()
+        alias = f"http://localhost:{port}"
+        async with node(tmp_path / "a", 1) as one, node(tmp_path / "a", 2, port=port):
+            with pytest.raises(BrokerUnavailable, match="dialled http://localhost.*advertise_url or peer_urls"):
+                await one.links.meet(alias)
+        async with node(tmp_path / "b", 1) as one, node(tmp_path / "b", 2, port=port, peer_urls=(alias,)):
+            assert (await one.links.meet(alias)).broker == 2
+
+    asyncio.run(main())
+
+
+def test_folder_that_dials_itself_is_told_by_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with node(tmp_path, 1) as one:
+            one.links.dial({one.config.url})
+            link = one.links.to(one.config.url)
+            assert link is not None
+            await until(lambda: link.is_self)
+
+    asyncio.run(main())
+
+
+def test_nobody_but_a_broker_can_say_that_it_is_this_broker_itself(tmp_path: Path) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        error = {"code": "cluster_mismatch", "message": "forged\nline", "retriable": False, "itself": True}
+        return web.json_response({"error": error}, status=403)
+
+    async def main() -> None:
+        async with node(tmp_path, 1) as one, answering(refuse) as url:
+            one.links.dial({url})
+            link = one.links.to(url)
+            assert link is not None
+            await until(lambda: "forged" in link.problem)
+            assert not link.is_self
+            assert "\n" not in link.problem
+
+    asyncio.run(main())
+
+
+class answering:  # noqa: N801
+    """A web server that is no broker."""
+
+    def __init__(self, handler: Any) -> None:
+        self._app = web.Application()
+        self._app.router.add_route("*", "/{path:.*}", handler)
+
+    async def __aenter__(self) -> str:
+        self._runner = web.AppRunner(self._app, access_log=None)
+        await self._runner.setup()
+        port = free_port()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        return f"http://127.0.0.1:{port}"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+async def _endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(64):
+        await response.write(bytes(64 * 1024))
+    return response
+
+
+async def _elsewhere(request: web.Request) -> web.Response:
+    raise web.HTTPTemporaryRedirect(f"http://127.0.0.1:{free_port()}/")
+
+
+async def _protocol_1(request: web.Request) -> web.Response:
+    raise web.HTTPMethodNotAllowed(request.method, ["GET"])
+
+
+async def _page(request: web.Request) -> web.Response:
+    return web.Response(text="<html>")
+
+
+@pytest.mark.parametrize(
+    ("handler", "problem"),
+    [
+        (_endless, "more than 64 KiB"),
+        (_elsewhere, "HTTP 307"),
+        (_protocol_1, f"link protocol 2 of natslog {natslog_version()}.*0.1.0, which has link protocol 1"),
+        (_page, "does not prove"),
+    ],
+)
+def test_server_that_is_no_broker_is_not_added_and_the_reason_is_named(
+    tmp_path: Path, handler: Any, problem: str
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path, 1) as one, answering(handler) as url:
+            with pytest.raises(BrokerUnavailable, match=problem):
+                await one.links.meet(url)
+            assert url not in one.links._guests
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://host",
+        "http://",
+        "http://user:pass@host:1",
+        "host:9292",
+        "http://host:99999",
+        "http://h/?q=1",
+        "http://h h",
+    ],
+)
+def test_url_that_cannot_be_a_brokers_is_not_dialled(tmp_path: Path, url: str) -> None:
+    async def main() -> None:
+        async with node(tmp_path, 1) as one:
+            one.group.raft.role = "leader"
+            with pytest.raises(InvalidRequest, match="URL") as refused:
+                await one.add(url)
+            assert "pass" not in refused.value.message
+            assert one.links.all == []
+
+    asyncio.run(main())
+
+
+# ---- someone with the secret's key, up to a point ----
+
+
+async def met_by_hand(session: aiohttp.ClientSession, one: Node, other: Node) -> Met:
+    dialling = Dialling(one.keys, one.hello(other.config.url))
+    async with session.post(
+        other.config.url + "/internal/link", data=dialling.body, headers={PROOF_HEADER: dialling.proof}
+    ) as answer:
+        return dialling.met(await answer.read(), answer.headers[PROOF_HEADER])
+
+
+async def opened(session: aiohttp.ClientSession, other: Node, link: str) -> aiohttp.ClientWebSocketResponse:
+    return await session.ws_connect(other.config.url + "/internal/link", headers={LINK_HEADER: link})
+
+
+def test_link_is_opened_once_and_only_by_who_saw_the_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other), aiohttp.ClientSession() as session:
+            met = await met_by_hand(session, one, other)
+            nonce, _, proof = met.link.partition(":")
+            socket = await opened(session, other, met.link)
+            for link in (met.link, f"{nonce}:", "", ":", f"{'0' * 32}:{proof}"):
+                with pytest.raises(aiohttp.WSServerHandshakeError):
+                    await opened(session, other, link)
+            second = await met_by_hand(session, one, other)
+            with pytest.raises(aiohttp.WSServerHandshakeError):  # the first link's proof
+                await opened(session, other, f"{second.peer.nonce}:{proof}")
+            with pytest.raises(aiohttp.WSServerHandshakeError):  # and it was a try: this one is gone as well
+                await opened(session, other, second.link)
+            await socket.close()
+
+    asyncio.run(main())
+
+
+def test_frame_without_a_seal_ends_an_open_link(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other), aiohttp.ClientSession() as session:
+            met = await met_by_hand(session, one, other)
+            socket = await opened(session, other, met.link)
+            append = AppendRequest(
+                sender=BrokerId(1), to=BrokerId(2), term=Term(2**63), prev_index=Index(0), prev_term=Term(0)
+            )
+            await socket.send_bytes(b"".join(encode_frame(RaftMessages((append,)))))
+            assert (await socket.receive(5)).type is aiohttp.WSMsgType.CLOSE
+            assert "not authentic" in caplog.text
+            met = await met_by_hand(session, one, other)
+            socket = await opened(session, other, met.link)
+            await socket.send_bytes(bytes(met.session.sealer.seal(encode_frame(RaftMessages((append,))))))
+            assert (await socket.receive(5)).type is aiohttp.WSMsgType.CLOSE
+            assert "numbers that no broker sends" in caplog.text
+            assert other.frames == []
+
+    asyncio.run(main())
+
+
+# ---- who may not come in ----
+
+
+def test_reasons_to_refuse_a_broker_are_named_on_both_sides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with node(tmp_path, 1) as one:
+            async with node(tmp_path, 2, secrets=[b"not the cluster's secret"]) as other:
+                with pytest.raises(BrokerUnavailable, match="has another cluster secret.*cluster_secret_file"):
+                    await other.links.meet(one.config.url)
+            async with node(tmp_path / "again", 1) as other:
+                with pytest.raises(BrokerUnavailable, match="two brokers have the id 1"):
+                    await other.links.meet(one.config.url)
+            async with node(tmp_path, 3, secrets=()) as other:
+                with pytest.raises(BrokerUnavailable, match="this broker has no cluster secret"):
+                    await other.links.meet(one.config.url)
+                with pytest.raises(BrokerUnavailable, match="takes no links"):
+                    await one.links.meet(other.config.url)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    refused = [record.message for record in caplog.records if record.message.startswith("a broker's link was refused")]
+    assert any("another cluster secret" in message for message in refused)
+    assert any("two brokers have the id 1" in message for message in refused)
+
+
+@pytest.mark.parametrize(
+    ("levels", "level", "remedy"),
+    [
+        ((1, 1), 2, "run natslog 0.2.0 or later there"),
+        ((3, 4), 2, "finalize-upgrade"),
+        ((1, 2), 2, None),
+        ((2, 3), 2, None),
+    ],
+)
+def test_broker_without_the_clusters_feature_level_is_refused(
+    tmp_path: Path, levels: tuple[int, int], level: int, remedy: str | None
+) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            one._data_dir.join("c")
+            one.group.state.feature_level = level
+            hello = msgspec.structs.replace(other.hello(), min_level=levels[0], max_level=levels[1])
+            if remedy is None:
+                one.check_peer(hello)
+                return
+            with pytest.raises(ClusterMismatch, match=remedy) as refused:
+                one.check_peer(hello)
+            assert f"feature level {level}" in refused.value.message
+            assert f"supports levels {levels[0]} to {levels[1]}" in refused.value.message
+
+    asyncio.run(main())
+
+
+def test_replayed_hello_does_not_change_what_is_known_of_a_clock(tmp_path: Path) -> None:
+    """Only who opens the link has said its hello now."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other), aiohttp.ClientSession() as session:
+            dialling = Dialling(one.keys, msgspec.structs.replace(one.hello(other.config.url), wall_us=0))
+            url, headers = other.config.url + "/internal/link", {PROOF_HEADER: dialling.proof}
+            async with session.post(url, data=dialling.body, headers=headers) as answer:
+                assert answer.status == 200
+                met = dialling.met(await answer.read(), answer.headers[PROOF_HEADER])
+            assert other.clock.apart_s == {}
+            socket = await opened(session, other, met.link)
+            assert other.clock.apart_s[BrokerId(1)] < -1e6
+            await socket.close()
+
+    asyncio.run(main())
+
+
+# ---- before anything is proven ----
+
+
+def test_slow_strangers_do_not_keep_a_broker_out(tmp_path: Path) -> None:
+    """More than there are places send no more than the head of a hello; the oldest lose theirs."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            strangers = [await half_a_hello(other.config.http_port) for _ in range(3 * MAX_PLACES_OF_ONE_ADDRESS)]
+            await until(lambda: len(other.reception._reading) == MAX_PLACES_OF_ONE_ADDRESS)
+            began = time.monotonic()
+            await linked(one, other.config.url)
+            assert time.monotonic() - began < 3
+            assert len(other.reception._reading) <= MAX_PLACES_OF_ONE_ADDRESS
+            refused = await asyncio.wait_for(strangers[0][0].readline(), 2)
+            assert b"503" in refused
+            for _, writer in strangers:
+                writer.close()
+
+    asyncio.run(main())
+
+
+async def half_a_hello(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /internal/link HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    await writer.drain()
+    return reader, writer
+
+
+def test_protocol_1_is_told_what_to_do_and_nothing_is_read_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with node(tmp_path, 1) as one, aiohttp.ClientSession() as session:
+            socket = await session.ws_connect(one.config.url + "/internal/link")
+            frame = (await socket.receive(5)).data
+            kind, error = msgspec.msgpack.decode(frame[4:])
+            assert (kind, error["code"]) == ("refused", "cluster_mismatch")
+            assert "link protocol 1" in error["message"]
+            assert "link protocol 2" in error["message"]
+            assert (await socket.receive(5)).type is aiohttp.WSMsgType.CLOSE
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "dials as natslog 0.1.0 does, which has link protocol 1" in caplog.text
+
+
+def test_levels_of_members_are_those_of_the_links_that_are_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            await linked(one, other.config.url)
+            peer = next(link.peer for link in one.links.all)
+            assert peer is not None
+            one._found([peer])
+            await until(lambda: one.levels_of_members() == {1: (1, 2), 2: (1, 2)})
+            await other.links.close()
+            one.links.dial(set())
+            await until(lambda: one.levels_of_members() == {1: (1, 2), 2: None})
+
+    asyncio.run(main())
+
+
+def test_refusals_of_many_kinds_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with node(tmp_path, 1) as one:
+            for number in range(1000):
+                one.refused(ClusterMismatch(f"reason {number}"))
+                one.refused(ClusterMismatch("reason 0"))
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert 1 < len(caplog.records) <= 40

@@ -1,0 +1,61 @@
+"""What background work sees of a hosted stream: its log, whether it leads, and stream time, which the test sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from natslog.errors import CorruptLog
+from natslog.log import ReplicaLog
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from tests.conftest import open_log, rows
+
+
+class Ingest:
+    """Attributes: `rolls`: how often upkeep asked for a new segment; `time_us`: stream time."""
+
+    def __init__(self) -> None:
+        self.rolls, self.time_us = 0, 1_000_001
+        self.stream_time = self
+
+    def roll(self) -> None:
+        self.rolls += 1
+
+    def now_us(self) -> int:
+        return self.time_us
+
+
+class UpkeepStream:
+    """As `HostedStream`; its log is opened by the test."""
+
+    def __init__(self, record: StreamRecord, log: ReplicaLog) -> None:
+        self.record = self.wanted = record
+        self.name, self.id = record.name, record.id
+        self.log: ReplicaLog | None = log
+        self.ingest = Ingest()
+        self.is_leading, self.is_ready = True, True
+        self.problem: Any = None
+
+    def usable_log(self) -> ReplicaLog:
+        if self.log is None:
+            raise CorruptLog("it is not open")
+        return self.log
+
+
+def hosted(folder: Path, batches: int) -> Any:
+    """A stream with so many batches of one message, stored at second 1."""
+    log = open_log(folder)
+    for _ in range(batches):
+        log.append(rows([b"x" * 1000]), 1_000_000)
+    log.checkpoint()
+    record = StreamRecord(
+        name=folder.name,
+        id=StreamId("0" * 32),
+        settings=StreamSettings(subject="orders.>"),
+        created_us=0,
+        leader=BrokerId(1),
+        leader_epoch=Epoch(1),
+        replicas=(BrokerId(1),),
+        isr=(BrokerId(1),),
+    )
+    return UpkeepStream(record, log)

@@ -1,0 +1,67 @@
+"""`make test` and `make test-all` run every test once, and the report counts and names what they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import phases
+
+RESULTS = """<?xml version="1.0"?><testsuites><testsuite>
+<testcase classname="tests.unit.test_a" name="test_good[1]@tests/unit/test_a.py" time="1.5" />
+<testcase classname="tests.unit.test_a" name="test_bad" time="2.25">
+<failure message="assert 1 == 2&#10;and more">text</failure></testcase>
+<testcase classname="tests.unit.test_a" name="test_broken_fixture" time="0.0"><error message="oh" /></testcase>
+<testcase classname="tests.faults.test_b" name="test_cut" time="0.5"><skipped message="nft not found">text</skipped>
+</testcase></testsuite></testsuites>"""
+
+
+def test_every_folder_with_tests_belongs_to_one_phase() -> None:
+    tests = phases.ROOT / "tests"
+    have = {path.relative_to(tests).parts[0] for path in tests.rglob("test_*.py")}
+    planned = [folder for phase in phases.PHASES for folder in phase.folders]
+    assert sorted(planned) == sorted(have)
+
+
+def test_report_counts_every_outcome_and_ends_with_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test.pure.xml").write_text(RESULTS)
+    assert phases.report(tmp_path) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["== 4 tests in all", "1 passed, 2 failed, 1 skipped"]
+    slowest = said.index("== the 25 slowest tests of 4, with their fixtures")
+    assert said[slowest + 1 : slowest + 3] == [
+        "     2.2 s  tests.unit.test_a::test_bad",
+        "     1.5 s  tests.unit.test_a::test_good[1]",
+    ]
+    assert "tests.faults.test_b::test_cut: nft not found" in said
+    assert "tests.unit.test_a::test_bad: assert 1 == 2" in said
+
+
+def test_report_of_nothing_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert phases.report(tmp_path) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
+
+
+def test_phase_that_ends_without_results_counts_as_a_failed_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(phases, "RESULTS", tmp_path)
+    broken = phases.Phase("broken", "a folder that is not there", ("nowhere",))
+    assert phases.run_phase("test", broken) != 0
+    assert phases.report(tmp_path) == 1
+    assert "tests.phases::test broken: pytest ended with exit code 4" in capsys.readouterr().out
+
+
+def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tests" / "slow"
+    folder.mkdir(parents=True)
+    (folder / "test_slow.py").write_text("import threading\ndef test_slow():\n    threading.Event().wait(60)\n")
+    monkeypatch.setattr(phases, "ROOT", tmp_path)
+    monkeypatch.setattr(phases, "RESULTS", tmp_path)
+    monkeypatch.setattr(phases, "PHASE_WITHIN_S", 4.0)
+    phases.run_phase("test", phases.Phase("slow", "a test that hangs", ("slow",)))
+    assert phases.report(tmp_path) == 1
+    assert "it was stopped after 4 s" in capsys.readouterr().out
