@@ -19,7 +19,7 @@ from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header,
 
 _CHECKED = {  # name: (kind, newest version)
     "broker": ("broker", 3),
-    "life": ("life", 1),
+    "life": ("life", 2),
     "metadata": ("metadata", 1),
     "hw-checkpoint": ("hw-checkpoint", 1),
     "leader-epochs": ("leader-epochs", 1),
