@@ -5,7 +5,7 @@
     python -m tests.phases report     the slowest tests, each skipped test with its reason, and the sum
 
 Each phase is one pytest run. Its results are kept in `.test-results/` as JUnit XML until the same command runs again. A
-phase that takes longer than `PHASE_WITHIN_S`, or that runs when it is later than `NATSLOG_TESTS_UNTIL` (seconds since 1970,
+phase that takes longer than `PHASE_WITHIN_S`, or that still runs at `NATSLOG_TESTS_UNTIL` (seconds since 1970,
 set by `.ci/run`), is stopped. That, and an end without results, counts as one failed test.
 """
 

@@ -84,7 +84,7 @@ async def cluster(request: web.Request) -> web.Response:
     node, state = broker.cluster, broker.state
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # else it is known: every broker supports the level of its cluster
-        levels = await node.upgrade.supported_levels()
+        levels = node.upgrade.supported_levels()
     body = {
         "cluster_id": node.cluster_id,
         "metadata_leader": node.group.leader,

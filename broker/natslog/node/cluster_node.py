@@ -120,11 +120,7 @@ class ClusterNode(Admission):
         self.leading = MetadataLeading(group, self.clock, self._ask_to_hand_over)
         self.upgrade = Upgrade(group, self.link_to)
         self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {
-            "read_index": self._answer_read_index,
-            "clock": self._answer_clock,
-            "supported_levels": self.upgrade.answer,
-        }
+        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index, "clock": self._answer_clock}
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
         self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS

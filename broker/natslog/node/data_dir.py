@@ -79,6 +79,7 @@ class DataDir:
         self.streams = path / "streams"
         self.raft = path / "raft"
         self._lock_fd = -1
+        self._is_stored = True
         try:
             make_folder(path)
             make_folder(self.streams)
@@ -143,7 +144,7 @@ class DataDir:
         found = read_identity(self.path)
         if found is None and self._is_used():
             return self._rebuilt_identity(broker_id)
-        known = found or Identity(broker_id=broker_id)
+        known = Identity(broker_id=broker_id) if found is None else found
         if known.broker_id != broker_id:
             raise DataDirError(
                 f"the data folder {self.path} belongs to broker {known.broker_id}, and this is broker {broker_id}: "
@@ -171,16 +172,21 @@ class DataDir:
         directory = stored_directory(self.path / "life")
         if not directory:
             raise CorruptLog(f"{self.path / 'broker'} is missing, and the folder was used", data_dir=str(self.path))
+        self._is_stored = False
         return Identity(broker_id=broker_id, directory=directory)
 
     def _store(self, identity: Identity) -> None:
         write_checked(self.path / "broker", "broker", identity.format_version, identity)
-        self.identity = identity
+        self.identity, self._is_stored = identity, True
 
     def raise_level(self, level: int) -> None:
         """Before anything of that feature level is written: from now on an older natslog refuses this folder."""
         if level > self.identity.feature_level:
-            self._store(msgspec.structs.replace(self.identity, feature_level=level))
+            raised = msgspec.structs.replace(self.identity, feature_level=level)
+            if self._is_stored:
+                self._store(raised)
+            else:  # `join` stores it, before anything else is written
+                self.identity = raised
 
     def recovered_as(self, cluster_id: str) -> None:
         """`natslog cluster recover`: this folder begins another cluster."""

@@ -7,14 +7,12 @@ import pytest
 
 from natslog.cluster import outcomes
 from natslog.cluster.commands import (
-    BrokerRecord,
     Command,
     CreateStream,
     DeleteStream,
     FinalizeUpgrade,
     PauseStream,
     Proposal,
-    RegisterBroker,
     SetCursor,
 )
 from natslog.cluster.encoding import decode_state, encode_proposal, encode_state
@@ -25,7 +23,6 @@ from natslog.model import StreamSettings
 
 def state_at(level: int = 2) -> Metadata:
     state = Metadata(cluster_id="c", feature_level=level)
-    state.apply(RegisterBroker(broker=BrokerRecord(id=1, url="http://one", directory="d", life=1, nonce="n")))
     state.apply(create("orders", "aa"))
     return state
 

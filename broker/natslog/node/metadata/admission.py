@@ -83,25 +83,18 @@ class Admission:
         self._check_level(hello)
 
     def _check_member(self, hello: Hello) -> None:
-        """Raises ClusterMismatch.
-
-        Members may have been added while this broker was down, and one of them may be the metadata leader, from which
-        alone it learns of them. So a broker of this cluster with an unknown id is let in while this one follows no
-        leader, or where it is that leader: Raft counts no vote of a broker that is no member. One with a known id and
-        another folder is refused: its vote would be counted as the member's.
-        """
+        """Raises ClusterMismatch. NotReady, OutdatedFolder: as they say."""
         membership = self.group.raft.membership
         member = membership.find(hello.broker)
         if member is not None and member.directory != hello.directory:
             raise ClusterMismatch(
                 f"broker {hello.broker} at {hello.url} has another data folder than the one that is the "
                 f"cluster's. If that one is lost: natslog cluster remove {hello.broker} --force, then natslog cluster "
-                f"add {hello.url}; otherwise start the broker with its own folder",
+                f"add {hello.url}; otherwise start the broker with its own folder. If it was replaced while broker "
+                f"{self.me} was down, broker {self.me} learns of it from the metadata leader",
                 broker=hello.broker,
             )
-        leads_here = self.group.leader if self.group.has_session() else None
-        may_be_newer = hello.cluster_id == self.cluster_id and leads_here in (None, hello.broker)
-        if member is None and membership.members and hello.cluster_id and not may_be_newer:
+        if member is None and membership.members and hello.cluster_id and not self._may_be_newer(hello):
             raise ClusterMismatch(
                 f"broker {hello.broker} is no member of this cluster. If it was removed: give it an empty data folder, "
                 f"then natslog cluster add {hello.url}. If it was added a moment ago, it is let in as soon as broker "
@@ -111,6 +104,14 @@ class Admission:
         if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
             raise NotReady("this broker has not applied its stored metadata yet: it is tried again in a moment")
         self._check_lives(hello)
+
+    def _may_be_newer(self, hello: Hello) -> bool:
+        """Members may have been added while this broker was down, and one of them may be the metadata leader, from
+        which alone it learns of them: so an unknown broker of this cluster is let in while no leader is followed, or
+        where it is that leader. Raft is safe with it: the vote of a broker that is no member counts for nothing.
+        """
+        leader = self.group.leader if self.group.has_session() else None
+        return hello.cluster_id == self.cluster_id and leader in (None, hello.broker)
 
     def _check_lives(self, hello: Hello) -> None:
         """Raises OutdatedFolder: the folder is a copy from before the life that is registered. It holds an old vote."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from natslog.cluster.commands import FinalizeUpgrade, Proposal
-from natslog.cluster.encoding import decode_proposal, written_by_newer
-from natslog.cluster.metadata import Metadata
-from natslog.consensus import AppendRequest, Entry, Message, Term
+from natslog.cluster.encoding import decode_proposal, decode_state, written_by_newer
+from natslog.consensus import AppendRequest, Entry, Message, Ready, Term
 from natslog.consensus.membership import decode_membership
 
 
@@ -42,10 +41,20 @@ def check_message(message: Message) -> None:
         check_entries(message.entries)
 
 
-def highest_level(state: Metadata | None, proposals: Iterable[Proposal]) -> int:
-    """The feature level after a snapshot, if there is one, and these commands; 0 where they do not change it."""
-    raised = [one.command.level for one in proposals if isinstance(one.command, FinalizeUpgrade)]
-    return max([*raised, 0 if state is None else state.feature_level], default=0)
+def commands_of(entries: Iterable[Entry]) -> list[Proposal]:
+    """Raises UpgradeRequired."""
+    return [decode_proposal(entry.data) for entry in entries if entry.kind == "command"]
+
+
+def highest_level(ready: Ready) -> int:
+    """The feature level that the snapshot or a committed command of it brings; 0 where they do not change it.
+
+    Raises:
+        UpgradeRequired: the snapshot or a command is of a newer version.
+    """
+    levels = [0] if ready.snapshot is None else [decode_state(ready.snapshot.data).feature_level]
+    commands = (proposal.command for proposal in commands_of(ready.committed))
+    return max([*levels, *(one.level for one in commands if isinstance(one, FinalizeUpgrade))])
 
 
 class ElapsedTime:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from natslog.cluster.commands import BackgroundCommand, Command, Outcome, Proposal, needs_room
-from natslog.cluster.encoding import decode_proposal, decode_state, encode_proposal, encode_state
+from natslog.cluster.encoding import decode_state, encode_proposal, encode_state
 from natslog.cluster.features import OUTCOMES_BY_AGE, WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import (
@@ -55,7 +55,7 @@ from natslog.model import BrokerId
 from natslog.node.clock import monotonic_ms
 from natslog.node.disk_reserve import DiskReserve
 from natslog.node.metadata.disk_pulse import DiskPulse
-from natslog.node.metadata.entries import ElapsedTime, Request, check_entries, check_message, highest_level
+from natslog.node.metadata.entries import ElapsedTime, Request, check_entries, check_message, commands_of, highest_level
 from natslog.node.metadata.raft_store import RaftStore
 
 logger = logging.getLogger("natslog.metadata")
@@ -184,15 +184,13 @@ class MetadataGroup:
             await self._news.wait()
             self._news.clear()
             while (ready := self.raft.ready()) is not None:
-                state = None if ready.snapshot is None else decode_state(ready.snapshot.data)
-                proposals = [decode_proposal(entry.data) for entry in ready.committed if entry.kind == "command"]
-                if (level := highest_level(state, proposals)) > self.state.feature_level:
+                if (level := highest_level(ready)) > self.state.feature_level:
                     await loop.run_in_executor(self._saver, self._raise_level, level)
                 if ready.must_sync:
-                    await loop.run_in_executor(self._saver, self._save, ready, state)
+                    await loop.run_in_executor(self._saver, self._save, ready)
                 if not self.disk.hangs:
                     self._send(list(ready.messages))
-                self._apply(ready, state, proposals)
+                self._apply(ready)
                 self.raft.advance(ready)
                 self._confirm(ready)
                 if self.raft.applied - self._compacted >= _COMPACT_EVERY:
@@ -208,21 +206,20 @@ class MetadataGroup:
         """What is stored with a snapshot of this feature level, and from then on, is in its format."""
         self.store.uses_wal = level >= WAL_LEVEL
 
-    def _save(self, ready: Ready, state: Metadata | None) -> None:
-        if state is not None:
-            self._use_formats_of(state.feature_level)
+    def _save(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            self._use_formats_of(decode_state(ready.snapshot.data).feature_level)
         self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
 
-    def _apply(self, ready: Ready, state: Metadata | None, proposals: list[Proposal]) -> None:
-        """Args: `state`, `proposals`: what the snapshot and the committed entries of `ready` hold."""
+    def _apply(self, ready: Ready) -> None:
         level = self.state.feature_level
-        if ready.snapshot is not None and state is not None:
-            self.state = state
+        if ready.snapshot is not None:
+            self.state = decode_state(ready.snapshot.data)
             self._compacted = ready.snapshot.index
             for proposal_id in list(self._waiting):
                 if (outcome := self.state.outcome_of(proposal_id)) is not None:
                     self._tell(proposal_id, outcome)
-        for proposal in proposals:
+        for proposal in commands_of(ready.committed):
             outcome = self.state.decide(proposal)
             logger.debug("metadata: %s → %s", proposal.command, outcome)
             self._tell(proposal.id, outcome)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from natslog.cluster.commands import FinalizeUpgrade
-from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL, OWN_LEVELS, Levels, blocking
-from natslog.errors import BrokerUnavailable, NatslogError, NotMetadataLeader, UpgradeBlocked
+from natslog.cluster.features import LATEST_LEVEL, OWN_LEVELS, Levels, blocking
+from natslog.errors import NotMetadataLeader, UpgradeBlocked
 from natslog.model import BrokerId
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
-
-_ANSWER_WITHIN_S = 1.0
 
 
 class Upgrade:
@@ -22,29 +19,17 @@ class Upgrade:
         self._group = group
         self._link_to = link_to
 
-    async def answer(self) -> Levels:
-        """To another broker's question."""
-        return OWN_LEVELS
-
-    async def supported_levels(self) -> dict[BrokerId, Levels | None]:
+    def supported_levels(self) -> dict[BrokerId, Levels | None]:
         """Of every member, voter or learner, and every registered broker; None: it is not connected."""
         me = self._group.me
         members = {member.id for member in self._group.raft.membership.members}
         others = sorted((members | set(self._group.state.brokers)) - {me})
-        found = await asyncio.gather(*(self._levels_of(broker) for broker in others))
-        return {me: OWN_LEVELS} | dict(zip(others, found, strict=True))
+        return {me: OWN_LEVELS} | {broker: self._levels_of(broker) for broker in others}
 
-    async def _levels_of(self, broker: BrokerId) -> Levels | None:
+    def _levels_of(self, broker: BrokerId) -> Levels | None:
         link = self._link_to(broker)
-        if link is None:
-            return None
-        try:
-            first, last = await link.ask("supported_levels", _ANSWER_WITHIN_S)
-        except BrokerUnavailable:
-            return None
-        except NatslogError:
-            return (FIRST_LEVEL, FIRST_LEVEL)  # natslog 0.1.0 has no answer to this
-        return int(first), int(last)
+        peer = None if link is None else link.peer
+        return None if peer is None else (peer.min_level, peer.max_level)
 
     async def finalize(self) -> bool:
         """Of the metadata leader: raises the feature level to the latest one of this version. Whether it was lower.
@@ -56,8 +41,7 @@ class Upgrade:
         level = self._group.state.feature_level
         if level >= LATEST_LEVEL:
             return False
-        levels = await self.supported_levels()
-        self._require_leader()
+        levels = self.supported_levels()
         if blockers := blocking(levels, LATEST_LEVEL):
             raise UpgradeBlocked(
                 f"the feature level stays {level}: "

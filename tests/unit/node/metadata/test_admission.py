@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker
-from natslog.cluster.encoding import decode_proposal
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Entry, HardState, Member
@@ -35,15 +34,8 @@ def opened(
         """Nobody listens."""
 
     def group_of(data_dir: DataDir) -> MetadataGroup:
-        return MetadataGroup(
-            data_dir.raft,
-            1,
-            send=ignored,
-            forward=ignored,
-            on_applied=lambda: None,
-            on_bug=ignored,
-            raise_level=ignored,
-        )
+        handlers = {"send": ignored, "forward": ignored, "on_applied": ignored, "on_bug": ignored}
+        return MetadataGroup(data_dir.raft, 1, **handlers, raise_level=data_dir.raise_level)
 
     data_dir = DataDir(folder, 1)
     members = tuple(Member(id=one, directory=directory, url="") for one, directory in ((1, "d1"), (2, "d2")))
@@ -140,7 +132,7 @@ def test_link_is_taken_only_when_the_stored_registrations_are_applied_and_given_
         admission.check_still_current(older)
         group = admission.group
         ready = group.raft.ready()
-        group._apply(ready, None, [decode_proposal(one.data) for one in ready.committed if one.kind == "command"])
+        group._apply(ready)
         group.raft.advance(ready)
         assert group.state.brokers[2] == EIGHTH
         with pytest.raises(OutdatedFolder):

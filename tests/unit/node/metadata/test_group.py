@@ -38,7 +38,7 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
         ready = group.raft.ready()
         assert ready is not None
         assert ready.snapshot is not None
-        group._save(ready, group.state)
+        group._save(ready)
         group.raft.advance(ready)
         await group._compact()
         assert group.store.snapshot.index == received.index
