@@ -15,6 +15,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.broker import Broker
+from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas import upkeep as upkeep_module
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain, rolled_and_due
@@ -136,7 +137,9 @@ def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_
         stream.usable_log().close()
 
 
-def test_a_round_that_left_segments_is_followed_by_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_left_segments_is_followed_by_another_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds: list[float] = []
 
     def behind(streams: list[HostedStream], pacer: Pacer) -> bool:
@@ -152,7 +155,8 @@ def test_a_round_that_left_segments_is_followed_by_another_at_once(monkeypatch: 
         config = BrokerConfig(data_dir="unused", broker_id=1, retention_interval_s=1.0)
         group: Any = SimpleNamespace(state=Metadata(cluster_id="c"))
         hosting: Any = SimpleNamespace(me=BrokerId(1), streams={})
-        upkeep = Upkeep(config, group, hosting, SimpleNamespace(drop_forgotten=nothing), None)  # type: ignore[arg-type]
+        clock, staging = ClusterClock(BrokerId(1), tmp_path / "clock"), SimpleNamespace(drop_forgotten=nothing)
+        upkeep = Upkeep(config, group, clock, hosting, staging, None)  # type: ignore[arg-type]
         upkeep.start(lambda what, error: pytest.fail(f"{what}: {error}"))
         async with asyncio.timeout(20):
             while len(rounds) < 6:  # noqa: ASYNC110

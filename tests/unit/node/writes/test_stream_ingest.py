@@ -240,6 +240,7 @@ def test_messages_that_wait_for_another_replica_are_charged_for_their_acks_only(
             ingest = StreamIngest(
                 "orders",
                 log,
+                stream_time=stream_time_of(log),
                 sender=acks,
                 executor=writers,
                 memory=memory,
@@ -277,6 +278,7 @@ def test_acks_that_wait_for_another_replica_count_against_the_limit(log: StreamL
             ingest = StreamIngest(
                 "orders",
                 log,
+                stream_time=stream_time_of(log),
                 sender=Sent(log),
                 executor=writers,
                 memory=memory,
