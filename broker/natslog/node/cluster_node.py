@@ -135,7 +135,6 @@ class ClusterNode(Admission):
 
     async def start(self) -> None:
         """Returns when this broker belongs to a cluster and the cluster knows its new life."""
-        self.registration.check_log()
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
             self._finish_founding()
