@@ -218,7 +218,7 @@ class ClusterNode(Admission):
         self.links.redial()
 
     def _join(self, cluster_id: str) -> None:
-        if not self.cluster_id:
+        if not self.cluster_id and self.group.store.is_blank:  # else the log says which cluster it is: `start`
             self.group.store.begin()  # so that a missing one is damage
             self._data_dir.join(cluster_id)
             logger.info("this broker belongs to cluster %s now", cluster_id)
