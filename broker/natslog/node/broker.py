@@ -196,7 +196,7 @@ class Broker:
         for problem in problems:
             logger.error("while stopping: %s", problem, exc_info=problem)
         if not problems and self.has_started and self.failed is None:
-            self._data_dir.life.end()
+            self._data_dir.end_life()
 
     def _halt(self, what: str, error: BaseException) -> None:
         """What must not end has ended with an exception: stop rather than go on half alive."""

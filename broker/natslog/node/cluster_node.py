@@ -135,7 +135,6 @@ class ClusterNode(Admission):
 
     async def start(self) -> None:
         """Returns when this broker belongs to a cluster and the cluster knows its new life."""
-        self.registration.check_log()
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
             self._finish_founding()
@@ -219,7 +218,7 @@ class ClusterNode(Admission):
         self.links.redial()
 
     def _join(self, cluster_id: str) -> None:
-        if not self.cluster_id:
+        if not self.cluster_id and self.group.store.is_blank:  # else the log says which cluster it is: `start`
             self.group.store.begin()  # so that a missing one is damage
             self._data_dir.join(cluster_id)
             logger.info("this broker belongs to cluster %s now", cluster_id)

@@ -167,10 +167,10 @@ class DataDir:
         proves the broker's id. It is stored again when that was read (`join`).
 
         Raises:
-            CorruptLog: `life` does not name the folder either.
+            CorruptLog: `life` does not name the folder either, or there is no metadata log.
         """
         directory = stored_directory(self.path / "life")
-        if not directory:
+        if not directory or not (self.raft / "hard-state").exists():
             raise CorruptLog(f"{self.path / 'broker'} is missing, and the folder was used", data_dir=str(self.path))
         self._is_stored = False
         return Identity(broker_id=broker_id, directory=directory)
@@ -196,6 +196,10 @@ class DataDir:
         """From now on this folder belongs to that cluster."""
         assert self.identity.cluster_id in ("", cluster_id), "a folder never changes clusters"
         self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
+
+    def end_life(self) -> None:
+        """Everything is on disk as the logs say: the next life need not prove it."""
+        self.life.end()
 
     def stream_folder(self, stream_id: str) -> Path:
         return self.streams / stream_id

@@ -100,11 +100,6 @@ class Life:
         """What this folder says of itself to other brokers: the lives it had, and this one last, with its nonce."""
         return (*(one for one in self.lives if one != self.name), self.name)
 
-    @property
-    def has_proposed(self) -> bool:
-        """Lives with a nonce are listed when there was a metadata leader, to whom this folder had a vote to give."""
-        return any(_has_nonce(one) for one in self.lives)
-
     def note(self, *, has_nonce: bool) -> None:
         """Lists this life, durably: it is about to be proposed. Raises OSError."""
         name = self.name if has_nonce else self.name.rpartition(".")[0]
@@ -132,13 +127,9 @@ class Life:
             nonce=self.nonce,
             lives=self.lives if lives is None else lives,
         )
-        has_nonce = any(_has_nonce(one) for one in stored.lives)
+        has_nonce = any(one.count(".") > 1 for one in stored.lives)
         write_checked(self._path, "life", _VERSION if has_nonce else _VERSION_WITHOUT_NONCE, stored)
         self.number, self.lives, self.is_missing = stored.number, stored.lives, False
-
-
-def _has_nonce(name: str) -> bool:
-    return name.count(".") > 1
 
 
 def _number(name: str) -> int:

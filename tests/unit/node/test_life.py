@@ -120,7 +120,6 @@ def test_lives_of_version_0_1_0_are_listed_and_told_from_those_of_this_version(t
     assert upgraded.lives == (f"{FOLDER}.1", f"{FOLDER}.2", f"{FOLDER}.3")
     assert upgraded.after == f"{FOLDER}.3"
     assert not start(tmp_path).last_was_older_version
-    assert not upgraded.has_proposed, "nothing says that it did"
 
 
 def test_missing_file_of_a_used_folder_is_not_replaced_until_the_folder_proves_more(tmp_path: Path) -> None:

@@ -45,11 +45,6 @@ class Registration:
 
     # ---- what the folder must hold ----
 
-    def check_log(self) -> None:
-        """Raises CorruptLog: this folder had a metadata log, with its votes, and has none now."""
-        if self._group.store.is_blank and self._life.has_proposed:
-            raise CorruptLog(f"{self._data_dir.raft} is empty, and the folder was a member of a cluster. {REMEDY}")
-
     def check_life(self) -> None:
         """Raises CorruptLog: `life` is missing, in the folder of one of several brokers."""
         if self._life.is_missing and not self._is_alone:
