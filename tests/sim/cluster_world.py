@@ -208,7 +208,8 @@ class Cluster:
                 log.keep(max(0, log.synced - lost))
         for log in broker.disk.logs.values():
             log.keep(log.synced)
-        after_ms = down_ms or chance.choice((80, 500, 4500)) * chance.uniform(0.5, 1.5)
+        downtimes = (80, 500, 4500) if self.world.now_ms < self.faults.until_ms else (80, 500)
+        after_ms = down_ms or chance.choice(downtimes) * chance.uniform(0.5, 1.5)
         self.world.after(after_ms, lambda: self.start(number))
 
     def start(self, number: BrokerId) -> None:

@@ -150,7 +150,7 @@ class Replica:
     @property
     def is_leading(self) -> bool:
         """Whether it leads, takes messages, knows what is committed, and may say so: it has a metadata session."""
-        return self.is_exposed and self._surroundings.has_session
+        return self.is_exposed and self._surroundings.has_session and self._fits()
 
     @property
     def is_ready(self) -> bool:

@@ -65,7 +65,7 @@ def test_a_log_is_cut_at_any_offset_though_it_is_sealed_and_goes_on_from_there(
         assert values_of(log) == values[:end]
         following = [batch for batch in copies if batch.header.base_offset >= end]
         if following and following[0].header.base_offset == end:
-            log.append_copies(following, 1)
+            log.append_copies(following)
             assert values_of(log) == values
         log.close()
         again = open_log(folder, SMALL)
@@ -147,7 +147,7 @@ def test_only_what_is_damaged_in_a_sealed_segment_and_behind_it_is_discarded(tmp
     log.discard_from(start, 1)
     assert (log.failure, log.log_end_offset) == (None, entry.base_offset)
     assert values_of(log) == values[: entry.base_offset]
-    log.append_copies([copy for copy in copies if copy.header.base_offset >= start], 1)
+    log.append_copies([copy for copy in copies if copy.header.base_offset >= start])
     log.close()
     again = open_log(tmp_path / "log")
     assert again.failure is None

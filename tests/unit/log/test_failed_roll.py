@@ -256,7 +256,7 @@ def test_an_epoch_of_copied_batches_that_could_not_be_stored_is_stored_by_the_ne
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", no_room)
         with pytest.raises(StorageFull):
-            copy.append_copies(batches_of(leader), 1)
-    copy.append_copies(batches_of(leader), 1)
+            copy.append_copies(batches_of(leader))
+    copy.append_copies(batches_of(leader))
     crash(copy)
     assert open_log(tmp_path / "copy").epochs.entries == leader.epochs.entries == [(1, 0), (4, 2)]

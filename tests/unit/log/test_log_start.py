@@ -92,7 +92,7 @@ def test_a_replica_that_lost_its_first_segment_is_repaired_from_another(tmp_path
     assert start == 0
     damaged.discard_from(start, 1)
     assert damaged.failure is None
-    damaged.append_copies(batches_of(leader), 1)
+    damaged.append_copies(batches_of(leader))
     damaged.close()
     assert stored_values(open_log(tmp_path / "copy", SMALL)) == stored_values(leader)
 
@@ -340,7 +340,7 @@ def test_segments_below_the_leaders_start_are_dropped(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", max_messages=40)
     copy = open_log(tmp_path / "copy", SMALL)
     for batch in batches_of(leader):
-        copy.append_copies([batch], 1)
+        copy.append_copies([batch])
     assert leader.enforce_retention(2_000_000) > 1
     start = leader.log_start_offset
     copy.chain.committed = 4
