@@ -82,7 +82,8 @@ def run_phase(command: str, phase: Phase) -> int:
     folders = [f"tests/{folder}" for folder in phase.folders]
     options = ["-m", SELECTIONS[command], f"--junitxml={results}", *phase.distribution]
     started_s = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "pytest", *folders, *options], cwd=ROOT)
+    command = [sys.executable, "-m", "pytest", *folders, *options]
+    process = subprocess.Popen(command, cwd=ROOT, preexec_fn=_take_interrupts)
     problem, within_s = "", _within_s()
     try:
         code = process.wait(within_s)
@@ -98,6 +99,11 @@ def run_phase(command: str, phase: Phase) -> int:
 def _within_s() -> float:
     until = os.environ.get("NATSLOG_TESTS_UNTIL")
     return PHASE_WITHIN_S if until is None else max(0.0, min(PHASE_WITHIN_S, float(until) - time.time()))
+
+
+def _take_interrupts() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:
