@@ -82,8 +82,8 @@ def run_phase(command: str, phase: Phase) -> int:
     folders = [f"tests/{folder}" for folder in phase.folders]
     options = ["-m", SELECTIONS[command], f"--junitxml={results}", *phase.distribution]
     started_s = time.monotonic()
-    command = [sys.executable, "-m", "pytest", *folders, *options]
-    process = subprocess.Popen(command, cwd=ROOT, preexec_fn=_take_interrupts)
+    pytest = [sys.executable, "-m", "pytest", *folders, *options]
+    process = subprocess.Popen(pytest, cwd=ROOT, preexec_fn=_take_interrupts)
     problem, within_s = "", _within_s()
     try:
         code = process.wait(within_s)
