@@ -12,7 +12,6 @@ set by `.ci/run`), is stopped. That, and an end without results, counts as one f
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -50,7 +49,7 @@ PHASES = (
         "processes",
         "real brokers, NATS and Spark: a file at a time on two processes, all that shares a Spark on one of them",
         ("integration", "spark"),
-        ("-n2", "--dist=loadgroup"),
+        ("-n2", "--dist=loadfile"),
     ),
     Phase("faults", "those with time limits, one after the other", ("faults", "chaos", "soak")),
 )
@@ -161,8 +160,7 @@ def cases_of(results: Path) -> Iterator[Case]:
 
 
 def _case(one: ElementTree.Element) -> Case:
-    group = re.compile(r"@[\w./]+$")  # what xdist writes behind the name
-    name = f"{one.get('classname')}::{group.sub('', one.get('name') or '')}"
+    name = f"{one.get('classname')}::{one.get('name')}"
     outcome: Literal["passed", "failed", "skipped"] = "passed"
     reason = ""
     for child in one:
