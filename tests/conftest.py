@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from natslog.arrow import ipc
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
@@ -67,12 +69,21 @@ def decoded(message: bytes) -> pa.RecordBatch:
     return ipc.decode_batch(message)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`: a file stays in one process, and so do all tests that share the Spark session."""
-    for item in items:
-        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+OWN_SPARKS = ("test_jobs.py", "test_notebook.py", "test_places.py")
+"""Files of `tests/spark` whose tests start a Spark each: they stay by themselves."""
+
+
+class FilesTogether(LoadScopeScheduling):
+    """`--dist loadfile`: a file stays in one process, and so do all files that share the Spark session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if file.startswith("tests/spark/") and not file.endswith(OWN_SPARKS) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 _numbers = count()

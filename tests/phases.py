@@ -12,7 +12,6 @@ set by `.ci/run`), is stopped. That, and an end without results, counts as one f
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -50,7 +49,7 @@ PHASES = (
         "processes",
         "real brokers, NATS and Spark: a file at a time on two processes, all that shares a Spark on one of them",
         ("integration", "spark"),
-        ("-n2", "--dist=loadgroup"),
+        ("-n2", "--dist=loadfile"),
     ),
     Phase("faults", "those with time limits, one after the other", ("faults", "chaos", "soak")),
 )
@@ -82,7 +81,8 @@ def run_phase(command: str, phase: Phase) -> int:
     folders = [f"tests/{folder}" for folder in phase.folders]
     options = ["-m", SELECTIONS[command], f"--junitxml={results}", *phase.distribution]
     started_s = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "pytest", *folders, *options], cwd=ROOT)
+    pytest = [sys.executable, "-m", "pytest", *folders, *options]
+    process = subprocess.Popen(pytest, cwd=ROOT, preexec_fn=_take_interrupts)
     problem, within_s = "", _within_s()
     try:
         code = process.wait(within_s)
@@ -98,6 +98,11 @@ def run_phase(command: str, phase: Phase) -> int:
 def _within_s() -> float:
     until = os.environ.get("NATSLOG_TESTS_UNTIL")
     return PHASE_WITHIN_S if until is None else max(0.0, min(PHASE_WITHIN_S, float(until) - time.time()))
+
+
+def _take_interrupts() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:
@@ -155,8 +160,7 @@ def cases_of(results: Path) -> Iterator[Case]:
 
 
 def _case(one: ElementTree.Element) -> Case:
-    group = re.compile(r"@[\w./]+$")  # what xdist writes behind the name
-    name = f"{one.get('classname')}::{group.sub('', one.get('name') or '')}"
+    name = f"{one.get('classname')}::{one.get('name')}"
     outcome: Literal["passed", "failed", "skipped"] = "passed"
     reason = ""
     for child in one:

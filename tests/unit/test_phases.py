@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests import phases
+from tests.conftest import FilesTogether
 
 RESULTS = """<?xml version="1.0"?><testsuites><testsuite>
-<testcase classname="tests.unit.test_a" name="test_good[1]@tests/unit/test_a.py" time="1.5" />
+<testcase classname="tests.unit.test_a" name="test_good[1]" time="1.5" />
 <testcase classname="tests.unit.test_a" name="test_bad" time="2.25">
 <failure message="assert 1 == 2&#10;and more">text</failure></testcase>
 <testcase classname="tests.unit.test_a" name="test_broken_fixture" time="0.0"><error message="oh" /></testcase>
@@ -67,3 +68,10 @@ def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     phases.run_phase("test", phases.Phase("slow", "a test that hangs", ("slow",)))
     assert phases.report(tmp_path) == 1
     assert re.search(r"it was stopped after [34] s", capsys.readouterr().out)
+
+
+def test_files_of_the_shared_spark_stay_in_one_process_and_others_by_themselves() -> None:
+    scope_of = FilesTogether._split_scope
+    files = ["integration/test_cli.py", "spark/test_sink.py", "spark/test_stream.py", "spark/test_jobs.py"]
+    scopes = [scope_of(None, f"tests/{file}::test_a[b::c]") for file in files]  # type: ignore[arg-type]
+    assert scopes == ["tests/integration/test_cli.py", "spark", "spark", "tests/spark/test_jobs.py"]
