@@ -106,7 +106,7 @@ class Upkeep:
             self._rounds += 1
             first = self._rounds % max(1, len(due))
             due = due[first:] + due[:first]  # where there is time for one segment only, it is another stream's
-            is_behind = await loop.run_in_executor(self._executor, maintain, due, Pacer(self._stopping.is_set))
+            is_behind = await loop.run_in_executor(self._executor, self._maintain, due)
             await self._bury_tombstones()
             await self._staging.drop_forgotten()
             self._warn_of_clocks()
@@ -117,6 +117,10 @@ class Upkeep:
                 return await self._stopping.wait()
         except TimeoutError:
             return False
+
+    def _maintain(self, streams: list[HostedStream]) -> bool:
+        """In a thread, whose time the pacer takes."""
+        return maintain(streams, Pacer(self._stopping.is_set))
 
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
