@@ -12,6 +12,7 @@ import pytest
 
 from natslog.errors import OffsetOutOfRange
 from natslog.log import LogOptions
+from natslog.log import chain as chain_module
 from natslog.log import sealed as sealed_module
 from natslog.log.log_reader import LogReader
 from tests.conftest import open_log, rows
@@ -130,3 +131,32 @@ def test_readers_find_everything_while_segments_are_made_sealed_and_dropped(log_
     assert problems == []
     assert calls[0] > 20
     assert log.log_start_offset > 0
+
+
+def first_offset(reader: LogReader) -> object:
+    return reader.offset_at(1_000_001)
+
+
+def first_batches(reader: LogReader) -> object:
+    with reader.plan_read(0, max_bytes=3000) as plan:
+        return len(plan.messages()) > 0
+
+
+@pytest.mark.parametrize(("call", "expected"), [(first_offset, (1, 1_000_001)), (first_batches, True)])
+def test_a_segment_sealed_between_the_look_up_and_the_opening_is_looked_up_again(
+    log_folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[LogReader], object], expected: object
+) -> None:
+    """The sealed file has other batches at other places."""
+    log = open_log(log_folder, SMALL)
+    for at in range(60):
+        log.append(rows([b"x" * 500]), 1_000_000 + at)
+    open_segment, sealed = chain_module.open_segment, []
+
+    def late(segment: Any) -> int:
+        if not sealed:
+            sealed.append(log.seal_next())
+        return open_segment(segment)
+
+    monkeypatch.setattr(chain_module, "open_segment", late)
+    assert call(log.reader) == expected
+    assert sealed == [True]

@@ -76,6 +76,7 @@ class Upkeep:
         self._config, self._group, self._hosting, self._staging = config, group, hosting, staging
         self._clock, self._executor = clock, executor
         self._warned_s = -_WARN_EVERY_S
+        self._rounds = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._seen_since: dict[str, float] = {}
@@ -102,6 +103,9 @@ class Upkeep:
         loop, is_behind = asyncio.get_running_loop(), False
         while not await self._is_stopping_within(0.0 if is_behind else self._config.retention_interval_s):
             due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
+            self._rounds += 1
+            first = self._rounds % max(1, len(due))
+            due = due[first:] + due[:first]  # where there is time for one segment only, it is another stream's
             is_behind = await loop.run_in_executor(self._executor, self._maintain, due)
             await self._bury_tombstones()
             await self._staging.drop_forgotten()
@@ -117,6 +121,10 @@ class Upkeep:
                 return await self._stopping.wait()
         except TimeoutError:
             return False
+
+    def _maintain(self, streams: list[HostedStream]) -> bool:
+        """In a thread, whose time the pacer takes."""
+        return maintain(streams, Pacer(self._stopping.is_set))
 
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
