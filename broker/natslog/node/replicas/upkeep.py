@@ -122,10 +122,6 @@ class Upkeep:
         except TimeoutError:
             return False
 
-    def _maintain(self, streams: list[HostedStream]) -> bool:
-        """In a thread, whose time the pacer takes."""
-        return maintain(streams, Pacer(self._stopping.is_set))
-
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
             return
