@@ -11,6 +11,7 @@
 6. Back in time: after healing, or while a majority lives, new messages are acked within 10 s (the world asks).
 7. Metadata: everywhere the same commands, each once, in one order, with the same outcome; a version is one record.
    What is refused is not proposed for ever.
+   Timestamps never go back, and no clock that is wrong, while a majority is right, makes a stream's time outrun them.
 8. No reader is told that its position is beyond the end while it is not, and no position is stated that is older than
    a metadata session.
 """
@@ -22,8 +23,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from natslog.cluster.commands import Command, Outcome, PauseStream, Proposal
+from natslog.cluster.lease import SESSION_S
 from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamId, StreamRecord
+from tests.sim.cluster_clocks import SKEW_US, right_us
 from tests.sim.cluster_process import Entry, Life
 from tests.sim.raft_checker import Violation, require
 
@@ -33,8 +36,9 @@ if TYPE_CHECKING:
 
 PUBLISHERS = 3
 NOBODY = -1
-STALE_MS = 8_000.0
-"""A position that a leader states may be as old as its session, and what is under way."""
+STALE_MS = 1000 * SESSION_S
+"""A position that a leader states may be as old as the question that its session lasts from."""
+MOST_AHEAD_US = 2 * SKEW_US
 MOST_ALIKE = 40
 """Proposals of one kind by one broker for one version of a record: more is a storm."""
 
@@ -59,6 +63,8 @@ class StreamChecker:
         self.committed: list[Entry] = []
         self.offsets: dict[int, int] = {}
         self.runs: dict[Entry, tuple[int, int]] = {}
+        self.stamps: dict[Entry, int] = {}
+        self.newest_us = 0
         self.acked: dict[int, int] = {}
         self.most_acked = NOBODY
         self.read: list[Entry] = []
@@ -99,6 +105,9 @@ class StreamChecker:
         if self.sent[message] == 1 and message < self._newest_of[publisher]:
             raise Violation(f"message {message}, sent once, is committed after {self._newest_of[publisher]}")
         self._newest_of[publisher] = max(self._newest_of[publisher], message)
+        if self.stamps[entry] < self.newest_us:
+            raise Violation(f"offset {offset} is older than the one before it: {self.stamps[entry]}, {self.newest_us}")
+        self.newest_us = self.stamps[entry]
         self.committed.append(entry)
         self.offsets[message] = offset
 
@@ -137,6 +146,12 @@ class StreamChecker:
 
     def appends(self, record: StreamRecord) -> None:
         require(len(record.isr) >= record.settings.min_isr, "appended below min_isr")
+
+    def time_is(self, broker: BrokerId, stream_time_us: int) -> int:
+        """What a leader takes for the stream's time."""
+        ahead_us = stream_time_us - right_us(self.cluster.world.now_ms)
+        require(ahead_us <= MOST_AHEAD_US, f"on broker {broker} the stream's time is {ahead_us / 1e6:.1f} s ahead")
+        return stream_time_us
 
     def cut(self, broker: SimReplica, end: int) -> None:
         if end < len(self.committed):

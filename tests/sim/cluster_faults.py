@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from natslog.model import BrokerId, StreamRecord
+from tests.sim.cluster_clocks import JUMPS_US
 
 if TYPE_CHECKING:
     from tests.sim.cluster_broker import Broker
@@ -18,6 +19,7 @@ KINDS = (
     *("crash", "crash_leader", "crash_two", "crash_all", "leave_one", "storm", "stop", "stop_two", "transfer"),
     *("cut", "isolate", "isolate_leader", "part", "one_way", "pause", "pause_leader"),
     *("slow_disk", "slow_metadata", "full_disk", "full_disk_of_leader", "lose_folder", "loss", "lateness"),
+    *("restore_copy", "jump_clock"),
 )
 KINDS_OF_A_SEED = (4, 7, 12)
 
@@ -162,6 +164,31 @@ class Faults:
             self.cluster.stop(liar)
             self.cluster.loses_folder.add(liar)
 
+    def restore_copy(self) -> None:
+        """Of the one disk that loses more than it may: it is copied, another life begins on it, and after that one the
+        copy is restored; or the newest disk again where a copy is in its place.
+        """
+        cluster, liar, chance = self.cluster, self.cluster.liar, self.world.random
+        if liar is None:
+            return
+        if liar not in cluster.newest_disks:
+            cluster.copy(liar)
+            cluster.crash(liar, is_clean=chance.random() < 0.5, down_ms=chance.uniform(20, 200))
+        is_clean, down_ms = chance.random() < 0.7, chance.uniform(20, 200)
+
+        def restore() -> None:
+            if self.world.now_ms < self.until_ms:
+                cluster.is_restored.add(liar)
+                cluster.crash(liar, is_clean=is_clean, down_ms=down_ms)
+
+        self.world.after(chance.uniform(500, 2500), restore)
+
+    def jump_clock(self) -> None:
+        """Always of the same minority: what was asked of a wrong clock counts for a while after it was set right."""
+        cluster, chance = self.cluster, self.world.random
+        broker = chance.choice(cluster.unreliable_clocks)
+        cluster.clock_ahead_us[broker] = chance.choice(JUMPS_US)
+
     def slow_metadata(self) -> None:
         self.is_metadata_slow = True
 
@@ -187,4 +214,5 @@ class Faults:
         self.cluster.slow_disk, self.is_metadata_slow = None, False
         for disk in self.cluster.disks.values():
             disk.is_full = False
+        self.cluster.clock_ahead_us |= self.cluster.clock_skew_us
         self.world.drop_share = self.world.double_share = self.world.late_share = 0.0

@@ -17,8 +17,10 @@ from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.replica import Replica
 from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
+from natslog.cluster.stream_time import ClockSample, StreamClock
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch
+from tests.sim import cluster_clocks, cluster_process
 from tests.sim.cluster_broker import Broker, Roles
 from tests.sim.cluster_replica import SimReplica
 
@@ -286,12 +288,20 @@ def propose_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def answer_without_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that has no metadata session states positions all the same."""
     monkeypatch.setattr(Replica, "is_leading", property(lambda self: self.is_exposed))
+    monkeypatch.setattr(Broker, "may_state_positions", True)
 
 
 def refuse_without_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader says that a position is beyond its end without asking whether it still leads."""
     monkeypatch.setattr(Broker, "barrier", lambda self, then: then())
     monkeypatch.setattr(Replica, "is_leading", property(lambda self: self.is_exposed))
+
+
+# ---- clocks ----
+
+
+def latest_clock(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int, brokers: int) -> int:
+    return max([own_wall_us, *(one.wall_us + elapsed_us - one.elapsed_us for one in samples)])
 
 
 IN_TIME: dict[str, Patch] = {
@@ -310,7 +320,11 @@ IN_TIME: dict[str, Patch] = {
     "a folder that is missing opens as an empty log": run_by(OpensWhatIsMissing),
     "refused proposals are repeated for ever": propose_for_ever,
     "positions are stated without a session": answer_without_session,
+    "hearing of a metadata leader begins a session": replaced(Broker, "may_state_positions", Broker.has_session),
     "beyond the end without a barrier": refuse_without_barrier,
+    "lives have a number and no nonce": replaced(cluster_process, "nonce_of", lambda life, disk: "n"),
+    "the leader's wall clock decides": replaced(StreamClock, "advance", lambda self, reading: reading.wall_us),
+    "the latest of all clocks decides": replaced(cluster_clocks, "agreed_us", latest_clock),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }

@@ -5,8 +5,8 @@ What stands here in place of files, sockets and tasks is as thin as it can be; w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,10 +15,14 @@ from natslog.cluster.commands import BrokerRecord, Command, Proposal, RegisterBr
 from natslog.cluster.controller import Controller
 from natslog.cluster.epochs import EpochHistory
 from natslog.cluster.features import OUTCOMES_BY_AGE
+from natslog.cluster.lease import Lease
 from natslog.cluster.metadata import Metadata
+from natslog.cluster.stream_time import ClockReading
 from natslog.consensus import HardState, Index, Raft, Snapshot, Term
 from natslog.errors import NotMetadataLeader
 from natslog.model import BrokerId, Epoch, StreamId
+from tests.sim.cluster_clocks import ASK_EVERY_MS as ASK_CLOCKS_EVERY_MS
+from tests.sim.cluster_clocks import FIRST_US, BrokerClocks
 
 if TYPE_CHECKING:
     from tests.sim.cluster_world import Cluster
@@ -28,6 +32,7 @@ IDS = {name: StreamId(f"{at:032x}") for at, name in enumerate(NAMES, 1)}
 NAME, STREAM = NAMES[0], IDS[NAMES[0]]
 TICK_MS = 100.0
 SESSION_TICKS = 30
+ASK_EVERY_MS = 500.0
 COMPACT_ENTRIES = 40
 
 _decode = msgspec.msgpack.Decoder(Proposal).decode
@@ -70,7 +75,10 @@ class Log:
 
 @dataclass(slots=True)
 class Disk:
-    """What survives a crash. `clean_life`: the one that ended in order. `is_full`: logs take nothing more."""
+    """What survives a crash. `clean_life`: the one that ended in order. `is_full`: logs take nothing more.
+
+    `copy_number`: of the restored copies of disks, this one; 0 for a disk that is none.
+    """
 
     hard_state: HardState = field(default_factory=HardState)
     snapshot: Snapshot = field(default_factory=Snapshot)
@@ -79,6 +87,13 @@ class Disk:
     lives: list[str] = field(default_factory=list)
     clean_life: str = ""
     is_full: bool = False
+    copy_number: int = 0
+
+    def copied(self, copy_number: int) -> Disk:
+        """As it is now; what changes later is another disk's."""
+        logs = {key: replace(log, records=list(log.records)) for key, log in self.logs.items()}
+        lists = {"entries": list(self.entries), "lives": list(self.lives)}
+        return replace(self, logs=logs, copy_number=copy_number, **lists)
 
     def log_of(self, stream_id: StreamId) -> Log:
         return self.logs.setdefault(stream_id, Log())
@@ -90,7 +105,7 @@ class Life:
     def __init__(self, cluster: Cluster, me: int, disk: Disk) -> None:
         self.cluster, self.world, self.me, self.disk = cluster, cluster.world, BrokerId(me), disk
         life = len(disk.lives) + 1
-        record = BrokerRecord(id=self.me, url="", directory=str(me), life=life, nonce=f"n{life}")
+        record = BrokerRecord(id=self.me, url="", directory=str(me), life=life, nonce=nonce_of(life, disk))
         self.incarnation = record.incarnation
         disk.lives.append(self.incarnation)
         self.is_up = True
@@ -98,7 +113,8 @@ class Life:
         self.inbox: list[Callable[[], None]] = []
         self.state = state_of(disk.snapshot)
         after, disk.clean_life = disk.clean_life, ""
-        registration = RegisterBroker(broker=record, after=after, lives=(f"{me}.0.n0", *disk.lives))
+        self.listed = (f"{me}.0.n0", *disk.lives)
+        registration = RegisterBroker(broker=record, after=after, lives=self.listed)
         self.registration = Proposal(id=self.incarnation, command=registration)
 
     @property
@@ -113,6 +129,15 @@ class Life:
     @property
     def level(self) -> int:
         return self.state.feature_level
+
+    def admits(self, broker: BrokerId, listed: Sequence[str]) -> bool:
+        """Whether there may be a connection with the life whose folder lists these lives."""
+        known = self.state.brokers.get(broker)
+        return known is None or known.incarnation in listed
+
+    def reading(self) -> ClockReading:
+        """Of all clocks that are known here. Without time, there is one clock, and it stands still."""
+        return ClockReading(FIRST_US, 0)
 
     def command(self, command: Command) -> None:
         self.cluster.proposals += 1
@@ -158,6 +183,11 @@ class Life:
     def has_session(self) -> bool:
         raise NotImplementedError
 
+    @property
+    def may_state_positions(self) -> bool:
+        """Whether what is known here of the metadata is recent enough."""
+        raise NotImplementedError
+
     def tick(self) -> None:
         raise NotImplementedError
 
@@ -198,7 +228,12 @@ class Process(Life):
         self.reads = 0
         self.confirmed: dict[int, Callable[[int], None]] = {}
         self.barriers: list[tuple[int, Callable[[], None]]] = []
+        self.lease = Lease()
+        self.clocks = BrokerClocks(self)
+        self.committed_before = min(disk.hard_state.commit, disk.entries[-1].index if disk.entries else self.applied)
         self.every(TICK_MS, self.tick)
+        self.every(ASK_EVERY_MS, self.keep_lease)
+        self.every(ASK_CLOCKS_EVERY_MS, self.clocks.ask)
 
     # ---- metadata ----
 
@@ -213,6 +248,14 @@ class Process(Life):
     @property
     def has_session(self) -> bool:
         return self.raft.ticks_since_leader() < SESSION_TICKS
+
+    @property
+    def may_state_positions(self) -> bool:
+        return self.has_session and self.lease.is_valid(self.world.now_ms / 1000)
+
+    def keep_lease(self) -> None:
+        asked_s = self.world.now_ms / 1000
+        self.barrier(lambda: self.lease.confirmed(asked_s))
 
     def pump(self) -> None:
         disk = self.disk
@@ -240,6 +283,21 @@ class Process(Life):
         self.barriers = [(index, then) for index, then in self.barriers if index > self.applied]
         for then in passed:
             then()
+
+    def admits(self, broker: BrokerId, listed: Sequence[str]) -> bool:
+        """Not before all is applied that was known to be committed when the former life ended."""
+        return self.applied >= self.committed_before and super().admits(broker, listed)
+
+    # ---- clocks ----
+
+    def reading(self) -> ClockReading:
+        return self.clocks.reading()
+
+    def asked_for_clock(self, asker: BrokerId) -> None:
+        self.cluster.send(self.me, asker, "told_clock", (self.me, self.clocks.wall_us))
+
+    def told_clock(self, answer: tuple[BrokerId, int]) -> None:
+        self.clocks.told(*answer)
 
     # ---- linearizable reads ----
 
@@ -336,6 +394,11 @@ class Process(Life):
         """Whether a broker can take messages."""
         if self.controller is not None and self.raft.role == "leader":
             self.controller[1].hearing(*report, self.world.now_ms)
+
+
+def nonce_of(life: int, disk: Disk) -> str:
+    """Of a life on this disk, and on no copy of it."""
+    return f"n{life}c{disk.copy_number}" if disk.copy_number else f"n{life}"
 
 
 def state_of(snapshot: Snapshot) -> Metadata:

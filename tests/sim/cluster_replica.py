@@ -33,8 +33,10 @@ from natslog.cluster.replica_steps import (
     Unsubscribe,
 )
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Matching, Verdict
+from natslog.cluster.stream_time import StreamClock
 from natslog.errors import CorruptLog, StorageFull
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from tests.sim.cluster_clocks import elapsed_us, remembered_from
 from tests.sim.cluster_process import Entry
 from tests.sim.raft_checker import require
 
@@ -101,6 +103,8 @@ class SimReplica:
         self.checker = self.cluster.checker.streams[record.id]
         self.high_watermark = self.log.checkpoint
         self.stored: dict[int, int] = {}  # message → offset: the deduplication window
+        self.clock = StreamClock(0, 0)
+        self.written_ms = self.world.now_ms
         self.waiting: list[tuple[int, int]] = []  # (offset, message) of appended messages not acknowledged yet
         self.gathered: list[int] = []
         self.is_writing = self.is_stepping = False
@@ -256,6 +260,8 @@ class SimReplica:
             self.checker.leads(self, self.record)
         self.open_log.epochs.cut_to(log.synced)
         self.open_log.epochs.begin(epoch, log.synced)
+        newest_us = self.checker.stamps[log.records[-1]] if log.synced else 0
+        self.clock = StreamClock(newest_us, elapsed_us(self.written_ms))
         self.stored = self.rebuilt_window()
         self.waiting, self.gathered = [], []
         self.world.note(f"{self.me} {self.name} leads epoch {epoch} from {log.synced}")
@@ -305,7 +311,7 @@ class SimReplica:
     def published(self, message: int) -> None:
         if self.leader is None or not self.is_subscribed or self.machine.refusal() is not None:
             return
-        offset = self.stored.get(message)
+        offset = self.remembered(message)
         if offset is not None and offset < self.high_watermark:
             self.cluster.ack(self.id, offset, message)
         elif offset is not None:
@@ -314,6 +320,16 @@ class SimReplica:
         elif message not in self.gathered:
             self.gathered.append(message)
             self.write()
+
+    def remembered(self, message: int) -> int | None:
+        """Where it is stored, while that is within the deduplication window."""
+        offset = self.stored.get(message)
+        if offset is None or self.checker.stamps[self.log.records[offset]] < remembered_from(self.stream_time_us()):
+            return None
+        return offset
+
+    def stream_time_us(self) -> int:
+        return self.checker.time_is(self.me, self.clock.advance(self.life.reading()))
 
     def write(self) -> None:
         leader, log = self.leader, self.log
@@ -326,6 +342,8 @@ class SimReplica:
         self.checker.appends(leader.record)
         base = len(log.records)
         log.records += [(leader.epoch, message) for message in self.gathered]
+        self.checker.stamps |= dict.fromkeys(log.records[base:], self.stream_time_us())
+        self.written_ms = self.world.now_ms
         added = [(base + at, message) for at, message in enumerate(self.gathered)]
         self.stored.update((message, offset) for offset, message in added)
         is_run = len(added) > 1 and base % 3 != 0
@@ -424,6 +442,7 @@ class SimReplica:
         for at, (epoch, _) in enumerate(answer.records):
             self.open_log.epochs.begin(Epoch(epoch), answer.offset + at)
         log.records += answer.records
+        self.written_ms = self.world.now_ms
         self.is_writing = True
 
         def done() -> None:

@@ -25,7 +25,7 @@ METADATA = 0
 class Learner(Life):
     """Learns of the metadata command by command, late."""
 
-    has_session = True
+    has_session = may_state_positions = True
 
     def __init__(self, stage: Stage, me: int, disk: Disk) -> None:
         super().__init__(stage, me, disk)

@@ -30,6 +30,7 @@ from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Te
 from natslog.model import BrokerId, StreamId, StreamSettings
 from tests.sim.cluster_broker import Broker
 from tests.sim.cluster_checker import PUBLISHERS, Checker, StreamChecker, publisher_of
+from tests.sim.cluster_clocks import SKEW_US
 from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_process import IDS, NAMES, Disk, Log, encode
 from tests.sim.cluster_replica import SimReplica
@@ -73,6 +74,13 @@ class Cluster:
         self.faults = Faults(self, faults_until_ms)
         self.slow_disk: BrokerId | None = None
         self.loses_folder: set[BrokerId] = set()
+        self.copies: dict[BrokerId, Disk] = {}
+        self.copied = 0
+        self.newest_disks: dict[BrokerId, Disk] = {}  # of those that run on a restored copy
+        self.is_restored: set[BrokerId] = set()
+        self.clock_skew_us = {number: chance.randint(-SKEW_US, SKEW_US) for number in self.numbers}
+        self.clock_ahead_us = dict(self.clock_skew_us)
+        self.unreliable_clocks = chance.sample(self.numbers, (len(self.numbers) - 1) // 2)
         self.proposals = self.published = 0
         self.resumed_ms: dict[StreamId, float] = {}
         self.heard_acks: set[int] = set()
@@ -84,9 +92,15 @@ class Cluster:
         return self.stream_ids[message // PUBLISHERS % len(self.stream_ids)]
 
     def send(self, sender: int, to: int, method: str, message: Any) -> None:
+        asks, asked = self.brokers[BrokerId(sender)], self.brokers[BrokerId(to)]
+        if not asks.admits(asked.me, asked.listed):
+            return
+        listed = asks.listed
+
         def deliver(message: Any) -> None:
             broker = self.brokers[BrokerId(to)]
-            broker.when_awake(lambda: getattr(broker, method)(message))
+            if broker.admits(asks.me, listed):
+                broker.when_awake(lambda: getattr(broker, method)(message))
 
         if sender == to:
             self.world.after(0.0, lambda: deliver(message))
@@ -147,7 +161,7 @@ class Cluster:
         checker = self.checker.streams[replica.id]
         if (end := replica.readable_end()) is not None:
             checker.reads(replica, end)
-        if not replica.machine.is_leading:
+        if not replica.machine.is_leading or not replica.life.may_state_positions:
             return  # asks again, elsewhere
         checker.states(replica, replica.high_watermark, self.world.now_ms)
         start = len(checker.read)
@@ -222,9 +236,34 @@ class Cluster:
             self.loses_folder.discard(number)
             self.world.note(f"a folder of {number} is lost")
             disk.log_of(chance.choice(self.stream_ids)).delete()
+        disk = self.restored(number, disk)
         self.brokers[number] = Broker(self, number, disk)
         self.world.note(f"{number} starts with {[log.synced for log in disk.logs.values()]} records")
         self.brokers[number].look_at_records()
+
+    def copy(self, number: BrokerId) -> None:
+        self.copied += 1
+        self.copies[number] = self.disks[number].copied(self.copied)
+
+    def restored(self, number: BrokerId, disk: Disk) -> Disk:
+        """The disk to start on: the older copy, where it is to be restored and the others can tell that it is one."""
+        if number not in self.is_restored:
+            return disk
+        self.is_restored.discard(number)
+        if number in self.newest_disks:
+            self.world.note(f"{number} has its newest disk again")
+            self.disks[number] = self.newest_disks.pop(number)
+        elif number in self.copies and all(
+            self.knows_newer_life(other, number) for other in self.numbers if other != number
+        ):
+            self.world.note(f"a copy of the disk of {number} is restored")
+            self.newest_disks[number], self.disks[number] = disk, self.copies.pop(number)
+        return self.disks[number]
+
+    def knows_newer_life(self, other: BrokerId, number: BrokerId) -> bool:
+        """Than any in the copy of the other one's disk."""
+        known = self.brokers[other].state.brokers.get(number)
+        return self.brokers[other].is_up and known is not None and known.incarnation not in self.copies[number].lives
 
     def damage(self, number: BrokerId, disk: Disk) -> None:
         """A hole in a log, found at the start: what follows is quarantined, and it must neither lead nor count."""
@@ -261,6 +300,9 @@ class Cluster:
     def heal(self) -> None:
         self.faults.heal()
         self.world.note("healed")
+        self.is_restored = set(self.newest_disks)
+        for number in self.is_restored:
+            self.brokers[number].is_up = False
         for number in self.numbers:
             self.brokers[number].wake()
             self.start(number)

@@ -122,7 +122,7 @@ def test_read_from_leader_nearest_or_any_replica(spark: SparkSession, cluster: C
 def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
     spark: SparkSession, cluster: Cluster, folder: Path, what: str
 ) -> None:
-    """Both tasks read from the leader, and it is gone before either is through."""
+    """Two of the tasks read from the leader when it is lost, and the others have yet to begin."""
     lost, marks = leader(cluster), folder / "marks"
     marks.mkdir()
 
@@ -139,8 +139,8 @@ def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
     own.conf.set(
         "spark.sql.execution.arrow.maxRecordsPerBatch", "2000"
     )  # so that little is on its way between processes
-    frame = read(own, cluster, readFrom="leader", minPartitions="2", maxBytesPerPartition="1GiB")
-    assert frame.rdd.getNumPartitions() == 2
+    frame = read(own, cluster, readFrom="leader", minPartitions="6")
+    assert frame.rdd.getNumPartitions() >= 6
     slow = frame.mapInArrow(slowly, frame.schema)
     found: dict[str, int] = {}
     reading = Thread(target=lambda: found.update(exactly(slow)))

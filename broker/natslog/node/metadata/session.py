@@ -17,9 +17,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from natslog.cluster.lease import Lease
 from natslog.errors import NatslogError
 
-SESSION_S = 2.5
 _ASK_EVERY_S = 0.5
 _ASK_AGAIN_S = 0.1
 _MOST_QUESTIONS = 8
@@ -35,10 +35,10 @@ class Session:
 
     def __init__(self, barrier: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.monotonic) -> None:
         self._barrier, self._clock = barrier, clock
-        self._asked_s: float | None = None  # when the last question was sent that was answered
+        self._lease = Lease()
 
     def is_valid(self) -> bool:
-        return self._asked_s is not None and self._clock() - self._asked_s < SESSION_S
+        return self._lease.is_valid(self._clock())
 
     async def run(self) -> None:
         """Keeps the session; a question that takes long does not delay the next one."""
@@ -58,7 +58,8 @@ class Session:
                 question.cancel()
 
     def _pause_s(self) -> float:
-        is_recent = self._asked_s is not None and self._clock() - self._asked_s < 2 * _ASK_EVERY_S
+        asked_s = self._lease.asked_s
+        is_recent = asked_s is not None and self._clock() - asked_s < 2 * _ASK_EVERY_S
         return _ASK_EVERY_S if is_recent else _ASK_AGAIN_S
 
     async def _ask(self) -> None:
@@ -67,5 +68,4 @@ class Session:
             await self._barrier()
         except NatslogError:
             return  # no leader, or no majority: asked again in a moment
-        if self._asked_s is None or asked_s > self._asked_s:
-            self._asked_s = asked_s
+        self._lease.confirmed(asked_s)

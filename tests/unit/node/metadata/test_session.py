@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from natslog.cluster.lease import SESSION_S
 from natslog.errors import MetadataUnavailable
 from natslog.node.metadata import session
 from natslog.node.metadata.group import SESSION_TICKS, TICK_S
-from natslog.node.metadata.session import SESSION_S, Session
+from natslog.node.metadata.session import Session
 
 
 class Clock:

@@ -1,0 +1,25 @@
+"""How long what a broker holds of the metadata counts as recent: from the moment when it *asked* for a confirmation.
+
+Not from when the answer came: that may have waited in a socket while this process was stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SESSION_S = 2.5
+
+
+@dataclass(slots=True)
+class Lease:
+    """Seconds of one clock that never jumps and that goes on while the process is stopped."""
+
+    asked_s: float | None = None
+
+    def confirmed(self, asked_s: float) -> None:
+        """A question asked then was answered, before or after others: what was committed by then is known here."""
+        if self.asked_s is None or asked_s > self.asked_s:
+            self.asked_s = asked_s
+
+    def is_valid(self, now_s: float) -> bool:
+        return self.asked_s is not None and now_s - self.asked_s < SESSION_S
