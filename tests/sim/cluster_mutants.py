@@ -282,7 +282,7 @@ def leave_as_if_damaged(self: Roles) -> Any:
 def propose_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused proposals are repeated at every tick, also by the only candidate."""
     monkeypatch.setattr(Replica, "_may_propose", lambda self, kind, version: True)
-    monkeypatch.setattr(Replica, "_others_hold_it", True)
+    monkeypatch.setattr(Replica, "others_hold_it", True)
 
 
 def answer_without_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,11 @@ class Replica:
         )
 
     @property
+    def others_hold_it(self) -> bool:
+        """Whether another replica may hold all that is committed."""
+        return self.record is not None and bool(set(self.record.candidates) - {self.me})
+
+    @property
     def is_transferring(self) -> bool:
         """Whether it has stopped taking messages, so that another replica may become leader."""
         return self._transfer is not None
@@ -459,11 +464,6 @@ class Replica:
         return self.record is not None and self.record.settings.replicas > 1
 
     @property
-    def _others_hold_it(self) -> bool:
-        """Whether another replica may hold all that is committed."""
-        return self.record is not None and bool(set(self.record.candidates) - {self.me})
-
-    @property
     def _is_held(self) -> bool:
         """Whether the metadata knows that the log exists on this disk, as far as the level provides for it."""
         return self._surroundings.level < 2 or (self.record is not None and self.me in self.record.holders)
@@ -471,7 +471,7 @@ class Replica:
     def _fits(self) -> bool:
         """Whether the present role is the one that the record asks for."""
         record, state = self.record, self.state
-        if record is None or self._ends or self._is_halted or (self.damage is not None and self._others_hold_it):
+        if record is None or self._ends or self._is_halted or (self.damage is not None and self.others_hold_it):
             return False
         if isinstance(state, Leading):
             return (record.leader, record.leader_epoch) == (self.me, state.role.epoch) and state.is_writing
@@ -620,7 +620,7 @@ class Replica:
         me, incarnation, ids = self.me, around.incarnation, (self.stream_id,)
         if self.damage is not None:
             is_counted = self.me in record.candidates and self.following is None
-            if is_counted and self._others_hold_it and self._may_propose("disable", record.version):
+            if is_counted and self.others_hold_it and self._may_propose("disable", record.version):
                 self._notices.append(Propose(DisableReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
         elif self.log is not None and not self._is_held and self._may_propose("hold", record.version):
             self._notices.append(Propose(HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))

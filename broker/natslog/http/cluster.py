@@ -254,7 +254,7 @@ async def transfer_stream(request: web.Request) -> web.Response:
     body = await json_body(request)
     stream, broker = await leading(request), broker_of(request)
     to = _number(body, "to")
-    record = stream.wanted
+    record = stream.record
     if to not in record.isr:
         raise InvalidRequest(
             f"broker {to} is not an in-sync replica of stream {record.name!r}; those are {list(record.isr)}", broker=to

@@ -58,7 +58,7 @@ async def leading(request: web.Request) -> HostedStream:
     if stream is not None and broker.positions.may_be_stated_by(stream):
         return stream
     if stream is not None and record.leader == broker.cluster.me and stream.problem is not None:
-        raise stream.problem
+        raise stream.as_told(stream.problem)
     raise _elsewhere(request, record)
 
 
@@ -110,7 +110,7 @@ def stated(request: web.Request, stream: HostedStream, body: Any) -> web.Respons
 def check_still_leading(request: web.Request, stream: HostedStream) -> None:
     """What was read from the stream until now was true until now. Raises as `stated`."""
     if not broker_of(request).positions.may_be_stated_by(stream):
-        raise _elsewhere(request, stream.wanted)
+        raise _elsewhere(request, stream.record)
 
 
 def epoch_headers(stream: HostedStream) -> dict[str, str]:
@@ -145,7 +145,7 @@ async def confirmed_out_of_range(
     await broker_of(request).require_up_to_date()
     check_still_leading(request, stream)
     if stream.leader_epoch != epoch:
-        raise no_leader(broker_of(request), stream.wanted)
+        raise no_leader(broker_of(request), stream.record)
     return out_of_range(stream, error)
 
 

@@ -184,7 +184,7 @@ async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaita
 def _redirect_to_another(request: web.Request, stream: HostedStream) -> web.HTTPTemporaryRedirect | None:
     """To another in-sync replica; None where there is none."""
     broker = broker_of(request)
-    others = [one for one in stream.wanted.isr if one != broker.cluster.me]
+    others = [one for one in stream.record.isr if one != broker.cluster.me]
     urls = [url for one in others if (url := broker.url_of(one)) is not None]
     return web.HTTPTemporaryRedirect(urls[0] + request.path_qs) if urls else None
 

@@ -33,9 +33,7 @@ async def readyz(request: web.Request) -> web.Response:
     broker = request.app[BROKER]
     reason = broker.not_ready_because()
     troubled = {
-        name: problem.message
-        for name, stream in broker.streams.items()
-        if (problem := stream.problem or stream.damage or (stream.log.failure if stream.log else None)) is not None
+        name: problem.message for name, stream in broker.streams.items() if (problem := stream.problem) is not None
     }
     body = {
         "status": "ready" if reason is None else "not ready",
@@ -135,19 +133,19 @@ class _BrokerCollector:
     def _replicas(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
         gauges: dict[str, tuple[str, Callable[[HostedStream], float]]] = {
             "leader": ("1 where this broker leads", lambda stream: float(stream.is_leading)),
-            "leader_epoch": ("Leader epoch", lambda stream: stream.wanted.leader_epoch),
+            "leader_epoch": ("Leader epoch", lambda stream: stream.record.leader_epoch),
             "time_behind_seconds": (
                 "How far stream time is behind this machine's wall clock; 0 where another broker leads",
                 lambda stream: stream.ingest.stream_time.behind_s() if stream.ingest is not None else 0.0,
             ),
-            "isr_size": ("Replicas in sync", lambda stream: len(stream.wanted.isr)),
+            "isr_size": ("Replicas in sync", lambda stream: len(stream.record.isr)),
             "under_replicated": (
                 "1 where replicas are missing from the ISR",
-                lambda stream: float(len(stream.wanted.isr) < len(stream.wanted.replicas)),
+                lambda stream: float(len(stream.record.isr) < len(stream.record.replicas)),
             ),
             "below_min_isr": (
                 "1 where writes are refused for lack of replicas",
-                lambda stream: float(len(stream.wanted.isr) < stream.wanted.settings.min_isr),
+                lambda stream: float(len(stream.record.isr) < stream.record.settings.min_isr),
             ),
             "damaged": (
                 "1 while a part of this replica is damaged and not mended",

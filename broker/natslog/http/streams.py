@@ -49,8 +49,10 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
     if position is not None:
         body |= position
     stream = broker.streams.get(record.name)
-    problem = stream.problem or stream.damage or (stream.log.failure if stream.log else None) if stream else None
-    if problem is None and position is None:
+    problem = stream.problem if stream is not None else None
+    if problem is not None and stream is not None and position is None:
+        problem = stream.as_told(problem)
+    elif problem is None and position is None:
         problem = no_leader(broker, record)
     return body | ({"problem": problem.to_json()["error"]} if problem else {})
 
@@ -114,7 +116,7 @@ async def show_stream(request: web.Request) -> web.Response:
         raise
     except NatslogError:  # shown all the same, with its problem
         return web.json_response(stream_json(broker, await broker.record(request.match_info["name"]), None))
-    return stated(request, stream, stream_json(broker, stream.wanted, broker.positions.of(stream)))
+    return stated(request, stream, stream_json(broker, stream.record, broker.positions.of(stream)))
 
 
 @routes.patch("/v1/streams/{name}")
@@ -185,7 +187,7 @@ async def splits(request: web.Request) -> web.Response:
         stream,
         lambda log: log.reader.splits(start, end, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits),
     )
-    urls = _replica_urls(broker, stream.wanted, values)
+    urls = _replica_urls(broker, stream.record, values)
     body = [
         msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
         for number, split in enumerate(cut)

@@ -152,7 +152,7 @@ class Broker:
     async def _wait_for_own_streams(self) -> None:
         """Until every replica here is open, and those that only this broker can lead are led."""
         for name, stream in list(self.streams.items()):
-            alone = stream.wanted.replicas == (self.cluster.me,)
+            alone = stream.record.replicas == (self.cluster.me,)
             while not stream.is_ready and stream.problem is None and (alone or stream.log is None):
                 if self.stopping_soon.is_set() or self.stopping:
                     return

@@ -20,7 +20,15 @@ import pyarrow as pa
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.cluster.roles import LeaderReplica
-from natslog.errors import InvalidRequest, NatslogError, NoLeader, NotEnoughReplicas, ShuttingDown, StorageFailed
+from natslog.errors import (
+    CorruptLog,
+    InvalidRequest,
+    NatslogError,
+    NoLeader,
+    NotEnoughReplicas,
+    ShuttingDown,
+    StorageFailed,
+)
 from natslog.ingest.dedupe import Ids, Offsets, ids_of_headers
 from natslog.model import StreamRecord
 from natslog.node.replicas.stream import HostedStream
@@ -60,7 +68,7 @@ async def commit(stream: HostedStream, asked: Commit) -> Committed:
     """
     leading, ingest = stream.leading, stream.ingest
     if leading is None or ingest is None or stream.is_transferring:
-        raise _not_leading(stream.wanted)
+        raise _not_leading(stream.record)
     work = _RunWork(stream, ingest, asked, asyncio.get_running_loop().create_future())
     ingest.hand_to_writer(work.run)
     run, is_new = await work.done
@@ -78,7 +86,7 @@ async def _wait_for(stream: HostedStream, leading: LeaderReplica, end: int) -> N
             while leading.high_watermark < end:
                 advanced = stream.advanced
                 if stream.leading is not leading:
-                    raise _not_leading(stream.wanted)
+                    raise _not_leading(stream.record)
                 if advanced.is_set():
                     raise ShuttingDown("the broker is shutting down: ask again, another one will know")
                 await advanced.wait()
@@ -133,7 +141,8 @@ class _RunWork:
 
     def _refuse(self, error: NatslogError) -> None:
         if not self.done.done():
-            self.done.set_exception(error)
+            is_of_replica = isinstance(error, StorageFailed | CorruptLog)
+            self.done.set_exception(self.stream.as_told(error) if is_of_replica else error)
 
     def _append(self) -> tuple[RunMark, bool]:
         ingest, asked, started = self.ingest, self.asked, time.perf_counter()

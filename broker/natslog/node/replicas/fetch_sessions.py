@@ -115,9 +115,9 @@ class FetchSession:
     def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
         """Before the next part, of a replica that catches up; 0 for one in sync, or nearly, or that all wait for."""
         stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
-        if stream is None or stream.log is None or self.follower in stream.wanted.isr:
+        if stream is None or stream.log is None or self.follower in stream.record.isr:
             return 0.0
-        if stream.is_at_tail(position.offset) or len(stream.wanted.isr) < stream.record.settings.min_isr:
+        if stream.is_at_tail(position.offset) or len(stream.record.isr) < stream.record.settings.min_isr:
             return 0.0
         now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
         pause_s = 0.0 if last is None else last.rest_s(now_s, appended_bytes)

@@ -122,7 +122,7 @@ class Hosting:
         for stream_id, record in mine.items():
             stream = self._by_id.get(stream_id)
             if stream is not None:
-                if stream.wanted is not record:
+                if stream.record is not record:
                     stream.changed(record)
             elif stream_id not in self._deleting and not self._is_leaving(stream_id):
                 stream = self._by_id[stream_id] = self.streams[record.name] = HostedStream(

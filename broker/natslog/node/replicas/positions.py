@@ -30,7 +30,7 @@ class Positions:
 
     def may_be_stated_by(self, stream: HostedStream) -> bool:
         """Whether this broker leads the stream, by metadata that is recent enough to be sure of it."""
-        is_current = stream.wanted.leader == stream.me and stream.wanted.leader_epoch == stream.leader_epoch
+        is_current = stream.record.leader == stream.me and stream.record.leader_epoch == stream.leader_epoch
         return is_current and stream.is_leading and self._cluster.has_session()
 
     @staticmethod

@@ -34,7 +34,7 @@ from natslog.cluster.replica_steps import (
     Unsubscribe,
 )
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
-from natslog.errors import CorruptLog, NatslogError, StorageFailed
+from natslog.errors import CorruptLog, NatslogError, NoLeader, StorageFailed
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
@@ -62,7 +62,7 @@ class HostedStream:
     """A replica on this broker.
 
     Attributes:
-        wanted: its record, as the metadata has it now, or had it last.
+        record: as the metadata has it now, or had it last.
         sessions: followers' links that are told of news.
         advanced: set, and replaced, whenever HW moves or the role changes.
         reconciled: set, and replaced, whenever the replica has become what its record says, as far as it can.
@@ -72,7 +72,7 @@ class HostedStream:
 
     def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
         self.me = me
-        self.wanted = record
+        self.record = record
         self.stats = IngestStats()
         self.sent_bytes = 0
         self.sessions: set[SessionMark] = set()
@@ -93,22 +93,18 @@ class HostedStream:
     # ---- where it stands: from the event loop ----
 
     @property
-    def record(self) -> StreamRecord:
-        return self.wanted
-
-    @property
     def leader_epoch(self) -> Epoch:
         """Of the present role; what is served from here is as of this epoch."""
         role = self._replica.leading or self._replica.following
-        return role.epoch if role is not None else self.wanted.leader_epoch
+        return role.epoch if role is not None else self.record.leader_epoch
 
     @property
     def name(self) -> str:
-        return self.wanted.name
+        return self.record.name
 
     @property
     def id(self) -> StreamId:
-        return self.wanted.id
+        return self.record.id
 
     @property
     def log(self) -> ReplicaLog | None:
@@ -160,6 +156,18 @@ class HostedStream:
         """Why the replica does not serve, or not fully."""
         return self._replica.problem or (self._log.failure if self._log is not None else None)
 
+    def as_told(self, problem: NatslogError) -> NatslogError:
+        """What a client is told of a problem of this replica: to ask again, where another one may lead."""
+        if not self._replica.others_hold_it:
+            return problem
+        return NoLeader(
+            f"broker {self.me} cannot use its replica of stream {self.name!r}: ask another broker, or this one again "
+            f"in a moment. {problem.message}",
+            stream=self.name,
+            broker=self.me,
+            problem=problem.code,
+        )
+
     @property
     def successor(self) -> BrokerId | None:
         return self._replica.successor
@@ -189,7 +197,7 @@ class HostedStream:
     def changed(self, record: StreamRecord | None) -> None:
         """The metadata has this record now; None: deleted, or moved away."""
         if record is not None:
-            self.wanted = record
+            self.record = record
         self._replica.changed(record)
         self._adopt_settings()
         self._act()
@@ -444,7 +452,7 @@ class HostedStream:
                 assert_never(step)
 
     async def _open(self, must_exist: bool) -> None:
-        record = self.wanted
+        record = self.record
         log = await self._in_thread(lambda: self._folder.open(record, must_exist=must_exist))
         self._log = log
         self._replica.opened(log)
@@ -452,7 +460,7 @@ class HostedStream:
             self._replica.damaged(log.failure or CorruptLog("a part of the log is damaged"))
 
     async def _begin_epoch(self, epoch: Epoch) -> None:
-        log, record, services = self.usable_log(), self.wanted, self._services
+        log, record, services = self.usable_log(), self.record, self._services
         try:
             await self._in_thread(log.begin_epoch, epoch)
         except OSError as error:
@@ -480,7 +488,7 @@ class HostedStream:
 
     async def _subscribe(self, subject: str) -> None:
         """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
-        nats, ingest, group = self._services.nats, self._ingest, self.wanted.settings.group or ""
+        nats, ingest, group = self._services.nats, self._ingest, self.record.settings.group or ""
         assert ingest is not None, "a leader has an ingest"
         if self._subscription is not None:
             await nats.move(self._subscription, subject, queue=group)
@@ -499,7 +507,7 @@ class HostedStream:
 
     def _adopt_settings(self) -> None:
         """What was edited, in force at once."""
-        record, was = self.wanted, self._settings
+        record, was = self.record, self._settings
         if self._log is not None:
             self._log.settings = record.settings
         if self._ingest is None or (record.settings, record.paused) == (was, self._paused):

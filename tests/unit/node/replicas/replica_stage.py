@@ -113,7 +113,7 @@ class ReplicaStage:
 
     async def change(self, stream: HostedStream, record: StreamRecord | None = None, **changes: Any) -> None:
         """The metadata says this now; returns when the replica has done what follows."""
-        record = record or msgspec.structs.replace(stream.wanted, version=stream.wanted.version + 1, **changes)
+        record = record or msgspec.structs.replace(stream.record, version=stream.record.version + 1, **changes)
         stream.changed(record)
         await self.settle(stream)
 

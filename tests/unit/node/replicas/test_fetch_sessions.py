@@ -115,8 +115,8 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
             return round(pause_s, 3)
 
         def needs(min_isr: int, isr: tuple[int, ...]) -> None:
-            settings = msgspec.structs.replace(first.wanted.settings, min_isr=min_isr)
-            first.wanted = msgspec.structs.replace(first.wanted, settings=settings, isr=isr)
+            settings = msgspec.structs.replace(first.record.settings, min_isr=min_isr)
+            first.record = msgspec.structs.replace(first.record, settings=settings, isr=isr)
 
         assert pause_after(0.1, 0) == 0.0, "in sync"
         needs(1, (ME,))
@@ -144,7 +144,7 @@ def test_a_replica_that_has_stopped_leading_when_the_records_are_read_answers_wi
 
             def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
                 done: Future[Any] = Future()
-                record = msgspec.structs.replace(first.wanted, leader=OTHER, leader_epoch=Epoch(2), version=9)
+                record = msgspec.structs.replace(first.record, leader=OTHER, leader_epoch=Epoch(2), version=9)
                 first.changed(record)
                 outcome = work(*arguments, **named)
                 first._loop.call_later(0.5, done.set_result, outcome)
@@ -162,7 +162,7 @@ def test_a_replica_that_has_stopped_leading_when_the_records_are_read_answers_wi
 def test_records_of_a_later_epoch_than_the_answering_leaders_are_not_copied(tmp_path: Path) -> None:
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
-        log = ReplicaLog(tmp_path / "copy", first.id, first.wanted.settings, LogOptions(min_free_bytes=0))
+        log = ReplicaLog(tmp_path / "copy", first.id, first.record.settings, LogOptions(min_free_bytes=0))
         first.usable_log().begin_epoch(Epoch(2))
         append(first, b"of epoch 2")
         with first.usable_log().reader.plan_read(0, max_bytes=1 << 24, uncommitted=True) as plan:

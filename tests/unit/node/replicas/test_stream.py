@@ -26,7 +26,7 @@ ALONE = StreamSettings(subject="orders.>")
 async def led(stage: ReplicaStage, **changes: Any) -> Any:
     """A stream that broker 1 leads, new."""
     stream = await stage.host(new_record(**changes))
-    await stage.change(stream, holders=stream.wanted.replicas)
+    await stage.change(stream, holders=stream.record.replicas)
     return stream
 
 
@@ -64,7 +64,7 @@ def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts
         append(stream, b"acked")
         await stream.stop()
         shutil.rmtree(tmp_path / stream.id)
-        stream = await stage.host(stream.wanted)
+        stream = await stage.host(stream.record)
         assert stream.log is None
         assert isinstance(stream.problem, CorruptLog)
         assert "is missing" in stream.problem.message
@@ -88,7 +88,7 @@ def test_a_missing_log_of_a_single_replica_refuses_to_serve(tmp_path: Path) -> N
         append(stream, b"acked")
         await stream.stop()
         shutil.rmtree(tmp_path / stream.id)
-        stream = await stage.host(stream.wanted)
+        stream = await stage.host(stream.record)
         assert (stream.log, stream.leading) == (None, None)
         assert stream.problem is not None
         assert "Mount the file system or restore the folder" in stream.problem.message
@@ -146,7 +146,7 @@ def test_without_a_metadata_session_it_takes_no_messages_and_states_no_position(
 
 
 def position(stream: Any, offset: int, epoch: int = 1) -> FetchPosition:
-    return FetchPosition(Epoch(epoch), offset, Epoch(epoch) if offset else Epoch(0), stream.wanted.version)
+    return FetchPosition(Epoch(epoch), offset, Epoch(epoch) if offset else Epoch(0), stream.record.version)
 
 
 def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Path) -> None:

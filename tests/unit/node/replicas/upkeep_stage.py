@@ -29,7 +29,7 @@ class UpkeepStream:
     """As `HostedStream`; its log is opened by the test."""
 
     def __init__(self, record: StreamRecord, log: ReplicaLog) -> None:
-        self.record = self.wanted = record
+        self.record = self.record = record
         self.name, self.id = record.name, record.id
         self.log: ReplicaLog | None = log
         self.ingest = Ingest()
