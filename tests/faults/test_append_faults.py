@@ -81,6 +81,7 @@ def once_each(client: NatslogClient, batches: int) -> None:
     assert found.combine_chunks().equals(expected) or found.equals(pa.chunked_array([expected]))
 
 
+@pytest.mark.long
 def test_broker_killed_before_any_system_call_of_a_commit(tmp_path: Path) -> None:
     with running(tmp_path / "own", retention_interval="1h") as (_, broker):
         broker.kill()

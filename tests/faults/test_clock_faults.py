@@ -72,6 +72,7 @@ def age_s(client: NatslogClient, offset: int) -> float:
     raise AssertionError("it is there")
 
 
+@pytest.mark.long
 def test_one_boot_with_the_clock_an_hour_ahead_removes_nothing_and_stamps_nothing_ahead(tmp_path: Path) -> None:
     with alone(tmp_path) as (server, broker, clock):
         client = broker.start().client()
@@ -106,6 +107,7 @@ def test_a_clock_that_jumps_an_hour_while_the_broker_runs_removes_nothing(tmp_pa
         assert abs(age_s(client, 40)) < 60
 
 
+@pytest.mark.long
 def test_an_idle_stream_of_a_single_broker_expires_by_a_right_clock_also_after_restarts(tmp_path: Path) -> None:
     with alone(tmp_path) as (server, broker, _):
         client = broker.start().client()
@@ -143,6 +145,7 @@ def publish_once(cluster: Cluster, stream: str, message_id: str) -> dict[str, An
     return publish_acked(cluster.nats_url, f"{stream}.new", [b"v"], headers={"Nats-Msg-Id": message_id})[0]
 
 
+@pytest.mark.long
 def test_a_message_id_is_stored_once_when_leadership_passes_over_a_broker_whose_clock_is_ahead(
     cluster: Cluster,
 ) -> None:

@@ -335,6 +335,7 @@ def hosts(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
     network = hosts.network
     assert network is not None, "these have hosts"

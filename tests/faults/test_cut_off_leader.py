@@ -211,6 +211,7 @@ def test_task_that_is_sent_to_the_old_leader_reads_its_whole_range(cluster: Clus
 # ---- a process that was stopped ----
 
 
+@pytest.mark.long
 def test_leader_that_was_stopped_does_not_answer_from_before(tmp_path: Path) -> None:
     """Questions wait in its sockets, beside the heartbeats of before; it reads all of them at once when it goes on."""
     with running_cluster(tmp_path / "own") as cluster:

@@ -114,6 +114,7 @@ def check_can_be_replaced(cluster: Cluster, outdated: ClusterBroker) -> None:
     assert all_values(outdated.client(), STREAM) == FIRST + LATER + LAST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("min_isr", [1, 2])
 def test_member_with_a_copy_of_the_life_before_is_refused_until_it_is_replaced(cluster: Cluster, min_isr: int) -> None:
     leader = set_up(cluster, min_isr)
@@ -128,6 +129,7 @@ def test_member_with_a_copy_of_the_life_before_is_refused_until_it_is_replaced(c
     check_can_be_replaced(cluster, leader)
 
 
+@pytest.mark.long
 def test_member_with_a_copy_of_an_earlier_life_is_refused_and_says_so(cluster: Cluster) -> None:
     """Not the life right before the registered one, as in the test above: that number is registered for a copy, too."""
     outdated = follower(cluster, set_up(cluster, 2))
@@ -149,6 +151,7 @@ def test_member_with_a_copy_of_an_earlier_life_is_refused_and_says_so(cluster: C
     cluster.wait_settled(STREAM)
 
 
+@pytest.mark.long
 def test_member_that_lost_its_identity_or_its_life_rebuilds_the_one_and_is_refused_without_the_other(
     cluster: Cluster,
 ) -> None:
@@ -185,6 +188,7 @@ def test_member_that_lost_its_identity_or_its_life_rebuilds_the_one_and_is_refus
     cluster.wait_settled(STREAM)
 
 
+@pytest.mark.long
 def test_member_restored_from_a_copy_goes_on_alone_after_recover(cluster: Cluster) -> None:
     keeper = set_up(cluster, 2)
     keeper.terminate()
@@ -201,6 +205,7 @@ def test_member_restored_from_a_copy_goes_on_alone_after_recover(cluster: Cluste
     assert all_values(keeper.client(), STREAM) == FIRST + LAST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_life", [True, False])
 def test_broker_alone_goes_on_from_a_restored_copy(tmp_path: Path, has_life: bool) -> None:
     """The documented backup: stop the broker and copy the folder. Also where the copy lost its `life`."""

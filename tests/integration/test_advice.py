@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from natslog.client import NatslogClient
 from natslog.nats_server import free_port
 from tests.chaos import damage
@@ -32,6 +34,7 @@ def give_empty_folder(broker: ClusterBroker) -> None:
     broker.spawn()
 
 
+@pytest.mark.long
 def test_advice_for_two_damaged_raft_logs_of_three_needs_no_majority(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         with cluster.client() as client:
@@ -57,6 +60,7 @@ def test_advice_for_two_damaged_raft_logs_of_three_needs_no_majority(tmp_path: P
             assert all_values(client, "orders") == [b"%d" % at for at in range(20)]
 
 
+@pytest.mark.long
 def test_broker_that_was_down_follows_a_leader_that_was_added_meanwhile(tmp_path: Path) -> None:
     """Its own membership does not name that leader, and only the leader can tell it."""
     with running_cluster(tmp_path) as cluster:

@@ -275,6 +275,7 @@ def test_part_named_twice_is_refused(client: NatslogClient, name: str) -> None:
         client.commit_append(name, "q", 0, [part, part])
 
 
+@pytest.mark.long
 def test_limits_restart_and_table_of_producers(own: Path) -> None:
     """What takes a broker of its own: the limit of a run, what a restart drops, and what it still knows."""
     with running(own, append_max_bytes="1MiB", segment_bytes="64KiB", retention_interval="500ms") as (_, broker):

@@ -23,6 +23,7 @@ def stream(client: NatslogClient, name: str) -> str:
     return name
 
 
+@pytest.mark.long
 def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> None:
     create = ("stream", "create", name, "--subject", f"{name}.>", "--max-age", "7d", "--max-bytes", "1GiB")
     assert f"stream {name} records {name}.>" in natslog(*create, url=broker.url).stdout
@@ -166,6 +167,7 @@ def test_pub_without_nats_says_so() -> None:
     assert "no NATS server answers at nats://127.0.0.1:1" in done.stderr
 
 
+@pytest.mark.long
 def test_cat_from_count_json_arrow_and_follow(broker: BrokerProcess, nats_url: str, stream: str) -> None:
     publish_acked(nats_url, f"{stream}.a", [b"%d" % at for at in range(10)])
     assert natslog("cat", stream, url=broker.url).stdout == "".join(f"{at}\n" for at in range(10))
@@ -194,6 +196,7 @@ def test_cat_from_count_json_arrow_and_follow(broker: BrokerProcess, nats_url: s
         assert following.stdout.read() == b"new\n"
 
 
+@pytest.mark.long
 def test_verify_finds_damage_and_says_where(own: Path) -> None:
     with running(own, segment_bytes="8KiB", retention_interval="200ms") as (server, broker):
         client = broker.client()

@@ -239,6 +239,7 @@ def test_last_broker_is_not_removed(tmp_path: Path) -> None:
         assert "voter" in done.stderr
 
 
+@pytest.mark.long
 def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own") as old:
         old.client().create_stream("orders", "orders", replicas=3)
@@ -265,6 +266,7 @@ def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
         eventually(lambda: "belongs to cluster" in former.output(), what="an old broker is refused with its old folder")
 
 
+@pytest.mark.long
 def test_founding_and_recovery_that_were_cut_short_are_finished(tmp_path: Path) -> None:
     with running(tmp_path / "own") as (server, broker):
         broker.client().create_stream("orders", "orders")
@@ -285,6 +287,7 @@ def test_founding_and_recovery_that_were_cut_short_are_finished(tmp_path: Path) 
         assert all_values(broker.client(), "orders") == [b"%d" % at for at in range(10)]
 
 
+@pytest.mark.long
 def test_metadata_log_that_is_missing_in_whole_or_in_part_is_refused_with_the_remedy(tmp_path: Path) -> None:
     """It holds this broker's vote: a blank one in its place would vote again."""
     with running(tmp_path / "own") as (_, broker):
@@ -332,6 +335,7 @@ def test_broker_with_another_secret_is_refused(cluster: Cluster, tmp_path: Path)
         stranger.kill()
 
 
+@pytest.mark.long
 def test_broker_of_another_cluster_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     other = newcomer(cluster, 6, tmp_path / "other", seeds="")
     other.start()  # founds a cluster of its own
@@ -353,6 +357,7 @@ def test_seeds_that_nobody_answers_at_are_named(tmp_path: Path, cluster: Cluster
         lonely.kill()
 
 
+@pytest.mark.long
 def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
     with pytest.raises(NatslogError, match="no broker could be met"):
         cluster.client(retries=0, patience_s=0).add_broker(f"http://127.0.0.1:{free_port()}")

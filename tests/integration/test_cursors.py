@@ -197,6 +197,7 @@ def test_cursor_commands(broker: BrokerProcess, stream: str, capsys: pytest.Capt
 # ---- several brokers ----
 
 
+@pytest.mark.long
 def test_cursors_and_lag_are_the_same_at_every_broker_and_survive_a_death(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own") as cluster:
         clients = [NatslogClient(one.url, ClientOptions(retries=3, patience_s=10)) for one in cluster.brokers]

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 from tests.integration.asking import ask, error
@@ -71,6 +73,7 @@ def files_without_a_name(broker: BrokerProcess) -> int:
     return sum(os.readlink(link).endswith("(deleted)") for link in folder.iterdir())
 
 
+@pytest.mark.long
 def test_rewritten_answers_for_many_slow_clients_need_little_memory(own: Path) -> None:
     with running_with_orders(own) as (broker, client):
         whole = ask(broker, "GET", _REWRITTEN).data

@@ -38,6 +38,7 @@ def terms(cluster: Cluster) -> list[int]:
     return [broker.json("/v1/cluster", timeout_s=5)["metadata_term"] for broker in cluster.brokers]
 
 
+@pytest.mark.long
 def test_relayed_handshake_gives_an_attacker_no_link(cluster: Cluster, tmp_path: Path) -> None:
     """An HTTP client has the metadata leader dial an attacker, who relays everything to a follower and then sends a
     Raft message of his own with the highest term there is.
@@ -112,6 +113,7 @@ def test_unauthenticated_websockets_take_little_memory(cluster: Cluster) -> None
 # ---- what an operator does about secrets ----
 
 
+@pytest.mark.long
 def test_secret_is_rotated_while_the_cluster_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     """As docs/OPERATIONS.md says: both secrets on each broker, one after another; then only the new one."""
     cluster.client().create_stream("orders", "orders", replicas=3)

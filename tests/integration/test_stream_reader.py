@@ -61,6 +61,7 @@ def test_outage_returns_the_same_position_and_ends_no_query(
     assert away.latestOffset(start, ReadAllAvailable()) == start
 
 
+@pytest.mark.long
 def test_available_now_waits_for_a_broker_and_then_fails_rather_than_ends(tmp_path: Path) -> None:
     """The same position again would tell Spark that the run is done."""
     with running(tmp_path / "own") as (server, broker):

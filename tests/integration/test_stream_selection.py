@@ -300,7 +300,9 @@ def test_one_huge_stream_among_small_ones_uses_all_cores(
     assert max(sizes) < 1.5 * min(sizes)
 
 
-@pytest.mark.parametrize("payload", [{}, {"payloadFormat": "json", "payloadSchema": "n INT"}])
+@pytest.mark.parametrize(
+    "payload", [{}, pytest.param({"payloadFormat": "json", "payloadSchema": "n INT"}, marks=pytest.mark.long)]
+)
 def test_long_columns_that_nobody_wants_are_not_sent(
     broker: BrokerProcess,
     client: NatslogClient,

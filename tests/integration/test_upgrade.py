@@ -132,6 +132,7 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     assert [problem for path in files_of(broker.folder) for problem in check_file(path).problems] == []
 
 
+@pytest.mark.long
 def test_a_compacted_state_of_level_1_is_read_by_0_1_0(single: tuple[NatsServer, BrokerProcess]) -> None:
     """More than a thousand changes: what 0.1.0 opens is a snapshot of the state, as this version writes it."""
     server, broker = single
@@ -152,6 +153,7 @@ def snapshot_index(folder: Path) -> int:
     return int(json.loads((folder / "raft" / "snapshot").read_bytes().split(b"\n", 1)[1])["index"])
 
 
+@pytest.mark.long
 def test_a_new_cluster_begins_at_the_newest_level_and_old_code_refuses_it(tmp_path: Path) -> None:
     server = NatsServer(0, tmp_path / "nats.log").start()
     broker = BrokerProcess(tmp_path / "data", server.url)
@@ -185,6 +187,7 @@ def on_terminal(answer: str, *arguments: str, url: str) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.long
 def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tmp_path: Path) -> None:
     with_old = Cluster(tmp_path, ClusterOptions(settings=SMALL))
     try:

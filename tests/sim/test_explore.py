@@ -14,8 +14,8 @@ from tests.sim.explore import explore
 
 DEPTH = int(os.environ.get("NATSLOG_EXPLORE_DEPTH", "4"))
 MUTATIONS = (
-    ("HW not held back by those of whom nothing is known", IN_TIME),
-    ("KIP-966: HW moves below min_isr", WALKING),
+    pytest.param("HW not held back by those of whom nothing is known", IN_TIME, id="of whom nothing is known"),
+    pytest.param("KIP-966: HW moves below min_isr", WALKING, id="KIP-966", marks=pytest.mark.long),
 )
 
 
@@ -26,7 +26,7 @@ def test_every_short_history_holds_every_promise() -> None:
     assert explored.states > 1000
 
 
-@pytest.mark.parametrize(("name", "patches"), MUTATIONS, ids=[name for name, _ in MUTATIONS])
+@pytest.mark.parametrize(("name", "patches"), MUTATIONS)
 def test_exploration_finds_the_history_that_a_rule_prevents(
     name: str, patches: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

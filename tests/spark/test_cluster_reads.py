@@ -107,6 +107,7 @@ def served(cluster: Cluster, work: Callable[[], object]) -> dict[int, float]:
     return {number: (after[number] - before[number]) / total for number in after}
 
 
+@pytest.mark.long
 def test_read_from_leader_nearest_or_any_replica(spark: SparkSession, cluster: Cluster) -> None:
     number = leader(cluster).number
     options = {"maxBytesPerPartition": "4MiB", "minPartitions": "12"}

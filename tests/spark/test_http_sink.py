@@ -70,6 +70,7 @@ def run_query(
     return str(running.id)
 
 
+@pytest.mark.long
 def test_streaming_batches_are_appended_once_however_often_they_run(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_streaming_batches_are_appended_once_however_often_they_run(
     assert broker.metrics()["natslog_staged_bytes"] == 0
 
 
+@pytest.mark.long
 def test_failed_job_leaves_nothing_and_retried_task_leaves_one_copy(
     broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:

@@ -41,6 +41,7 @@ def alerts_of(client: NatslogClient, stream: str) -> list[dict[str, Any]]:
 # ---- backfill_to_parquet ----
 
 
+@pytest.mark.long
 def test_backfill_of_a_time_range_writes_exactly_its_rows_with_every_byte(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

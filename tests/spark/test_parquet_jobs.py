@@ -134,6 +134,7 @@ def test_compaction_copies_finished_days_once_into_few_sorted_files(
     assert len(list((output / "day=2026-11-18").glob("*.parquet"))) > 1
 
 
+@pytest.mark.long
 def test_a_copy_that_differs_is_not_put_in_place(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

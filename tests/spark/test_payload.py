@@ -235,6 +235,7 @@ def test_arrow_payloads_are_exploded_beside_their_messages(read: Any) -> None:
     assert rows(read(None, mode="DROPMALFORMED", **options), "offset") == [(0,), (0,), (3,)]
 
 
+@pytest.mark.long
 def test_typed_payloads_in_a_streaming_query(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

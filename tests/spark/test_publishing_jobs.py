@@ -114,6 +114,7 @@ def enrich(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery
     return query
 
 
+@pytest.mark.long
 def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_batches_are_repeated(
     spark: SparkSession,
     broker: BrokerProcess,
@@ -279,6 +280,7 @@ def test_replay_of_a_time_range_keeps_order_keys_and_headers_and_may_be_repeated
     assert len(all_values(client, f"{name}-again")) == 60, "another replay is another one"
 
 
+@pytest.mark.long
 def test_replay_that_is_stopped_says_where_to_go_on(
     broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:

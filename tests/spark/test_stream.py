@@ -132,6 +132,7 @@ def test_ending_options_are_for_batch_reads(
         drain(spark, broker, stream, folder, endingOffsets="latest")
 
 
+@pytest.mark.long
 def test_deleted_and_recreated_stream_fails_the_query_or_is_accepted(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
 ) -> None:
@@ -159,6 +160,7 @@ def publish_one_by_one(nats_url: str, stream: str, count: int) -> None:
     with_nats(nats_url, work)
 
 
+@pytest.mark.long
 def test_retention_beyond_the_checkpoint_is_loss_and_exactly_at_it_is_none(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

@@ -264,6 +264,7 @@ def check(schema: StructType, payloads: list[bytes]) -> None:
         assert (reason is not None) == malformed, (schema.simpleString(), payload, reason)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_decode_random_rows_equals_json_loads(case: tuple[StructType, list[bytes]]) -> None:

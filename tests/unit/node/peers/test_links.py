@@ -306,6 +306,7 @@ def test_frame_without_a_seal_ends_an_open_link(tmp_path: Path, caplog: pytest.L
 # ---- who may not come in ----
 
 
+@pytest.mark.long
 def test_reasons_to_refuse_a_broker_are_named_on_both_sides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with node(tmp_path, 1) as one:
