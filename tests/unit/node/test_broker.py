@@ -1,0 +1,49 @@
+"""What a bug does in work that goes on beside requests: the broker stops, rather than go on half alive."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from natslog.config import BrokerConfig
+from natslog.errors import StorageFull
+from natslog.node.broker import Broker
+from natslog.node.peers.messages import FetchRequest
+from natslog.node.replicas.fetch_sessions import FetchSession
+
+
+def served(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Broker:
+    """A broker that was asked by a follower, and met this error while it answered."""
+
+    async def fail(session: FetchSession, request: FetchRequest) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(FetchSession, "serve", fail)
+
+    async def story() -> Broker:
+        broker = Broker(BrokerConfig(data_dir=str(folder)))
+        peer: Any = SimpleNamespace(broker=2)
+        broker._serve_fetch(peer, FetchRequest(1, "folder.1.n"), lambda response, payload: None)
+        while broker._under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await broker.stop()
+        return broker
+
+    return asyncio.run(story())
+
+
+def test_a_bug_while_serving_a_fetch_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a debug line before, and the follower left the in-sync replicas silently."""
+    broker = served(tmp_path, monkeypatch, KeyError("a bug"))
+    assert isinstance(broker.failed, KeyError)
+    assert broker.stopping_soon.is_set()
+
+
+def test_an_error_in_operation_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = served(tmp_path, monkeypatch, StorageFull("no room"))
+    assert broker.failed is None
+    assert not broker.stopping_soon.is_set()
