@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from natslog.cluster.commands import BrokerRecord, RegisterBroker
 from natslog.cluster.incarnations import NONCE_LEVEL, outdated_folder
-from natslog.errors import CorruptLog, NatslogError, OutdatedFolder, StorageUnavailable
+from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OutdatedFolder, StorageUnavailable
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import REMEDY, DataDir
 from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
@@ -119,7 +119,12 @@ class Registration:
         )
         command = RegisterBroker(broker=me, after=life.after, lives=life.lives if has_nonce else ())
         request = Request(f"{life.name} is up as {me.incarnation}", f"broker {me.id}")
-        await self._group.propose(command, request)
+        try:
+            await self._group.propose(command, request)
+        except InvalidRequest:
+            if has_nonce or self._group.state.feature_level < NONCE_LEVEL:
+                raise
+            return await self._propose()  # the cluster's level was not known here before it refused
         known = self._group.state.brokers.get(me.id)
         if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error says so
             raise outdated_folder(known, config.url)
