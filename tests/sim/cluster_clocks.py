@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from natslog.cluster.stream_time import ClockReading, ClockSample, agreed_us
+from natslog.cluster.stream_time import ClockReading, ClockSample, agreed_us, beginning_us
 from natslog.model import BrokerId
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class BrokerClocks:
     def reading(self) -> ClockReading:
         wall_us, passed_us = self.wall_us, elapsed_us(self.life.world.now_ms)
         brokers = len(self.life.cluster.numbers)
-        return ClockReading(wall_us, passed_us, agreed_us(self.samples.values(), wall_us, passed_us, brokers))
+        known = self.samples.values()
+        agreed = agreed_us(known, wall_us, passed_us, brokers)
+        return ClockReading(wall_us, passed_us, agreed, 0, beginning_us(known, wall_us, passed_us, brokers))
 
 
 def remembered_from(now_us: int) -> int:

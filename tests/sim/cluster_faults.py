@@ -212,7 +212,7 @@ class Faults:
     def heal(self) -> None:
         self.world.cut = set()
         self.cluster.slow_disk, self.is_metadata_slow = None, False
-        for disk in self.cluster.disks.values():
+        for disk in (*self.cluster.disks.values(), *self.cluster.newest_disks.values()):
             disk.is_full = False
         self.cluster.clock_ahead_us |= self.cluster.clock_skew_us
         self.world.drop_share = self.world.double_share = self.world.late_share = 0.0

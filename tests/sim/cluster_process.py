@@ -113,7 +113,7 @@ class Life:
         self.inbox: list[Callable[[], None]] = []
         self.state = state_of(disk.snapshot)
         after, disk.clean_life = disk.clean_life, ""
-        self.listed = (f"{me}.0.n0", *disk.lives)
+        self.listed = listed_lives(self.me, disk)
         registration = RegisterBroker(broker=record, after=after, lives=self.listed)
         self.registration = Proposal(id=self.incarnation, command=registration)
 
@@ -394,6 +394,11 @@ class Process(Life):
         """Whether a broker can take messages."""
         if self.controller is not None and self.raft.role == "leader":
             self.controller[1].hearing(*report, self.world.now_ms)
+
+
+def listed_lives(number: BrokerId, disk: Disk) -> tuple[str, ...]:
+    """With the one that the cluster was founded with."""
+    return (f"{number}.0.n0", *disk.lives)
 
 
 def nonce_of(life: int, disk: Disk) -> str:

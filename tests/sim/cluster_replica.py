@@ -329,7 +329,8 @@ class SimReplica:
         return offset
 
     def stream_time_us(self) -> int:
-        return self.checker.time_is(self.me, self.clock.advance(self.life.reading()))
+        is_first = not self.log.records
+        return self.checker.time_is(self.me, self.clock.advance(self.life.reading()), is_first=is_first)
 
     def write(self) -> None:
         leader, log = self.leader, self.log

@@ -32,7 +32,7 @@ from tests.sim.cluster_broker import Broker
 from tests.sim.cluster_checker import PUBLISHERS, Checker, StreamChecker, publisher_of
 from tests.sim.cluster_clocks import SKEW_US
 from tests.sim.cluster_faults import Faults
-from tests.sim.cluster_process import IDS, NAMES, Disk, Log, encode
+from tests.sim.cluster_process import IDS, NAMES, Disk, Log, encode, listed_lives
 from tests.sim.cluster_replica import SimReplica
 from tests.sim.raft_checker import Violation, require
 from tests.sim.world import World
@@ -262,8 +262,8 @@ class Cluster:
 
     def knows_newer_life(self, other: BrokerId, number: BrokerId) -> bool:
         """Than any in the copy of the other one's disk."""
-        known = self.brokers[other].state.brokers.get(number)
-        return self.brokers[other].is_up and known is not None and known.incarnation not in self.copies[number].lives
+        known, listed = self.brokers[other].state.brokers.get(number), listed_lives(number, self.copies[number])
+        return self.brokers[other].is_up and known is not None and known.incarnation not in listed
 
     def damage(self, number: BrokerId, disk: Disk) -> None:
         """A hole in a log, found at the start: what follows is quarantined, and it must neither lead nor count."""

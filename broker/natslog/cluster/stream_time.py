@@ -46,13 +46,25 @@ def agreed_us(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int,
     Returns:
         None where fewer than a majority are known.
     """
-    clocks = [own_wall_us]
-    for sample in samples:
-        age_us = elapsed_us - sample.elapsed_us
-        if age_us <= SAMPLE_HOLDS_US:
-            clocks.append(sample.wall_us + age_us)
-    majority = brokers // 2 + 1
-    return sorted(clocks, reverse=True)[majority - 1] if len(clocks) >= majority else None
+    clocks, majority = _latest_first(samples, own_wall_us, elapsed_us), brokers // 2 + 1
+    return clocks[majority - 1] if len(clocks) >= majority else None
+
+
+def beginning_us(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int, brokers: int) -> int:
+    """The time that a stream without messages begins at: what is agreed on, where all clocks are known. Before, the
+    latest of them: a stream that began with a clock that is behind would follow the majority with a leap as soon as
+    more clocks are known, and message ids written before it would expire too early.
+
+    Args:
+        samples, brokers: as for `agreed_us`.
+    """
+    clocks = _latest_first(samples, own_wall_us, elapsed_us)
+    return clocks[brokers // 2] if len(clocks) >= brokers else clocks[0]
+
+
+def _latest_first(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int) -> list[int]:
+    ages = ((sample.wall_us, elapsed_us - sample.elapsed_us) for sample in samples)
+    return sorted([own_wall_us, *(wall_us + age_us for wall_us, age_us in ages if age_us <= SAMPLE_HOLDS_US)])[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +91,14 @@ class ClockReading(NamedTuple):
     Attributes:
         agreed_us: what a majority of several brokers has reached, where it is known.
         steady_us: where this broker is the whole cluster: for how long its wall clock has not jumped. Else 0.
+        beginning_us: for a stream without messages, where other clocks are known; else 0.
     """
 
     wall_us: int
     elapsed_us: int
     agreed_us: int | None = None
     steady_us: int = 0
+    beginning_us: int = 0
 
 
 class StreamClock:
@@ -109,7 +123,7 @@ class StreamClock:
     def _next_us(self, reading: ClockReading, passed_us: int) -> int:
         wall_us, held_us = reading.wall_us, self._time_us + passed_us
         if not self._time_us:
-            return reading.agreed_us or wall_us
+            return reading.beginning_us or wall_us
         slowest_us = self._time_us + passed_us // 2
         if reading.agreed_us is not None:
             return max(slowest_us, reading.agreed_us, min(wall_us, held_us))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.stream_time import ClockReading, ClockSample, Steadiness, StreamClock, agreed_us
+from natslog.cluster.stream_time import ClockReading, ClockSample, Steadiness, StreamClock, agreed_us, beginning_us
 from natslog.errors import DataDirError, NatslogError
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.model import BrokerId
@@ -123,10 +123,11 @@ class ClusterClock:
         wall_us, passed_us = now_us(), elapsed_us()
         if self._is_alone:
             return ClockReading(wall_us, passed_us, None, self._steadiness.steady_us(wall_us, passed_us))
-        known = self._known
-        return ClockReading(
-            wall_us, passed_us, agreed_us(known, wall_us, passed_us, len(self._brokers)) if known else None
-        )
+        known, brokers = self._known, len(self._brokers)
+        if not known:
+            return ClockReading(wall_us, passed_us)
+        agreed = agreed_us(known, wall_us, passed_us, brokers)
+        return ClockReading(wall_us, passed_us, agreed, 0, beginning_us(known, wall_us, passed_us, brokers))
 
     def latest_us(self) -> int:
         """For what must not expire early: the later one of the own clock and of what a majority agrees on."""

@@ -14,6 +14,7 @@ from natslog.cluster.stream_time import (
     Steadiness,
     StreamClock,
     agreed_us,
+    beginning_us,
 )
 
 SECOND = 1_000_000
@@ -103,8 +104,20 @@ def test_stream_time_slows_down_to_half_until_clocks_behind_it_have_come_up() ->
 
 
 def test_a_stream_without_messages_begins_with_the_time_that_is_agreed_on() -> None:
-    assert StreamClock(0, 0).advance(ClockReading(TRUE + HOUR, 0, TRUE)) == TRUE
+    assert StreamClock(0, 0).advance(ClockReading(TRUE + HOUR, 0, TRUE, 0, TRUE)) == TRUE
     assert StreamClock(0, 0).advance(ClockReading(TRUE, 0)) == TRUE
+
+
+@pytest.mark.parametrize(
+    ("own_s", "others_s", "beginning_s"),
+    [(0, [0, 0], 0), (3600, [0, 0], 0), (0, [-3600, 0], 0), (0, [-3600], 0), (-3600, [0], 0), (-3600, [], -3600)],
+)
+def test_a_stream_does_not_begin_with_a_clock_that_is_behind_another_one(
+    own_s: int, others_s: list[int], beginning_s: int
+) -> None:
+    """It would leap forward as soon as the third clock is known, and what was written before would expire early."""
+    samples = [ClockSample(TRUE + one * SECOND, 0) for one in others_s]
+    assert beginning_us(samples, TRUE + own_s * SECOND, 0, 3) == TRUE + beginning_s * SECOND
 
 
 # ---- a single broker ----

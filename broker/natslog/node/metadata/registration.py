@@ -124,7 +124,8 @@ class Registration:
         except InvalidRequest:
             if has_nonce or self._group.state.feature_level < NONCE_LEVEL:
                 raise
-            return await self._propose()  # the cluster's level was not known here before it refused
+            await self._propose()  # the cluster's level was not known here before it refused
+            return
         known = self._group.state.brokers.get(me.id)
         if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error says so
             raise outdated_folder(known, config.url)
