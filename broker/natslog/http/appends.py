@@ -11,7 +11,7 @@ All are for the stream's leader; others answer with 307. A producer counts its b
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -117,8 +117,8 @@ async def last_batch(request: web.Request) -> web.Response:
     producer = check_name(request.match_info["producer"], "producer")
     stream, broker = await leading(request), broker_of(request)
     log = stream.usable_log()
-    run = await asyncio.get_running_loop().run_in_executor(broker.readers, log.committed_batch, producer)
-    known: dict[str, Any] = {"batch": None, "start": None, "end": None}
-    if run is not None and run.end <= log.high_watermark:
-        known = {"batch": run.batch, "start": run.start, "end": run.end}
-    return web.json_response({"producer": producer, "urls": list(broker.config.client_urls)} | known)
+    find = partial(log.last_run, producer, is_committed=True)
+    run = await asyncio.get_running_loop().run_in_executor(broker.readers, find)
+    known = (None, None, None) if run is None else (run.batch, run.start, run.end)
+    body = {"producer": producer, "urls": list(broker.config.client_urls)}
+    return web.json_response(body | dict(zip(("batch", "start", "end"), known, strict=True)))

@@ -146,7 +146,7 @@ class _RunWork:
 
     def _append(self) -> tuple[RunMark, bool]:
         ingest, asked, started = self.ingest, self.asked, time.perf_counter()
-        last = ingest.log.committed_batch(asked.producer)
+        last = ingest.log.last_run(asked.producer)
         if last is not None and asked.batch <= last.batch:
             return last, False
         if (why_not := asked.missing or ingest.why_not()) is not None:
