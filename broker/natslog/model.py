@@ -164,3 +164,23 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     urls: tuple[str, ...] = ()
+
+
+class PartReceipt(msgspec.Struct, frozen=True):
+    """What the upload of a part of a direct append is answered with, and what the commit names it by."""
+
+    part: str
+    attempt: int
+    rows: int
+    digest: str
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """Offsets `[start, end)` hold the batch's rows; both are None for a batch older than the producer's last one.
+
+    `duplicate`: it had been committed before.
+    """
+
+    start: int | None
+    end: int | None
+    duplicate: bool

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -21,30 +22,11 @@ import msgspec
 import pyarrow as pa
 
 from natslog.client.asking import Asker
+from natslog.model import Appended, PartReceipt
 
 PART_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 8 * 1024 * 1024
 _COMMIT_TIMEOUT_S = 120.0
-
-
-class StagedPart(msgspec.Struct, frozen=True):
-    """A part as its upload was answered: what a commit names."""
-
-    part: str
-    attempt: int
-    rows: int
-    digest: str
-
-
-class Appended(msgspec.Struct, frozen=True):
-    """Offsets `[start, end)` hold the batch's rows; both are None for a batch older than the producer's last one.
-
-    `duplicate`: it had been committed before.
-    """
-
-    start: int | None
-    end: int | None
-    duplicate: bool
 
 
 class LastAppend(msgspec.Struct, frozen=True):
@@ -74,7 +56,7 @@ class AppendAsker(Asker):
         attempt: int = 0,
         subject: str | None = None,
         prefer: Sequence[str] = (),
-    ) -> StagedPart:
+    ) -> PartReceipt:
         """Uploads one part: an Arrow IPC stream, in memory.
 
         Args:
@@ -85,10 +67,10 @@ class AppendAsker(Asker):
         """
         path = f"{_path(name, producer, batch)}/parts/{quote(part, safe='')}"
         query = {"attempt": attempt, "subject": subject}
-        return msgspec.convert(self._json("PUT", path, query=query, body=memoryview(data), prefer=prefer), StagedPart)
+        return msgspec.convert(self._json("PUT", path, query=query, body=memoryview(data), prefer=prefer), PartReceipt)
 
     def commit_append(
-        self, name: str, producer: str, batch: int, parts: Sequence[StagedPart], *, prefer: Sequence[str] = ()
+        self, name: str, producer: str, batch: int, parts: Sequence[PartReceipt], *, prefer: Sequence[str] = ()
     ) -> Appended:
         """Appends the parts' rows as one run; returns when it is committed. Whatever else was staged is dropped.
 
@@ -129,14 +111,13 @@ class PartUploader:
         attempt: int = 0,
         subject: str | None = None,
     ) -> None:
-        self._client, self._stream, self._producer, self._batch = client, stream, producer, batch
-        self._label, self._attempt, self._subject = label, attempt, subject
+        self._last_append = partial(client.last_append, stream, producer)
+        self._stage = partial(client.stage_part, stream, producer, batch, attempt=attempt, subject=subject)
+        self._label = label
         self._prefer: tuple[str, ...] | None = None
         self._sink: pa.BufferOutputStream | None = None
         self._writer: Any = None
-        self._sent = 0
-        self._staged: list[StagedPart] = []
-        self._sending: Future[StagedPart] | None = None
+        self._uploads: list[Future[PartReceipt]] = []  # at most the last one is under way
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="natslog-append")
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -154,35 +135,20 @@ class PartUploader:
         assert self._sink is not None, "there is a part to be sent"
         self._writer.close()
         data, self._sink = self._sink.getvalue(), None
-        self._wait()
-        part, self._sent = f"{self._label}-{self._sent}", self._sent + 1
-        self._sending = self._thread.submit(self._upload, part, data)
+        if self._uploads:
+            self._uploads[-1].result()
+        self._uploads.append(self._thread.submit(self._upload, f"{self._label}-{len(self._uploads)}", data))
 
-    def _upload(self, part: str, data: pa.Buffer) -> StagedPart:
+    def _upload(self, part: str, data: pa.Buffer) -> PartReceipt:
         if self._prefer is None:
-            self._prefer = self._client.last_append(self._stream, self._producer).urls
-        return self._client.stage_part(
-            self._stream,
-            self._producer,
-            self._batch,
-            part,
-            data,
-            attempt=self._attempt,
-            subject=self._subject,
-            prefer=self._prefer,
-        )
+            self._prefer = self._last_append().urls
+        return self._stage(part, data, prefer=self._prefer)
 
-    def _wait(self) -> None:
-        if self._sending is not None:
-            sending, self._sending = self._sending, None
-            self._staged.append(sending.result())
-
-    def finish(self) -> list[StagedPart]:
+    def finish(self) -> list[PartReceipt]:
         """What the commit must name. Raises as `stage_part`."""
         try:
             if self._sink is not None:
                 self._send()
-            self._wait()
-            return self._staged
+            return [upload.result() for upload in self._uploads]
         finally:
             self._thread.shutdown(wait=True)

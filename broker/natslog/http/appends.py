@@ -11,17 +11,18 @@ All are for the stream's leader; others answer with 307. A producer counts its b
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, PartsMissing, PayloadTooLarge
+from natslog.errors import InvalidRequest, PayloadTooLarge
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.ingest.staged_rows import RowRules
-from natslog.node.replicas.direct_append import Commit, commit
+from natslog.model import PartReceipt
+from natslog.node.replicas.direct_append import commit
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.writes.staging import BatchKey, PartName
+from natslog.node.writes.staging import BatchKey
 from natslog.subjects import check_name, check_subject, covers
 
 routes = web.RouteTableDef()
@@ -31,7 +32,7 @@ _MAX_COMMIT_BYTES = 16 * 1024 * 1024
 
 
 class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
-    parts: list[PartName]
+    parts: list[PartReceipt]
 
 
 def _key(request: web.Request, stream: HostedStream) -> BatchKey:
@@ -61,29 +62,18 @@ async def stage(request: web.Request) -> web.Response:
     if (request.content_length or 0) > broker.staging.max_bytes:
         raise broker.staging.too_large(request.content_length or 0)
     staged = await broker.staging.receive(key, part, attempt, rules, request.content.iter_any())
-    body = {"part": part, "attempt": attempt, "rows": staged.rows, "digest": staged.digest, "bytes": staged.size_bytes}
-    return web.json_response(body)
+    return web.json_response(msgspec.to_builtins(staged.receipt) | {"bytes": staged.size_bytes})
 
 
 @routes.post(_BATCH)
 async def commit_batch(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
-    key, names = _key(request, stream), await _named_parts(request)
-    try:
-        parts, missing = broker.staging.named(key, names), None
-    except PartsMissing as error:
-        parts, missing = [], error
-    if missing is None and not any(part.rows for part in parts):
-        await broker.staging.drop(key)
-        end = stream.usable_log().high_watermark
-        return web.json_response({"start": end, "end": end, "duplicate": False})
-    committed = await commit(stream, Commit(key[1], key[2], parts, missing))
-    await broker.staging.drop(key)
-    return web.json_response({"start": committed.start, "end": committed.end, "duplicate": committed.duplicate})
+    appended = await commit(stream, broker.staging, _key(request, stream), await _named_parts(request))
+    return web.json_response(msgspec.to_builtins(appended))
 
 
-async def _named_parts(request: web.Request) -> list[PartName]:
+async def _named_parts(request: web.Request) -> list[PartReceipt]:
     body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
@@ -117,8 +107,8 @@ async def last_batch(request: web.Request) -> web.Response:
     producer = check_name(request.match_info["producer"], "producer")
     stream, broker = await leading(request), broker_of(request)
     log = stream.usable_log()
-    run = await asyncio.get_running_loop().run_in_executor(broker.readers, log.committed_batch, producer)
-    known: dict[str, Any] = {"batch": None, "start": None, "end": None}
-    if run is not None and run.end <= log.high_watermark:
-        known = {"batch": run.batch, "start": run.start, "end": run.end}
-    return web.json_response({"producer": producer, "urls": list(broker.config.client_urls)} | known)
+    find = partial(log.last_run, producer, is_committed=True)
+    run = await asyncio.get_running_loop().run_in_executor(broker.readers, find)
+    known = (None, None, None) if run is None else (run.batch, run.start, run.end)
+    body = {"producer": producer, "urls": list(broker.config.client_urls)}
+    return web.json_response(body | dict(zip(("batch", "start", "end"), known, strict=True)))

@@ -63,8 +63,8 @@ class ReplicaLog(RunLog):
         super().begin_epoch(epoch)
 
     def _cut_unfinished_run(self) -> None:
-        run = self.tail_run
-        if run is None or not self.is_inside_run or self.failure is not None:
+        run = self.unfinished_run
+        if run is None or self.failure is not None:
             return
         end = self.log_end_offset
         logger.warning(
@@ -105,7 +105,7 @@ class ReplicaLog(RunLog):
                         chain.segments[-1] = kept
         self.epochs.cut_to(end_offset)
         self.store_epochs()
-        self.tail_run = self._mark_of_last_batch()
+        self.unfinished_run = self._find_unfinished_run()
         self.producers.cut(end_offset)
 
     def discard_from(self, end_offset: int, now_us: int) -> None:
@@ -162,7 +162,7 @@ class ReplicaLog(RunLog):
                     segment.path.unlink(missing_ok=True)
             sync_folder(self.folder)
         self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
-        self.tail_run = None
+        self.unfinished_run = None
         self.producers.cut(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:

@@ -1,9 +1,9 @@
-"""A log that takes runs: the rows of one direct append, there whole or not at all, and once for each (producer, batch).
+"""A log that takes runs. A run is the rows of one direct append: there whole or not at all, once per (producer, batch).
 
-Theory of operation. A run is written by `append_run` as batches that all carry its mark, each on stable storage before
-the next is written, and shown when the last one is. So in the process that wrote it a log never ends inside a run. It
-may do so after a crash, and in a replica that copies batches as they come: `tail_run` says of what run the last batch
-is, `settled_end_offset` how far the log goes without an unfinished one, which is cut off by who takes office.
+Theory of operation. `append_run` writes a run as batches that all carry its mark. Each is on stable storage before the
+next is written, and all are shown when the last one is. So in the process that wrote it a log never ends inside a run.
+It may do so after a crash, and in a replica that copies batches as they come: then `unfinished_run` names that run, and
+`settled_end_offset` is where it starts. A new leader cuts it off before its epoch begins.
 
 Invariants. No segment is rolled inside a run as long as its file takes writes. The high watermark is never above
 `settled_end_offset`.
@@ -12,16 +12,15 @@ Invariants. No segment is rolled inside a run as long as its file takes writes. 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from natslog.arrow import ipc
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.log.batch_encoder import EncodedBatch, encode_rows
+from natslog.log.log_reader import ReadPlan
 from natslog.log.producers import ProducerTable
-from natslog.log.segment import ActiveSegment, damage, read_at
+from natslog.log.segment import ActiveSegment
 from natslog.log.stream_log import LogOptions, StreamLog
 from natslog.model import StreamSettings
 
@@ -43,63 +42,48 @@ class RunLog(StreamLog):
         must_exist: bool = False,
     ) -> None:
         super().__init__(folder, stream_id, settings, options, must_exist=must_exist)
-        self.tail_run = self._mark_of_last_batch()
+        self.unfinished_run = self._find_unfinished_run()
         self.producers = ProducerTable(folder, self._marks)
-        self.producers.open(self.log_start_offset, self.log_end_offset, is_short=len(self.chain.segments) <= 1)
+        self.producers.open(self.log_start_offset, self.checkpointed, self.log_end_offset, is_short=self._is_short)
 
     # ---- where runs stand ----
 
     @property
-    def is_inside_run(self) -> bool:
-        """Whether the rest of the last batch's run is still to come."""
-        return self.tail_run is not None and self.log_end_offset < self.tail_run.end
-
-    @property
     def settled_end_offset(self) -> int:
-        """Where the log ends, but for a run that it holds a part of."""
-        run = self.tail_run
-        return run.start if run is not None and self.log_end_offset < run.end else self.log_end_offset
+        """Where the log ends, without the part of a run that it may end in."""
+        run = self.unfinished_run
+        return self.log_end_offset if run is None else run.start
 
-    def _mark_of_last_batch(self) -> RunMark | None:
-        """Of unsealed segments: what is sealed was committed, and so is no part of an unfinished run."""
-        for segment in self.chain.unsealed:
-            if count := len(segment.index):
-                entry = segment.index[count - 1]
-                fd = os.open(segment.path, os.O_RDONLY)
-                try:
-                    header = ipc.proven_header(read_at(fd, entry.position, ipc.MAX_HEADER_BYTES))
-                finally:
-                    os.close(fd)
-                if header is None:
-                    raise damage(segment.path, entry, "has a damaged header")
-                return header.run
-        return None
+    def _find_unfinished_run(self) -> RunMark | None:
+        """The run of the last batch, where more of it is to come. What is sealed was committed, and so is whole."""
+        unsealed = self.chain.unsealed
+        if not unsealed or self.log_end_offset == unsealed[-1].base_offset:
+            return None
+        with self._plan(self.log_end_offset - 1, self.log_end_offset) as plan:
+            (header,) = plan.headers()
+        return header.run if header.run is not None and header.end_offset < header.run.end else None
 
     def _marks(self, start: int, end: int) -> Iterator[RunMark]:
-        """Of the batches that cover `[start, end)`, each run's once. Raises CorruptLog."""
+        """Of the runs whose last batch is in `[start, end)`. Raises CorruptLog."""
         while start < end:
-            with self.reader.plan_read(start, end, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
+            with self._plan(start, end) as plan:
                 for header in plan.headers():
                     if header.run is not None and header.end_offset == header.run.end:
                         yield header.run
                 start = plan.next_offset
 
-    def committed_batch(self, producer: str) -> RunMark | None:
-        """What this producer appended last; it is committed once HW has reached its end.
+    def _plan(self, start: int, end: int) -> ReadPlan:
+        return self.reader.plan_read(start, end, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True)
+
+    def last_run(self, producer: str, *, is_committed: bool = False) -> RunMark | None:
+        """The run that this producer appended last, or the last one that is committed.
 
         Raises:
-            CorruptLog: the log cannot be read, so nobody knows.
+            CorruptLog: the log must be read for it, and cannot be.
         """
-        self.producers.settle(self.high_watermark)
-        return self.producers.find(producer, self.log_start_offset)
+        return self.producers.last_run(producer, self.log_start_offset, self.high_watermark, is_committed=is_committed)
 
     # ---- writing ----
-
-    def append(self, rows: RowBuffers, now_us: int) -> tuple[int, int]:
-        """As `StreamLog.append`."""
-        appended = super().append(rows, now_us)
-        self.tail_run = None
-        return appended
 
     def append_run(
         self, producer: str, batch: int, chunks: Iterable[RowBuffers], *, rows: int, size_bytes: int, now_us: int
@@ -113,7 +97,7 @@ class RunLog(StreamLog):
         Raises:
             As `append`.
         """
-        assert not self.is_inside_run, "who leads has cut what was unfinished"
+        assert self.unfinished_run is None, "a leader has cut what was unfinished"
         if self.failure is not None:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
@@ -135,28 +119,33 @@ class RunLog(StreamLog):
         assert offset == run.end, f"{offset - run.start} rows came, {run.end - run.start} were announced"
 
     def _note(self, run: RunMark | None, end_offset: int) -> None:
-        """The log's last batch is of this run, and ends there."""
-        self.tail_run = run
-        if run is not None:
-            self.producers.note(run, end_offset)
-            self.producers.settle(self.high_watermark)
+        """The log ends with a batch of this run, at this offset."""
+        is_whole = run is None or run.end == end_offset
+        self.unfinished_run = None if is_whole else run
+        if run is not None and is_whole:
+            self.producers.note(run, self.high_watermark)
 
     # ---- segments ----
 
+    @property
+    def _is_short(self) -> bool:
+        """Whether the log is of one segment, which is quickly read."""
+        return len(self.chain.segments) <= 1
+
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
-        return not self.is_inside_run and super()._is_full(segment, now_us)
+        return self.unfinished_run is None and super()._is_full(segment, now_us)
 
     def _roll(self, now_us: int) -> ActiveSegment:
         fresh = super()._roll(now_us)
-        self.store_producers(though_empty=len(self.chain.segments) > 1)
+        self.store_producers()
         return fresh
 
-    def store_producers(self, *, though_empty: bool = False) -> None:
+    def store_producers(self) -> None:
         """Best effort: without it more of the log is read at the next start."""
         try:
-            self.producers.store(self.high_watermark, though_empty=though_empty)
+            self.producers.store(self.high_watermark, is_short=self._is_short)
         except OSError as error:
-            logger.error("%s: what producers committed could not be stored (%s)", self.folder, error)
+            logger.error("%s: the runs of producers could not be stored (%s)", self.folder, error)
 
     def close(self) -> None:
         """As `StreamLog.close`."""

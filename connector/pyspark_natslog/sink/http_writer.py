@@ -19,8 +19,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from natslog.arrow.schema import HEADERS_TYPE
-from natslog.client.appending import PartUploader, StagedPart
+from natslog.client.appending import PartUploader
 from natslog.errors import ConfigError, did_you_mean
+from natslog.model import PartReceipt
 from pyspark_natslog.sink.http_options import HttpSinkOptions
 from pyspark_natslog.sink.writer import batch_of_query
 
@@ -38,7 +39,7 @@ class Staged(WriterCommitMessage):
 
     producer: str
     batch: int
-    parts: list[StagedPart]
+    parts: list[PartReceipt]
 
 
 class _Appending:
@@ -49,7 +50,7 @@ class _Appending:
             raise ConfigError('the sink can only append: mode("append"); a stream\'s rows are never replaced')
         self._options = options
         self._columns = _checked_columns(schema, options)
-        self._run_id = None if of_query else f"write-{secrets.token_hex(16)}"
+        self._write_id = None if of_query else f"write-{secrets.token_hex(16)}"
         options.check_stream("subject" in self._columns)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -74,8 +75,8 @@ class _Appending:
         """A query's own; else this write's, whose only batch it is, also within `foreachBatch`: a batch may be written
         from more than once, and a second write must not be taken for the first.
         """
-        if self._run_id is not None:
-            return self._run_id, 0
+        if self._write_id is not None:
+            return self._write_id, 0
         query, batch = batch_of_query(task)
         return query, int(batch)
 

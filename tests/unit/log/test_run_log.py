@@ -50,7 +50,7 @@ def test_run_is_contiguous_marked_and_at_one_time(log_folder: Path) -> None:
     assert stored_values(log) == [b"before", b"a", b"b", b"c", b"after"]
     assert [header.run for header in headers_of(log)] == [None, run, run, None]
     assert [header.max_timestamp_us for header in headers_of(log)] == [1, 50, 50, 50]
-    assert (log.tail_run, log.is_inside_run) == (None, False)
+    assert log.unfinished_run is None
 
 
 def test_each_batch_of_a_run_is_synced_before_the_next_is_written(
@@ -87,7 +87,7 @@ def test_sealing_keeps_runs_apart_and_their_marks(log_folder: Path, compression:
     assert stored_values(log) == expected
     assert not check_file(log.chain.segments[0].path).problems
     log.close()
-    assert open_log(log_folder, SMALL).committed_batch("q") == RunMark("q", 29, 117, 120)
+    assert open_log(log_folder, SMALL).last_run("q") == RunMark("q", 29, 117, 120)
 
 
 def test_no_segment_is_rolled_inside_a_run_on_leader_and_follower(log_folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_run_whose_rows_cannot_be_read_leaves_the_log_as_it_was(log_folder: Path
     log.append(rows([b"before"]), 1)
     with pytest.raises(ValueError, match="unreadable"):
         log.append_run("q", 0, failing_after(count, ValueError("unreadable")), rows=9, size_bytes=9, now_us=2)
-    assert (log.log_end_offset, log.committed_batch("q")) == (1, None)
+    assert (log.log_end_offset, log.last_run("q")) == (1, None)
     assert append_run(log, "q", 0, [[b"again"]]).start == 1
     log.close()
     assert stored_values(open_log(log_folder)) == [b"before", b"again"]
@@ -148,7 +148,7 @@ def test_disk_that_fails_in_the_middle_of_a_run_leaves_nothing_of_it(
         with pytest.raises(error):
             append_run(log, "q", 0, [[b"%d" % at] for at in range(4)])
     assert log.log_end_offset == 1
-    assert log.committed_batch("q") is None
+    assert log.last_run("q") is None
     if room_comes_back:
         assert append_run(log, "q", 0, [[b"again"]]).end == 2
     log.close()
@@ -184,12 +184,12 @@ def test_log_cut_at_any_byte_of_a_run_has_all_of_it_or_nothing_once_it_leads(log
         one.chain.committed = None
         if size_bytes == len(whole):
             assert stored_values(one) == [b"before", b"a", b"b", b"c", b"d"]
-            assert one.committed_batch("q") == run
+            assert one.last_run("q") == run
         else:
             assert stored_values(one) == [b"before"]
-            assert one.committed_batch("q") is None
+            assert one.last_run("q") is None
             assert append_run(one, "q", 3, [[b"a", b"b", b"c"], [b"d"]]).start == 1
-            assert one.committed_batch("q").end == run.end
+            assert one.last_run("q").end == run.end
         one.close()
 
 
@@ -198,13 +198,13 @@ def test_follower_keeps_a_part_of_a_run_and_goes_on_with_it(log_folder: Path) ->
     run = append_run(log, "q", 0, [[b"a"], [b"b"], [b"c"]])
     first, second, third = copies(log)
     copy.append_copies([first, second])
-    assert (copy.is_inside_run, copy.settled_end_offset, copy.log_end_offset) == (True, 0, 2)
-    assert copy.committed_batch("q") is None
+    assert (copy.unfinished_run, copy.settled_end_offset, copy.log_end_offset) == (run, 0, 2)
+    assert copy.last_run("q") is None
     copy.close()
     copy = open_log(log_folder.parent / "copy")
-    assert (copy.is_inside_run, copy.log_end_offset) == (True, 2)
+    assert (copy.unfinished_run, copy.log_end_offset) == (run, 2)
     copy.append_copies([third])
-    assert (copy.settled_end_offset, copy.committed_batch("q")) == (3, run)
+    assert (copy.settled_end_offset, copy.last_run("q")) == (3, run)
 
 
 # ---- what producers committed ----
@@ -216,15 +216,32 @@ def test_cut_run_brings_back_what_its_producer_committed_before(log_folder: Path
     first = append_run(log, "q", 0, [[b"a"]])
     other = append_run(log, "other", 5, [[b"b"]])
     log.chain.committed = 2
-    assert log.committed_batch("q") == first
+    assert log.last_run("q") == first
     append_run(log, "q", 1, [[b"c"], [b"d"]])
     newest = append_run(log, "q", 2, [[b"e"]])
-    assert log.committed_batch("q") == newest
+    assert (log.last_run("q"), log.last_run("q", is_committed=True)) == (newest, first)
     log.cut_to(4)
-    assert log.committed_batch("q") == RunMark("q", 1, 2, 4)
+    assert log.last_run("q") == RunMark("q", 1, 2, 4)
     log.cut_to(2)
-    assert log.committed_batch("q") == first
-    assert log.committed_batch("other") == other
+    assert log.last_run("q") == first
+    assert log.last_run("other") == other
+
+
+def test_run_cut_after_the_table_was_rebuilt_brings_back_what_its_producer_committed_before(log_folder: Path) -> None:
+    log = open_log(log_folder, SMALL)
+    first = append_run(log, "q", 0, [[b"a"]])
+    for at in range(30):
+        log.append(rows([b"x" * 300]), at)
+    log.checkpoint()
+    uncommitted = append_run(log, "q", 1, [[b"b"]])
+    for segment in log.chain.unsealed:
+        segment.close()
+    (log_folder / "producers").unlink()
+    log = open_log(log_folder, SMALL)
+    log.chain.committed = log.checkpointed  # as a broker opens it
+    assert log.last_run("q") == uncommitted
+    log.cut_to(uncommitted.start)
+    assert log.last_run("q") == first, "or a repeated commit of it would be appended again"
 
 
 @pytest.mark.parametrize("harm", ["none", "missing", "damaged", "stale", "ahead"])
@@ -237,7 +254,7 @@ def test_table_of_producers_survives_whatever_became_of_its_file(log_folder: Pat
             stale = (log_folder / "producers").read_bytes()
     while log.seal_next():
         pass
-    expected = {name: log.committed_batch(name) for name in ("q0", "q1", "q2", "nobody")}
+    expected = {name: log.last_run(name) for name in ("q0", "q1", "q2", "nobody")}
     log.close()
     path = log_folder / "producers"
     match harm:
@@ -257,7 +274,7 @@ def test_table_of_producers_survives_whatever_became_of_its_file(log_folder: Pat
         expected = {name: mark for name, mark in expected.items() if mark is not None and mark.end <= end}
         assert expected
     log = open_log(log_folder, SMALL)
-    assert {name: log.committed_batch(name) for name in expected} == expected
+    assert {name: log.last_run(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("stop", ["in order", "killed", "killed before the first new segment"])
@@ -274,7 +291,7 @@ def test_log_without_runs_is_not_read_for_its_first_one(log_folder: Path, stop: 
     assert len(log.chain.segments) == 1 if "first" in stop else len(log.chain.segments) > 3
     read: list[tuple[int, int]] = []
     log.producers._marks = lambda start, end: iter(read.append((start, end)) or ())  # type: ignore[func-returns-value]
-    assert log.committed_batch("first") is None
+    assert log.last_run("first") is None
     assert (log.log_end_offset, read) == (end, [])
     log.close()
     assert (log_folder / "producers").exists() == ("first" not in stop), "a short log without runs needs none"
@@ -283,8 +300,7 @@ def test_log_without_runs_is_not_read_for_its_first_one(log_folder: Path, stop: 
 def test_least_recently_used_producers_go(log_folder: Path) -> None:
     log_folder.mkdir()
     table = ProducerTable(log_folder, lambda start, end: iter(()), most=3)
-    table.open(0, 0, is_short=True)
+    table.open(0, 0, 0, is_short=True)
     for at, name in enumerate(["a", "b", "c", "a", "d"]):
-        table.note(RunMark(name, at, at, at + 1), at + 1)
-    table.settle(5)
-    assert [name for name in "abcd" if table.find(name, 0) is not None] == ["a", "c", "d"]
+        table.note(RunMark(name, at, at, at + 1), at)
+    assert [name for name in "abcd" if table.last_run(name, 0, 5, is_committed=True)] == ["a", "c", "d"]

@@ -1,9 +1,9 @@
 """Commits of direct appends: one run in the stream's log for each (producer, batch), answered when it is committed.
 
-Theory of operation. The work is handed to the stream's writer, which does it between two commits of messages: looks up
-what the producer committed last, appends the staged parts as one run, or says that it is a duplicate. The event loop
-then waits until the high watermark has passed the run, as acks of messages do. A commit that is asked for twice at once
-is done by the writer one after the other, so the second one finds the first one's run.
+Theory of operation. The stream's writer does the work, between two commits of messages: it looks up the producer's last
+run, and either finds the batch there or appends the staged parts as one run. The event loop then waits until the high
+watermark has passed the run, as acks of messages do. Commits of one batch that are requested at once are done one after
+the other, so the second one finds the run of the first.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,159 +27,157 @@ from natslog.errors import (
     NatslogError,
     NoLeader,
     NotEnoughReplicas,
+    PartsMissing,
     ShuttingDown,
     StorageFailed,
 )
-from natslog.ingest.dedupe import Ids, Offsets, ids_of_headers
-from natslog.model import StreamRecord
+from natslog.ingest.dedupe import Ids, ids_of_headers
+from natslog.model import Appended, PartReceipt
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.writes.staging import StagedPart, rows_of
+from natslog.node.writes.staging import BatchKey, StagedPart, Staging, rows_of
 from natslog.node.writes.stream_ingest import StreamIngest
 
 logger = logging.getLogger("natslog.node")
 
 _COMMITTED_WITHIN_S = 30.0
 
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What is to be appended. `missing`: why the parts are not here, which matters only where it is no duplicate."""
-
-    producer: str
-    batch: int
-    parts: Sequence[StagedPart]
-    missing: NatslogError | None = None
+_Outcome: TypeAlias = tuple[RunMark, bool] | NatslogError
+"""The producer's last run and whether it is new, or why nothing was appended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """`[start, end)` are the rows, where that is known: of an older batch than the producer's last it is not."""
-
-    start: int | None
-    end: int | None
-    duplicate: bool
-
-
-async def commit(stream: HostedStream, asked: Commit) -> Committed:
-    """Appends the parts, once. Returns when all of it is committed.
+async def commit(stream: HostedStream, staging: Staging, key: BatchKey, receipts: Iterable[PartReceipt]) -> Appended:
+    """Appends the named parts as one run, once. Returns when it is committed; what is staged for the batch is dropped.
 
     Raises:
         PartsMissing, StorageFull, StreamPaused, …: nothing was appended. NoLeader, NotEnoughReplicas: not known to be
         committed yet; asking again tells.
     """
+    parts: list[StagedPart] | PartsMissing
+    try:
+        parts = staging.named(key, receipts)
+    except PartsMissing as error:
+        parts = error  # no error where the batch was appended before
+    if isinstance(parts, PartsMissing) or any(part.receipt.rows for part in parts):
+        appended = await _append_once(stream, key, parts)
+    else:
+        end = stream.usable_log().high_watermark
+        appended = Appended(end, end, duplicate=False)
+    await staging.drop(key)
+    return appended
+
+
+async def _append_once(stream: HostedStream, key: BatchKey, parts: list[StagedPart] | PartsMissing) -> Appended:
     leading, ingest = stream.leading, stream.ingest
     if leading is None or ingest is None or stream.is_transferring:
-        raise _not_leading(stream.record)
-    work = _RunWork(stream, ingest, asked, asyncio.get_running_loop().create_future())
-    ingest.hand_to_writer(work.run)
-    run, is_new = await work.done
-    await _wait_for(stream, leading, run.end)
+        raise _not_leading(stream)
+    _, producer, batch = key
+    work = _Work(stream, ingest, producer, batch, parts, asyncio.get_running_loop().create_future())
+    ingest.hand_to_writer(work)
+    outcome = await work.done
+    if isinstance(outcome, NatslogError):
+        raise stream.as_told(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
+    run, is_new = outcome
+    await _wait_until_committed(stream, leading, run.end)
     if is_new:
         ingest.stats.committed += run.end - run.start
-    is_known = run.batch == asked.batch
-    return Committed(run.start if is_known else None, run.end if is_known else None, not is_new)
+    return Appended(run.start, run.end, not is_new) if run.batch == batch else Appended(None, None, duplicate=True)
 
 
-async def _wait_for(stream: HostedStream, leading: LeaderReplica, end: int) -> None:
-    """Returns when HW has reached this offset."""
+async def _wait_until_committed(stream: HostedStream, leading: LeaderReplica, end: int) -> None:
     try:
         async with asyncio.timeout(_COMMITTED_WITHIN_S):
             while leading.high_watermark < end:
                 advanced = stream.advanced
                 if stream.leading is not leading:
-                    raise _not_leading(stream.record)
+                    raise _not_leading(stream)
                 if advanced.is_set():
                     raise ShuttingDown("the broker is shutting down: ask again, another one will know")
                 await advanced.wait()
     except TimeoutError as error:
         raise NotEnoughReplicas(
-            f"the rows are stored here and not yet on all in-sync replicas of stream {stream.record.name!r}: ask again",
-            stream=stream.record.name,
+            f"the rows are stored here and not yet on all in-sync replicas of stream {stream.name!r}: ask again",
+            stream=stream.name,
         ) from error
 
 
-def _not_leading(record: StreamRecord) -> NoLeader:
-    return NoLeader(f"the leadership of stream {record.name!r} is changing: ask again", stream=record.name)
+def _not_leading(stream: HostedStream) -> NoLeader:
+    return NoLeader(f"the leadership of stream {stream.name!r} is changing: ask again", stream=stream.name)
 
 
-@dataclass(slots=True)
-class _RunWork:
-    """What the writer does for one commit; `done` is told in the event loop: the run, and whether it is new."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the writer does for one commit; `done` is set in the event loop."""
 
     stream: HostedStream
     ingest: StreamIngest
-    asked: Commit
-    done: asyncio.Future[tuple[RunMark, bool]]
-    seconds: float = 0.0
-    _ids: list[tuple[Ids, Offsets]] = field(default_factory=list)
+    producer: str
+    batch: int
+    parts: list[StagedPart] | PartsMissing
+    done: asyncio.Future[_Outcome]
 
-    def run(self) -> None:
-        loop = self.done.get_loop()
-        try:
-            outcome = self._append()
-        except NatslogError as error:
-            loop.call_soon_threadsafe(self._refuse, error)
-        except pa.ArrowException as error:  # whatever was uploaded, it stops no broker
-            logger.exception("a direct append to stream %s cannot be stored", self.stream.record.name)
-            loop.call_soon_threadsafe(self._refuse, InvalidRequest(f"rows that cannot be stored: {error}"))
-        except OSError as error:
-            loop.call_soon_threadsafe(self._refuse, StorageFailed(f"stream {self.stream.record.name!r}: {error}"))
-        else:
-            loop.call_soon_threadsafe(self._tell, outcome)
+    def __call__(self) -> None:
+        started, outcome = time.perf_counter(), self._outcome()
+        self.done.get_loop().call_soon_threadsafe(self._finish, outcome, time.perf_counter() - started)
 
-    def _tell(self, outcome: tuple[RunMark, bool]) -> None:
-        """At once, before any later commit is told of, and also where nobody waits any more."""
-        run, is_new = outcome
+    def _finish(self, outcome: _Outcome, seconds: float) -> None:
+        """Before any later commit's, and also where no request waits any more."""
         stats = self.ingest.stats
-        if is_new:
-            self.stream.appended(run.end, run.start)
-            stats.runs += 1
-            stats.run_seconds += self.seconds
-        else:
-            stats.run_duplicates += 1
+        match outcome:
+            case run, True:
+                self.stream.appended(run.end, run.start)
+                stats.runs += 1
+                stats.run_seconds += seconds
+            case _, False:
+                stats.run_duplicates += 1
         if not self.done.done():
             self.done.set_result(outcome)
 
-    def _refuse(self, error: NatslogError) -> None:
-        if not self.done.done():
-            is_of_replica = isinstance(error, StorageFailed | CorruptLog)
-            self.done.set_exception(self.stream.as_told(error) if is_of_replica else error)
+    def _outcome(self) -> _Outcome:
+        try:
+            last = self.ingest.log.last_run(self.producer)
+            if last is not None and self.batch <= last.batch:
+                return last, False
+            if isinstance(self.parts, PartsMissing):
+                return self.parts
+            return self._append(self.parts), True
+        except NatslogError as error:
+            return error
+        except pa.ArrowException as error:  # whatever was uploaded, it stops no broker
+            logger.exception("a direct append to stream %s cannot be stored", self.stream.name)
+            return InvalidRequest(f"rows that cannot be stored: {error}")
+        except OSError as error:
+            return StorageFailed(f"stream {self.stream.name!r}: {error}")
 
-    def _append(self) -> tuple[RunMark, bool]:
-        ingest, asked, started = self.ingest, self.asked, time.perf_counter()
-        last = ingest.log.committed_batch(asked.producer)
-        if last is not None and asked.batch <= last.batch:
-            return last, False
-        if (why_not := asked.missing or ingest.why_not()) is not None:
-            raise why_not
-        time_us = ingest.stream_time.now_us()
+    def _append(self, parts: list[StagedPart]) -> RunMark:
+        self._check_writable()
+        ingest, time_us = self.ingest, self.ingest.stream_time.now_us()
+        ids: list[tuple[int, Ids]] = []
         run = ingest.log.append_run(
-            asked.producer,
-            asked.batch,
-            self._chunks(),
-            rows=sum(part.rows for part in asked.parts),
-            size_bytes=sum(part.size_bytes for part in asked.parts),
+            self.producer,
+            self.batch,
+            self._chunks(parts, ids),
+            rows=sum(part.receipt.rows for part in parts),
+            size_bytes=sum(part.size_bytes for part in parts),
             now_us=time_us,
         )
-        for ids, offsets in self._ids:
-            ingest.dedupe.remember(ids, offsets + run.start, time_us)
-        self.seconds = time.perf_counter() - started
-        return run, True
+        for row, found in ids:
+            start = run.start + row
+            ingest.dedupe.remember(found, np.arange(start, start + len(found), dtype=np.int64), time_us)
+        return run
 
-    def _chunks(self) -> Iterator[RowBuffers]:
-        """The rows to be appended; given up where this broker ends, or leads no more."""
-        rows = 0
-        for batch in rows_of(self.asked.parts):
-            if (why_not := self.ingest.why_not()) is not None:
-                raise why_not
-            self._note_ids(batch, rows)
-            rows += batch.num_rows
+    def _chunks(self, parts: list[StagedPart], ids: list[tuple[int, Ids]]) -> Iterator[RowBuffers]:
+        """The rows to be appended. Their message ids are added to `ids`, behind the number of the first row."""
+        row = 0
+        for batch in rows_of(parts):
+            self._check_writable()
+            headers = batch.column("headers")
+            has_headers = self.ingest.dedupe.window_us and headers.null_count < batch.num_rows
+            if has_headers and (found := ids_of_headers(headers)) is not None:
+                ids.append((row, found))
+            row += batch.num_rows
             yield RowBuffers.of(batch)
 
-    def _note_ids(self, batch: pa.RecordBatch, first: int) -> None:
-        """Message ids of the rows: a publish that repeats one is a duplicate."""
-        headers = batch.column("headers")
-        if headers.null_count < batch.num_rows and self.ingest.dedupe.window_us:
-            ids = ids_of_headers(headers)
-            if ids is not None:
-                self._ids.append((ids, np.arange(first, first + batch.num_rows, dtype=np.int64)))
+    def _check_writable(self) -> None:
+        """Raises why this broker appends nothing now: it is shutting down, leads no more, the stream is paused, …"""
+        if (why_not := self.ingest.why_not()) is not None:
+            raise why_not

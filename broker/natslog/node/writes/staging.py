@@ -1,13 +1,13 @@
-"""Where uploaded parts of direct appends wait for their commit: files that nobody but their uploader counts on.
+"""Uploaded parts of direct appends, kept in files until their commit.
 
-DIR/staged/<number>    one part as it was uploaded; all are removed at start
+DIR/staged/<number>    one part as it was uploaded; all are deleted at start
 
-Theory of operation. An upload goes to a file as it comes, in writes of about a megabyte, its CRC32C taken on the way.
-Then the file is read back once: whole, well-formed, rows as the stream takes them. What is known of a part stands in
-memory: after a restart the files mean nothing. Attempts replace nothing of each other; the commit says which count.
+Theory of operation. An upload is written to a file as it arrives, and its CRC32C is taken on the way. Then the file is
+read back once and checked: whole, well-formed, rows as the stream takes them. What is staged is listed in memory only:
+after a restart the files mean nothing. Attempts at a part do not replace each other; the commit names those that count.
 
-Invariants. Nothing is fsynced. Every file is removed: with its batch's commit or abort, when the batch was not touched
-for an hour, or at the next start. What one batch has staged is bounded, and the disk keeps its reserve.
+Invariants. Nothing is fsynced. Every file is deleted: with its batch's commit or abort, after an hour in which the
+batch was not touched, or at the next start. What is staged for one batch is bounded, and the disk keeps its reserve.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
 from natslog.errors import InvalidRequest, Overloaded, PartsMissing, PayloadTooLarge, StorageFull, StorageUnavailable
-from natslog.ingest.staged_rows import RowRules, UploadedRows, regrouped
+from natslog.ingest.staged_rows import RowRules, read_rows, regrouped
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
-from natslog.model import StreamId
+from natslog.model import PartReceipt, StreamId
 
 logger = logging.getLogger("natslog.node")
 
@@ -42,7 +39,7 @@ Result = TypeVar("Result")
 
 _THREADS = 4
 _MOST_UPLOADS = 64
-_WRITE_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024  # at most, as they arrive
 _FORGET_AFTER_S = 3600.0
 _SILENT_S = 30.0
 _ATTEMPTS = 2  # of everything in a batch: what may be staged for it, in times of what one run may have
@@ -51,54 +48,58 @@ BatchKey: TypeAlias = tuple[StreamId, str, int]
 """Stream, producer, batch."""
 
 
-class PartName(msgspec.Struct, frozen=True):
-    """What a commit names: a part, which attempt at it, and what its upload was answered with."""
-
-    part: str
-    attempt: int
-    rows: int
-    digest: str
-
-
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """An uploaded part: `uploaded_bytes` of that digest in a file, `rows` rows, `size_bytes` as a log stores them."""
+    """A part in its file: `uploaded_bytes` as uploaded, `size_bytes` as a log stores its rows."""
 
     path: Path
     rules: RowRules
-    rows: int
+    receipt: PartReceipt
     size_bytes: int
     uploaded_bytes: int
-    digest: str
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Its rows. Raises PartsMissing: the file is not what was uploaded any more."""
         try:
-            fd = os.open(self.path, os.O_RDONLY)
-            try:
-                rows = UploadedRows(fd, self.rules, "staged part", checks_rows=False)
-                yield from rows
-            finally:
-                os.close(fd)
+            yield from read_rows(self.path, int(self.receipt.digest, 16), self.rules, "staged part", checks_rows=False)
         except (OSError, InvalidRequest) as error:
             raise PartsMissing(f"a staged part cannot be read ({error}): stage the batch again") from error
-        if f"{rows.crc:08x}" != self.digest:
-            raise PartsMissing("a staged part is not what was uploaded any more (CRC32C): stage the batch again")
 
 
 @dataclass(slots=True)
 class _StagedBatch:
-    parts: dict[tuple[str, int], StagedPart] = field(default_factory=dict)
-    touched_s: float = field(default_factory=time.monotonic)
-    uploading_bytes: int = 0
+    parts: dict[tuple[str, int], StagedPart] = field(default_factory=dict)  # by name and attempt
+    touched_s: float = 0.0
 
-    @property
-    def uploaded_bytes(self) -> int:
-        return self.uploading_bytes + sum(part.uploaded_bytes for part in self.parts.values())
+    def unlink_files(self) -> None:
+        for part in self.parts.values():
+            part.path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True, eq=False)
+class _Upload:
+    """A part on its way into its file. Attributes: `crc`, `size_bytes`, of what has arrived."""
+
+    key: BatchKey
+    path: Path
+    size_bytes: int = 0
+    crc: int = 0
+
+    def write(self, fd: int, chunk: bytes) -> None:
+        self.crc = crc32c(chunk, self.crc)
+        write_all(fd, [chunk])
+
+    def examined(self, part: str, attempt: int, rules: RowRules) -> StagedPart:
+        """Reads the file back and checks all of it. Raises as `read_rows`."""
+        rows = size_bytes = 0
+        for batch in read_rows(self.path, self.crc, rules, f"part {part} of batch {self.key[2]} of {self.key[1]}"):
+            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + 16 * batch.num_rows
+        receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}")
+        return StagedPart(self.path, rules, receipt, size_bytes, self.size_bytes)
 
 
 class Staging:
-    """Of one broker; all but the file work is the event loop's.
+    """The staged parts of one broker. All but the file work is the event loop's.
 
     Args:
         max_bytes: of one run. `min_free_bytes`: what the disk keeps free.
@@ -109,76 +110,80 @@ class Staging:
         self._folder = folder
         self._min_free_bytes = min_free_bytes
         self._batches: dict[BatchKey, _StagedBatch] = {}
+        self._uploads: list[_Upload] = []
         self._numbers = itertools.count()
-        self._uploads = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stage")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
 
     @property
     def staged_bytes(self) -> int:
-        return sum(batch.uploaded_bytes for batch in self._batches.values())
+        keys = {*self._batches, *(upload.key for upload in self._uploads)}
+        return sum(map(self._uploaded_bytes, keys))
+
+    def _uploaded_bytes(self, key: BatchKey) -> int:
+        parts = self._batches[key].parts.values() if key in self._batches else ()
+        arriving = sum(upload.size_bytes for upload in self._uploads if upload.key == key)
+        return arriving + sum(part.uploaded_bytes for part in parts)
+
+    def _touched(self, key: BatchKey) -> _StagedBatch:
+        """What is staged for a batch, which is kept for an hour from now on."""
+        batch = self._batches.get(key) or _StagedBatch()
+        batch.touched_s = time.monotonic()
+        return batch
 
     async def receive(
         self, key: BatchKey, part: str, attempt: int, rules: RowRules, chunks: AsyncIterator[bytes]
     ) -> StagedPart:
-        """Takes an upload; another one of the same part and attempt takes its place.
+        """Takes an upload. It replaces an earlier one of the same part and attempt.
 
         Raises:
-            InvalidRequest: not what it must be. PayloadTooLarge, StorageFull, Overloaded: it cannot be taken now.
+            InvalidRequest: not what it must be. PayloadTooLarge: more than a batch may have. StorageFull,
+            StorageUnavailable, Overloaded: it cannot be taken now.
         """
-        if self._uploads >= _MOST_UPLOADS:
+        if len(self._uploads) >= _MOST_UPLOADS:
             raise Overloaded(f"{_MOST_UPLOADS} uploads are under way: try again in a moment")
-        batch = self._batches.setdefault(key, _StagedBatch())
-        batch.touched_s = time.monotonic()
-        path = self._folder / f"{next(self._numbers):020d}"
-        upload = _Upload(batch, path)
-        self._uploads += 1
+        self._touched(key)
+        upload = _Upload(key, self._folder / f"{next(self._numbers):020d}")
+        self._uploads.append(upload)
         try:
             await self._write(upload, chunks)
-            what = f"part {part} of batch {key[2]} of {key[1]}"
-            staged = await self._in_thread(lambda: _examined(upload, rules, what))
-        except BaseException:
-            with suppress(FileNotFoundError):
-                path.unlink()
-            if not batch.parts and batch.uploading_bytes == upload.size_bytes and self._batches.get(key) is batch:
-                del self._batches[key]
+            staged = await self._in_thread(upload.examined, part, attempt, rules)
+        except BaseException as error:
+            upload.path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                why = error.strerror or error
+                raise StorageUnavailable(f"the upload could not be kept ({why}): try again") from error
             raise
         finally:
-            self._uploads -= 1
-            batch.uploading_bytes -= upload.size_bytes
-        batch = self._batches.setdefault(key, _StagedBatch())  # it may have been dropped meanwhile
+            self._uploads.remove(upload)
+        batch = self._batches[key] = self._touched(key)
         replaced = batch.parts.get((part, attempt))
         batch.parts[part, attempt] = staged
-        batch.touched_s = time.monotonic()
         if replaced is not None:
             replaced.path.unlink(missing_ok=True)
         return staged
 
     async def _write(self, upload: _Upload, chunks: AsyncIterator[bytes]) -> None:
-        """One write is under way while the next megabyte comes in."""
+        """One chunk is written while the next one arrives."""
         fd = os.open(upload.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
-        writing: asyncio.Future[None] | None = None
+        writing = self._in_thread(upload.write, fd, b"")
         try:
-            async for pieces in _gathered(chunks):
-                if writing is not None:
-                    await writing
-                upload.add(sum(map(len, pieces)))
-                self._check_room(upload)
-                writing = asyncio.ensure_future(self._in_thread(partial(upload.write, fd, pieces)))
-            if writing is not None:
+            while chunk := await _next(chunks):
                 await writing
-        except OSError as error:
-            raise StorageUnavailable(f"the upload could not be kept ({error.strerror or error}): try again") from error
+                upload.size_bytes += len(chunk)
+                self._check_room(upload)
+                writing = self._in_thread(upload.write, fd, chunk)
+            await writing
         finally:
-            if writing is not None:
-                await asyncio.wait([writing])
+            await asyncio.wait([writing])
             os.close(fd)
 
     def _check_room(self, upload: _Upload) -> None:
-        if upload.size_bytes > self.max_bytes or upload.batch.uploaded_bytes > _ATTEMPTS * self.max_bytes:
-            raise self.too_large(upload.batch.uploaded_bytes)
-        if free_bytes(self._folder) < self._min_free_bytes + _WRITE_BYTES:
+        batch_bytes = self._uploaded_bytes(upload.key)
+        if upload.size_bytes > self.max_bytes or batch_bytes > _ATTEMPTS * self.max_bytes:
+            raise self.too_large(batch_bytes)
+        if free_bytes(self._folder) < self._min_free_bytes + _CHUNK_BYTES:
             raise StorageFull(
                 f"the disk of {self._folder} has no room for uploads ({self._min_free_bytes} bytes are kept free): "
                 "make room or lower the retention of streams",
@@ -192,27 +197,25 @@ class Staging:
             max_bytes=self.max_bytes,
         )
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def named(self, key: BatchKey, names: Iterable[PartName]) -> list[StagedPart]:
+    def named(self, key: BatchKey, receipts: Iterable[PartReceipt]) -> list[StagedPart]:
         """The parts that a commit names, in that order.
 
         Raises:
             PartsMissing: one is not here, or not what is named. PayloadTooLarge: together they are more than a run.
         """
-        batch = self._batches.get(key, _StagedBatch())
-        batch.touched_s = time.monotonic()
-        found = []
-        for name in names:
-            part = batch.parts.get((name.part, name.attempt))
-            if part is None or (part.rows, part.digest) != (name.rows, name.digest):
+        staged, found = self._touched(key).parts, []
+        for receipt in receipts:
+            part = staged.get((receipt.part, receipt.attempt))
+            if part is None or part.receipt != receipt:
                 raise PartsMissing(
-                    f"part {name.part} (attempt {name.attempt}) of batch {key[2]} of {key[1]} is not staged on this "
-                    "broker as it is named: another broker leads by now, this one was restarted, or an hour has "
+                    f"part {receipt.part} (attempt {receipt.attempt}) of batch {key[2]} of {key[1]} is not staged on "
+                    "this broker as it is named: another broker leads by now, this one was restarted, or an hour has "
                     "passed. Stage the batch again",
-                    part=name.part,
-                    attempt=name.attempt,
+                    part=receipt.part,
+                    attempt=receipt.attempt,
                 )
             found.append(part)
         size_bytes = sum(part.size_bytes for part in found)
@@ -223,12 +226,11 @@ class Staging:
     async def drop(self, key: BatchKey) -> None:
         """All parts of a batch, whatever their attempts."""
         batch = self._batches.pop(key, None)
-        if batch is not None and batch.parts:
-            paths = [part.path for part in batch.parts.values()]
-            await asyncio.get_running_loop().run_in_executor(self._threads, _unlink_all, paths)
+        if batch is not None:
+            await self._in_thread(batch.unlink_files)
 
     async def drop_forgotten(self) -> None:
-        """What nobody touched for an hour."""
+        """The batches that were not touched for an hour."""
         since_s = time.monotonic() - _FORGET_AFTER_S
         for key in [key for key, batch in self._batches.items() if batch.touched_s < since_s]:
             logger.warning("batch %d of %s was staged and never committed; its parts are dropped", key[2], key[1])
@@ -238,78 +240,21 @@ class Staging:
         self._threads.shutdown(wait=False)
 
 
-class _Upload:
-    """A file being written; `crc` and `size_bytes` of what came."""
-
-    def __init__(self, batch: _StagedBatch, path: Path) -> None:
-        self.batch, self.path = batch, path
-        self.size_bytes = self.crc = 0
-
-    def add(self, size_bytes: int) -> None:
-        self.size_bytes += size_bytes
-        self.batch.uploading_bytes += size_bytes
-
-    def write(self, fd: int, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            self.crc = crc32c(piece, self.crc)
-        write_all(fd, pieces)
-
-
-async def _gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Chunks in lists of about a megabyte."""
-    pieces: list[bytes] = []
-    size_bytes = 0
-    async for chunk in _prompt(chunks):
-        pieces.append(chunk)
-        size_bytes += len(chunk)
-        if size_bytes >= _WRITE_BYTES:
-            yield pieces
-            pieces, size_bytes = [], 0
-    if pieces:
-        yield pieces
-
-
-async def _prompt(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks. Raises InvalidRequest where none comes for long: who has gone without a word holds no place."""
-    while True:
-        try:
-            async with asyncio.timeout(_SILENT_S):
-                chunk = await anext(chunks, None)
-        except TimeoutError:
-            raise InvalidRequest(f"nothing came for {_SILENT_S:.0f} s: upload the part again") from None
-        if chunk is None:
-            return
-        yield chunk
-
-
-def _examined(upload: _Upload, rules: RowRules, what: str) -> StagedPart:
-    """In a thread: reads the file back and checks all of it."""
-    fd = os.open(upload.path, os.O_RDONLY)
+async def _next(chunks: AsyncIterator[bytes]) -> bytes:
+    """Empty at the end. Raises InvalidRequest: none came for long, and an upload holds one of few places."""
     try:
-        uploaded = UploadedRows(fd, rules, what)
-        rows = size_bytes = 0
-        for batch in uploaded:
-            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + 16 * batch.num_rows
-    finally:
-        os.close(fd)
-    if uploaded.crc != upload.crc:
-        raise StorageUnavailable(f"{what}: what was written to {upload.path} is not what is read back: try again")
-    return StagedPart(upload.path, rules, rows, size_bytes, upload.size_bytes, f"{upload.crc:08x}")
-
-
-def _unlink_all(paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
+        async with asyncio.timeout(_SILENT_S):
+            return await anext(chunks, b"")
+    except TimeoutError:
+        raise InvalidRequest(f"nothing came for {_SILENT_S:.0f} s: upload the part again") from None
 
 
 def rows_of(parts: Iterable[StagedPart]) -> Iterator[pa.RecordBatch]:
-    """All rows of the parts, one after another, in batches as a log stores them; the next one is read meanwhile."""
-    return _read_ahead(regrouped(batch for part in parts for batch in part.batches()))
-
-
-def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The disk syncs one batch while another thread reads, proves and gathers the one after it."""
-    with ThreadPoolExecutor(1, thread_name_prefix="run") as thread:
+    """All rows of the parts, one after another, in batches as a log stores them. While the disk syncs one of them,
+    another thread reads, proves and gathers the next one.
+    """
+    batches = regrouped(batch for part in parts for batch in part.batches())
+    with ThreadPoolExecutor(1, thread_name_prefix="append") as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:
             coming = thread.submit(next, batches, None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from natslog.errors import InvalidRequest
+from natslog.errors import InvalidRequest, StorageUnavailable
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import StreamId
 from natslog.node.writes.staging import Staging
@@ -36,8 +38,25 @@ def test_upload_that_fails_gives_its_place_back_and_leaves_nothing(
         with pytest.raises(InvalidRequest, match=words):
             async with asyncio.timeout(10):
                 await staging.receive(KEY, "0", 0, RowRules("orders", "orders"), chunks())
-        assert (staging._uploads, staging._batches) == (0, {})
+        assert (staging._uploads, staging._batches) == ([], {})
         assert list((tmp_path / "staged").iterdir()) == []
         staging.close()
+
+    asyncio.run(upload())
+
+
+@pytest.mark.parametrize("call", ["open", "writev", "pread"])
+def test_disk_error_during_an_upload_is_retriable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    async def upload() -> None:
+        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing)
+            with pytest.raises(StorageUnavailable, match="Input/output error"):
+                await staging.receive(KEY, "0", 0, RowRules("orders", "orders"), no_arrow())
+        assert list((tmp_path / "staged").iterdir()) == []
+        staging.close()
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     asyncio.run(upload())
