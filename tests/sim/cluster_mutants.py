@@ -251,7 +251,7 @@ class KeepsUnfinishedRuns(SimReplica):
 class FollowsIntoRuns(SimReplica):
     """A follower's HW goes as far as its log, also inside a run."""
 
-    def settled_end(self) -> int:
+    def whole_end(self) -> int:
         return self.log.synced
 
 

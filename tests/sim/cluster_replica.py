@@ -83,8 +83,8 @@ class OpenLog:
         return self.replica.durable_end()
 
     @property
-    def settled_end_offset(self) -> int:
-        return self.replica.settled_end()
+    def whole_end_offset(self) -> int:
+        return self.replica.whole_end()
 
     @property
     def high_watermark(self) -> int:
@@ -268,12 +268,12 @@ class SimReplica:
         self.machine.done()
 
     def cut_unfinished_run(self) -> None:
-        end = self.settled_end()
+        end = self.whole_end()
         if end < self.log.synced:
             self.world.note(f"{self.me} {self.name} cuts the part of a run from {end} on")
             self.log.keep(end)
 
-    def settled_end(self) -> int:
+    def whole_end(self) -> int:
         """Where the log ends, but for a run that it holds a part of."""
         end = self.log.synced
         start, run_end = self.checker.runs.get(self.log.records[end - 1], (end, end)) if end else (0, 0)

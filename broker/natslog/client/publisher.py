@@ -94,7 +94,7 @@ class Publisher:
         self._refusal = ""
         self._unheard = False
         self._unflushed_bytes = 0
-        self._before: tuple[int, int] | None = None  # connections and refusals when the first unsettled row was sent
+        self._before: tuple[int, int] | None = None  # connections and refusals before what is being sent
         self.acked = 0
         self.resent = 0
         self._loop = asyncio.new_event_loop()
@@ -135,9 +135,9 @@ class Publisher:
         return self._link.max_payload_bytes
 
     def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
-        """Sends all rows in order and returns when `ack` holds for them; `send`, then `settle`."""
+        """Sends all rows in order and returns when `ack` holds for them; `send`, then `wait_for_ack`."""
         self.send(rows, ack, first_row=first_row)
-        self.settle(ack)
+        self.wait_for_ack(ack)
 
     def send(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
         """Sends all rows in order. With `stored`, returns when at most `max_in_flight` of them wait for an ack.
@@ -161,7 +161,7 @@ class Publisher:
             self._before = None
             raise
 
-    def settle(self, ack: Ack) -> None:
+    def wait_for_ack(self, ack: Ack) -> None:
         """Returns when `ack` holds for everything sent since the last time.
 
         Raises:
@@ -170,7 +170,7 @@ class Publisher:
         """
         try:
             if self._before is not None and ack != "none":
-                self._run(self._settle_stored() if ack == "stored" else self._settle_flushed())
+                self._run(self._wait_until_stored() if ack == "stored" else self._wait_until_flushed())
         finally:
             self._before = None
 
@@ -184,7 +184,7 @@ class Publisher:
             if self._unflushed_bytes >= _FLUSH_EVERY_BYTES:
                 await self._flush()
 
-    async def _settle_flushed(self) -> None:
+    async def _wait_until_flushed(self) -> None:
         assert self._before is not None, "something was sent"
         connections, forbidden = self._before
         await self._flush()
@@ -215,7 +215,7 @@ class Publisher:
         try:
             for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
                 while self._slices and not self._has_room_for(len(part)):
-                    await self._wait_for_acks()
+                    await self._wait_for_progress()
                 waiting = _Slice(self._next_sequence, part)
                 self._next_sequence += len(part)
                 self._slices.append(waiting)
@@ -224,12 +224,12 @@ class Publisher:
             self._slices.clear()
             raise
 
-    async def _settle_stored(self) -> None:
+    async def _wait_until_stored(self) -> None:
         assert self._before is not None, "something was sent"
         self._last_progress = time.monotonic()
         try:
             while self._slices:
-                await self._wait_for_acks()
+                await self._wait_for_progress()
                 self._raise_if_forbidden(self._before[1])
         finally:
             self._slices.clear()
@@ -246,7 +246,7 @@ class Publisher:
         waiting.sent_at = time.monotonic()
         await self._send(part.frames(self._inbox, waiting.first + rows))
 
-    async def _wait_for_acks(self) -> None:
+    async def _wait_for_progress(self) -> None:
         """Returns after new acks, or after a look at what must be sent again.
 
         Raises:

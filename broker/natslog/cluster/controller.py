@@ -25,7 +25,7 @@ from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 _HEARING_MS = 3000.0
 _REPORT_HOLDS_MS = 6000.0
 _POSITIONS_WAIT_MS = 1500.0
-_SETTLED_MS = 5000.0
+_STABLE_MS = 5000.0
 _HANDOVERS_AT_ONCE = 50
 _HANDOVER_AGAIN_MS = 5_000.0
 _MOVES_AT_ONCE = 4
@@ -65,7 +65,7 @@ class Controller:
         self._handed_ms: dict[StreamId, float] = {}
         self._hearing: dict[BrokerId, tuple[bool, float]] = {}  # what it says, and since when
 
-    def is_settled(self, now_ms: float) -> bool:
+    def has_waited_for_brokers(self, now_ms: float) -> bool:
         """Whether every broker has had the time to be heard since this one leads."""
         return now_ms - self._began_ms >= _HEARING_MS
 
@@ -186,7 +186,7 @@ class Controller:
         hearing = [broker for broker in ready if self._has_long(broker, True, now_ms)]
         ready = hearing or ready
         is_deaf = bool(hearing) and self._has_long(record.leader, False, now_ms)
-        if not ready or record.leader == ready[0] or (now_ms - self._changed_ms < _SETTLED_MS and not is_deaf):
+        if not ready or record.leader == ready[0] or (now_ms - self._changed_ms < _STABLE_MS and not is_deaf):
             return None
         leaves = is_deaf or record.leader not in wanted or state.brokers[record.leader].is_draining
         if not leaves and (ready[0] != wanted[0] or len(record.isr) < len(record.replicas)):

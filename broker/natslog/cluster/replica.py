@@ -359,7 +359,7 @@ class Replica:
             case Append() if has_records:
                 self._step = Copy(high_watermark)
             case Append():
-                self._reached(state.role.advanced(high_watermark, log.settled_end_offset))
+                self._reached(state.role.advanced(high_watermark, log.whole_end_offset))
             case CutTo() | BeginAt():
                 self._step = answer
             case Halt(why=why):
@@ -408,7 +408,7 @@ class Replica:
                     self.damage = None  # what is on disk now is what it has; opening it tells
             case Copy(leader_high_watermark=leader_high_watermark) if isinstance(self.state, Following):
                 assert self.log is not None, "records are copied to an open log"
-                end_offset = self.log.settled_end_offset
+                end_offset = self.log.whole_end_offset
                 self._reached(self.state.role.advanced(leader_high_watermark, end_offset))
             case BeginAt(log_start_offset=start) if isinstance(self.state, Following):
                 self.state.role.high_watermark = max(self.state.role.high_watermark, start)
@@ -567,7 +567,7 @@ class Replica:
         role = LeaderReplica(
             self.me,
             record,
-            log_end_offset=log.settled_end_offset,
+            log_end_offset=log.whole_end_offset,
             high_watermark=self.high_watermark,
             now_ms=self._now_ms,
             timeouts=self._timeouts,

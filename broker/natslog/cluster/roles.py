@@ -408,13 +408,13 @@ class FollowerReplica:
                     )
                 return CutTo(end_offset)
 
-    def advanced(self, leader_high_watermark: int, settled_end_offset: int) -> int:
+    def advanced(self, leader_high_watermark: int, whole_end_offset: int) -> int:
         """After the append. Returns HW.
 
         Args:
-            settled_end_offset: the log end offset; where the log holds only a part of its last run, that run's start.
+            whole_end_offset: the log end offset; where the log holds only a part of its last run, that run's start.
         """
-        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, settled_end_offset))
+        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, whole_end_offset))
         return self.high_watermark
 
     def misses_leader(self, now_ms: float, leader_heard_ms: float) -> bool:

@@ -167,7 +167,7 @@ class Raft(Elections):
             InvalidRequest: more than one voter would change, none would be left, or one is named twice.
         """
         self._require_leader()
-        self._require_settled()
+        self._require_no_pending_change()
         require_safe_change(self.membership, membership)
         place = self._propose("membership", encode_membership(membership))
         self._follow_members()
@@ -290,7 +290,7 @@ class Raft(Elections):
             return NotMetadataLeader("no broker leads the metadata group now: ask again in a moment", leader=None)
         return NotMetadataLeader(f"broker {self.leader} leads the metadata group: ask it", leader=self.leader)
 
-    def _require_settled(self) -> None:
+    def _require_no_pending_change(self) -> None:
         if self._history.latest_index > self.commit:
             raise MembershipChanging("another change of the members is under way: propose again when it is done")
         if not self._has_committed_in_term():

@@ -110,7 +110,7 @@ class Opening:
         sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
         active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
         for base_offset in sorted(set(sealed) & set(active)):
-            self._settle_twins(base_offset, sealed, active)
+            self._resolve_duplicate(base_offset, sealed, active)
         found: list[SealedSegment | _Unsealed] = []
         following: int | None = None  # the base of the next file
         next_base: int | None = None  # of the next one that holds rows
@@ -127,7 +127,7 @@ class Opening:
             found.append(one)
         return found[::-1]
 
-    def _settle_twins(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
+    def _resolve_duplicate(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
         """A segment was sealed, or its kept part was written anew, and the removal of the other file was missed. The
         sealed one counts as long as it is whole: then it holds all rows.
         """

@@ -3,10 +3,10 @@
 Theory of operation. A run is written by `append_run` as batches that all carry its mark, each on stable storage before
 the next is written, and shown when the last one is. So in the process that wrote it a log never ends inside a run. It
 may do so after a crash, and in a replica that copies batches as they come: `tail_run` says of what run the last batch
-is, `settled_end_offset` how far the log goes without an unfinished one, which is cut off by who takes office.
+is, `whole_end_offset` how far the log goes without an unfinished one, which is cut off by who takes office.
 
 Invariants. No segment is rolled inside a run as long as its file takes writes. The high watermark is never above
-`settled_end_offset`.
+`whole_end_offset`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunLog(StreamLog):
         return self.tail_run is not None and self.log_end_offset < self.tail_run.end
 
     @property
-    def settled_end_offset(self) -> int:
+    def whole_end_offset(self) -> int:
         """Where the log ends, but for a run that it holds a part of."""
         run = self.tail_run
         return run.start if run is not None and self.log_end_offset < run.end else self.log_end_offset

@@ -392,15 +392,15 @@ class Broker:
         """
         edit = EditStream(name=name, settings=settings, changed=changed)
         await self._to_the_end(self._propose(edit, request))
-        await self._settled(name)
+        await self._wait_until_reconciled(name)
 
     async def pause_stream(self, name: str, paused: bool, request: Request | None = None) -> None:
         """Raises StreamNotFound, MetadataUnavailable."""
         await self._to_the_end(self._propose(PauseStream(name=name, paused=paused), request))
-        await self._settled(name)
+        await self._wait_until_reconciled(name)
 
-    async def _settled(self, name: str) -> None:
-        """The replica here, if there is one, has done what was changed."""
+    async def _wait_until_reconciled(self, name: str) -> None:
+        """Until the replica here, if there is one, is as its record says."""
         stream = self.streams.get(name)
         if stream is not None:
             await self.hosting.reconciled(stream)

@@ -20,7 +20,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamSettings
 
 ALL = (1, 2, 3)
-SETTLED_MS = 20_000.0
+STABLE_MS = 20_000.0
 
 
 def cluster(*, brokers: int = 3, **record: Any) -> Metadata:
@@ -145,16 +145,16 @@ def test_move_is_done_when_its_target_is_in_sync_and_leads() -> None:
 def test_stream_goes_back_to_its_preferred_leader_when_all_is_quiet_and_once() -> None:
     controller, state = Controller(0.0), cluster(leader=2)
     assert not controller.decide(state, ALL, 0.0).handovers
-    assert controller.decide(state, ALL, SETTLED_MS).handovers == (Handover("orders", 2, 1),)
-    assert not controller.decide(state, ALL, SETTLED_MS + 100.0).handovers
-    assert controller.decide(state, ALL, SETTLED_MS + 11_000.0).handovers
+    assert controller.decide(state, ALL, STABLE_MS).handovers == (Handover("orders", 2, 1),)
+    assert not controller.decide(state, ALL, STABLE_MS + 100.0).handovers
+    assert controller.decide(state, ALL, STABLE_MS + 11_000.0).handovers
 
 
 def test_preferred_leader_that_is_not_in_sync_or_unproven_waits() -> None:
     for record in ({"isr": (2, 3)}, {"unproven": (1,)}):
         controller, state = Controller(0.0), cluster(leader=2, **record)
         controller.decide(state, ALL, 0.0)
-        assert not controller.decide(state, ALL, SETTLED_MS).handovers
+        assert not controller.decide(state, ALL, STABLE_MS).handovers
 
 
 def hear(controller: Controller, *deaf: int, now_ms: float = 0.0) -> None:
@@ -168,20 +168,20 @@ def test_leader_that_does_not_hear_nats_hands_over_to_one_that_does_and_gets_it_
     assert not controller.decide(state, ALL, 1000.0).handovers, "it may be a moment of a server's restart"
     assert controller.decide(state, ALL, 1600.0).handovers == (Handover("orders", 1, 3),)
     state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], leader=3)
-    assert not controller.decide(state, ALL, SETTLED_MS).handovers, "the preferred leader is as deaf as before"
-    hear(controller, now_ms=SETTLED_MS)
-    assert not controller.decide(state, ALL, SETTLED_MS + 1000.0).handovers
-    assert controller.decide(state, ALL, SETTLED_MS + 1600.0).handovers == (Handover("orders", 3, 1),)
+    assert not controller.decide(state, ALL, STABLE_MS).handovers, "the preferred leader is as deaf as before"
+    hear(controller, now_ms=STABLE_MS)
+    assert not controller.decide(state, ALL, STABLE_MS + 1000.0).handovers
+    assert controller.decide(state, ALL, STABLE_MS + 1600.0).handovers == (Handover("orders", 3, 1),)
 
 
 def test_where_nobody_hears_nats_or_only_one_out_of_sync_nothing_is_handed_over() -> None:
     controller, state = Controller(0.0), cluster(isr=(1, 2))
     hear(controller, 1, 2)
-    assert not controller.decide(state, ALL, SETTLED_MS).handovers
-    hear(controller, 1, 2, 3, now_ms=SETTLED_MS)
-    assert not controller.decide(state, ALL, 2 * SETTLED_MS).handovers
-    hear(controller, 1, now_ms=2 * SETTLED_MS)
-    assert not controller.decide(state, ALL, 2 * SETTLED_MS + 1000.0).handovers, "NATS is just coming back"
+    assert not controller.decide(state, ALL, STABLE_MS).handovers
+    hear(controller, 1, 2, 3, now_ms=STABLE_MS)
+    assert not controller.decide(state, ALL, 2 * STABLE_MS).handovers
+    hear(controller, 1, now_ms=2 * STABLE_MS)
+    assert not controller.decide(state, ALL, 2 * STABLE_MS + 1000.0).handovers, "NATS is just coming back"
 
 
 def test_dead_leader_is_followed_by_one_that_hears_nats_where_there_is_one() -> None:
@@ -197,14 +197,14 @@ def test_drain_goes_on_while_nobody_hears_nats() -> None:
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
     hear(controller, *ALL)
     controller.decide(state, ALL, 0.0)
-    assert controller.decide(state, ALL, SETTLED_MS).handovers == (Handover("orders", 1, 2),)
+    assert controller.decide(state, ALL, STABLE_MS).handovers == (Handover("orders", 1, 2),)
 
 
 def test_drained_broker_hands_over_and_is_moved_off() -> None:
     controller, state = Controller(0.0), cluster(brokers=4)
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
     controller.decide(state, (1, 2, 3, 4), 0.0)
-    decisions = controller.decide(state, (1, 2, 3, 4), SETTLED_MS)
+    decisions = controller.decide(state, (1, 2, 3, 4), STABLE_MS)
     assert decisions.handovers == (Handover("orders", 1, 2),)
     assert decisions.commands == (MoveReplicas(name="orders", target=(4, 2, 3)),)
 
@@ -216,9 +216,7 @@ def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_ther
     state.brokers[4] = msgspec.structs.replace(state.brokers[4], is_draining=True)
     controller = Controller(0.0)
     controller.decide(state, (1, 2, 3, 5), 0.0)
-    moves = [
-        one for one in controller.decide(state, (1, 2, 3, 5), SETTLED_MS).commands if isinstance(one, MoveReplicas)
-    ]
+    moves = [one for one in controller.decide(state, (1, 2, 3, 5), STABLE_MS).commands if isinstance(one, MoveReplicas)]
     assert len(moves) == 6
     assert all(4 not in one.target for one in moves)
 
@@ -226,4 +224,4 @@ def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_ther
 def test_drain_without_another_broker_waits() -> None:
     state = cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
-    assert not Controller(0.0).decide(state, ALL, SETTLED_MS).commands
+    assert not Controller(0.0).decide(state, ALL, STABLE_MS).commands

@@ -178,7 +178,7 @@ def test_log_cut_at_any_byte_of_a_run_has_all_of_it_or_nothing_once_it_leads(log
             (log_folder / leftover).unlink(missing_ok=True)
         one = crashed_at(log_folder, size_bytes, whole)
         assert one.failure is None
-        assert one.settled_end_offset == (run.end if size_bytes == len(whole) else run.start)
+        assert one.whole_end_offset == (run.end if size_bytes == len(whole) else run.start)
         one.chain.committed = one.checkpointed  # as a broker opens it
         one.begin_epoch(one.epoch + 1)
         one.chain.committed = None
@@ -198,13 +198,13 @@ def test_follower_keeps_a_part_of_a_run_and_goes_on_with_it(log_folder: Path) ->
     run = append_run(log, "q", 0, [[b"a"], [b"b"], [b"c"]])
     first, second, third = copies(log)
     copy.append_copies([first, second])
-    assert (copy.is_inside_run, copy.settled_end_offset, copy.log_end_offset) == (True, 0, 2)
+    assert (copy.is_inside_run, copy.whole_end_offset, copy.log_end_offset) == (True, 0, 2)
     assert copy.committed_batch("q") is None
     copy.close()
     copy = open_log(log_folder.parent / "copy")
     assert (copy.is_inside_run, copy.log_end_offset) == (True, 2)
     copy.append_copies([third])
-    assert (copy.settled_end_offset, copy.committed_batch("q")) == (3, run)
+    assert (copy.whole_end_offset, copy.committed_batch("q")) == (3, run)
 
 
 # ---- what producers committed ----
