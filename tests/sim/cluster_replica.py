@@ -150,13 +150,13 @@ class SimReplica:
         self.act()
 
     def tick(self) -> None:
-        self.machine.tick(self.world.now_ms, self.life.heard_ms)
+        self.machine.tick(self.world.now_ms, self.life.contact_ms)
         self.act()
         self.report()
 
     def report(self) -> None:
         """What a replica tells the metadata leader while it has no leader, or is not answered by it."""
-        if (epoch := self.machine.misses_leader(0.0)) is not None:
+        if (epoch := self.machine.unresponsive_leader(0.0)) is not None:
             self.life.report("reported", (self.id, self.me, epoch))
         if (where := self.machine.unproven_position()) is not None:
             self.life.report("positioned", (self.id, self.me, *where))

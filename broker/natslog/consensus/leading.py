@@ -162,7 +162,7 @@ class Leading(Following):
         progress = self._progress.get(response.sender)
         if progress is None or self.role != "leader":
             return
-        progress.heard(self._now, response.round)
+        progress.answered(self._now, response.round)
         if response.rejected:
             self._on_rejected(progress, response)
         elif progress.accepted(response.index, self._now):
@@ -178,7 +178,7 @@ class Leading(Following):
         progress = self._progress.get(response.sender)
         if progress is None or self.role != "leader":
             return
-        progress.heard(self._now, response.round)
+        progress.answered(self._now, response.round)
         transfer = progress.transfer
         if transfer is not None and transfer.snapshot.index == response.index:
             if response.done:  # from here with entries; with a newer snapshot, where those were compacted meanwhile
@@ -208,7 +208,7 @@ class Leading(Following):
         self.log.commit_to(index)
         if not self.is_voter and self._history.latest_index <= self.commit:
             self._replicate_all()
-            self._hand_over()
+            self._resign()
 
     def _quorum_index(self) -> Index:
         """The highest index that a majority of the voters stores."""
@@ -219,7 +219,7 @@ class Leading(Following):
         """Only entries of the own term are committed by counting; those before them follow (the paper's figure 8)."""
         return self.log.term_at(index) == self.term
 
-    def _hand_over(self) -> None:
+    def _resign(self) -> None:
         """Removed: the voter with the longest log need not wait for its timeout."""
         best = max(self.membership.voters, key=self.match_of)
         self._send(TimeoutNow(sender=self.me, to=best, term=self.term))

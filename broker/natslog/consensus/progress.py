@@ -60,14 +60,14 @@ class Progress:
                 return False
 
     def lacks(self, last_index: Index) -> bool:
-        """Whether an append would tell it something: entries, or where a probe stands."""
+        """Whether an append would tell it something: entries, or the position of a probe."""
         return self.next_index <= last_index or (self.state == "probe" and self.next_index != self.match_index + 1)
 
     def was_active(self, since_tick: int) -> bool:
         return self.answered_tick is not None and self.answered_tick >= since_tick
 
-    def heard(self, tick: int, round: int) -> None:
-        """Any answer: it is there, and it knows this leader."""
+    def answered(self, tick: int, round: int) -> None:
+        """Any answer: it runs, and follows this leader."""
         self.answered_tick = tick
         self.round = max(self.round, round)
 

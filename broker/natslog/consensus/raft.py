@@ -103,7 +103,7 @@ class Raft(Elections):
         """
         assert message.to == self.me, f"broker {self.me} was given a message for broker {message.to}"
         self._require_plausible(message)
-        if message.term > self.term and not self._meet_higher_term(message):
+        if message.term > self.term and not self._on_higher_term(message):
             return
         if message.term < self.term:
             self._answer_lower_term(message)
@@ -150,7 +150,7 @@ class Raft(Elections):
     # -- what a leader is asked for
 
     def propose(self, data: bytes) -> tuple[Term, Index]:
-        """Where the command stands if it is committed; another entry at that index means it is lost.
+        """Where the command is in the log if it is committed; another entry at that index means it is lost.
 
         Raises:
             NotMetadataLeader: it is not the leader, or is handing over.

@@ -149,11 +149,11 @@ class RaftState:
         return self._now - self._leader_tick
 
     def active_within(self, ticks: int) -> frozenset[BrokerId]:
-        """On the leader: itself and the members, learners too, that answered it within so many ticks. Else nobody."""
+        """On the leader: itself and the members, learners too, that answered it within so many ticks. Else none."""
         return self.active_since(self._now - ticks)
 
     def active_since(self, tick: int) -> frozenset[BrokerId]:
-        """On the leader: itself and the members that answered it at that tick (of `now`) or later. Else nobody."""
+        """On the leader: itself and the members that answered it at that tick (of `now`) or later. Else none."""
         if self.role != "leader":
             return frozenset()
         active = [broker for broker, progress in self._progress.items() if progress.was_active(tick)]
@@ -201,7 +201,7 @@ class RaftState:
     def _draw_timeout(self) -> int:
         return self._election_ticks + self._chance.below(self._election_ticks)
 
-    def _heard_leader(self, leader: BrokerId) -> None:
+    def _received_from_leader(self, leader: BrokerId) -> None:
         """An append or snapshot of this very term came: its sender leads."""
         assert self.role != "leader", f"brokers {self.me} and {leader} both lead in term {self.term}"
         assert self.leader in (None, leader), f"brokers {self.leader} and {leader} both lead in term {self.term}"

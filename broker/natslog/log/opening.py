@@ -128,8 +128,8 @@ class Opening:
         return found[::-1]
 
     def _resolve_duplicate(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
-        """A segment was sealed, or its kept part was written anew, and the removal of the other file was missed. The
-        sealed one counts as long as it is whole: then it holds all rows.
+        """A segment was sealed, or its kept part was written anew, and a crash came before the removal of the other
+        file. The sealed one counts as long as it is whole: then it holds all rows.
         """
         try:
             read_footer_index(sealed[base_offset])

@@ -131,7 +131,7 @@ class StreamLog:
         if not self.chain.segments:
             if must_exist:
                 raise lost_log(self.folder)
-            self._begin_or_miss(stored)
+            self._begin_or_mark_missing(stored)
             return
         self._checkpoints.complete(self.log_start_offset, self._proven_high_watermark())
         if stored is not None:
@@ -140,7 +140,7 @@ class StreamLog:
         self.epochs = rebuilt_epochs(self.folder, self.chain, has_others=self.settings.replicas > 1)
         self.store_epochs()
 
-    def _begin_or_miss(self, stored: EpochHistory | None) -> None:
+    def _begin_or_mark_missing(self, stored: EpochHistory | None) -> None:
         """A folder without a segment is a new log's, unless a side file says that there was more."""
         start = self._checkpoints.log_start_offset or 0
         epoch_start = stored.entries[-1][1] if stored is not None and stored.entries else 0
@@ -172,7 +172,7 @@ class StreamLog:
             self.failure = damage_error(self.chain.damages)
             logger.error("%s", self.failure.message)
 
-    # ---- where the log stands ----
+    # ---- positions ----
 
     @property
     def epoch(self) -> Epoch:

@@ -122,7 +122,7 @@ def _size(texts: Any) -> Any:
 
 
 def _bad_subjects(subjects: Any) -> Any:
-    """Marks them; each different subject is looked at once."""
+    """Marks them; each different subject is checked once."""
     distinct = pc.unique(subjects)
     wildcard = pc.match_substring_regex(distinct, r"(^|\.)[*>](\.|$)")
     plain = pc.match_substring_regex(distinct, r"^[^\s.\x00-\x1f\x7f]+(\.[^\s.\x00-\x1f\x7f]+)*$")

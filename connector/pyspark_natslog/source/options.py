@@ -131,7 +131,7 @@ class SourceOptions:
             admission=_admission(given),
             cutting=_cutting(given),
             include_headers=given.flag("includeHeaders", False),
-            columns=_columns(given, payload.stand_in(ALL_COLUMNS)),
+            columns=_columns(given, payload.replace_value(ALL_COLUMNS)),
             subject_filter=subject_filter,
             filter_pushdown=given.flag("filterPushdown", False),
             payload=payload,
@@ -142,7 +142,7 @@ class SourceOptions:
 
     def selected_columns(self) -> tuple[str, ...]:
         """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
-        return self.columns or self.payload.stand_in(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+        return self.columns or self.payload.replace_value(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
 
     def check_schema(self, schema: StructType) -> None:
         """Raises ConfigError: the schema that Spark was given has other columns than the option names."""

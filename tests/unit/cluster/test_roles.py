@@ -177,7 +177,7 @@ def test_follower_that_copies_a_long_run_without_a_pause_stays_in_sync() -> None
 
 
 def test_follower_shows_whole_runs_only() -> None:
-    follower = FollowerReplica(2, record_of(), high_watermark=5, heard_ms=0.0)
+    follower = FollowerReplica(2, record_of(), high_watermark=5, last_contact_ms=0.0)
     assert follower.advanced(30, 10) == 10
     assert follower.advanced(30, 10) == 10, "the run from 10 on is not whole here"
     assert follower.advanced(20, 30) == 20
@@ -334,13 +334,13 @@ def test_followers_high_watermark_is_never_beyond_its_log_nor_goes_back() -> Non
 
 def test_follower_misses_a_leader_that_neither_answers_nor_is_heard_of() -> None:
     follower = follower_of()
-    assert not follower.misses_leader(2000.0, 0.0)
-    assert follower.misses_leader(3000.0, 0.0)
-    assert not follower.misses_leader(3000.0, 1000.0)
+    assert not follower.is_leader_unresponsive(2000.0, 0.0)
+    assert follower.is_leader_unresponsive(3000.0, 0.0)
+    assert not follower.is_leader_unresponsive(3000.0, 1000.0)
     follower.answered(4, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
-    assert follower.misses_leader(3000.0, 0.0), "another epoch's answer is none"
+    assert follower.is_leader_unresponsive(3000.0, 0.0), "another epoch's answer is none"
     follower.answered(5, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
-    assert not follower.misses_leader(3000.0, 0.0)
+    assert not follower.is_leader_unresponsive(3000.0, 0.0)
 
 
 # ---- the longest log ----

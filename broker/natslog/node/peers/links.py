@@ -246,14 +246,14 @@ class Links:
             link.hang_up()
 
     def keep(self, url: str) -> None:
-        """For a while, and from the next `dial` on: what a broker says that is no known member must be answered."""
+        """For a while, and from the next `dial` on: requests of a broker that is no known member must be answered."""
         self._guests[url] = time.monotonic() + _GUEST_S
 
     async def meet(self, url: str) -> Hello:
         """Who is at this URL; the link stays for a while.
 
         Raises:
-            BrokerUnavailable: nobody answers there, or not as a broker of this cluster would.
+            BrokerUnavailable: nothing answers there, or not as a broker of this cluster would.
         """
         self.dial({*self._by_url, url})
         self._guests[url] = time.monotonic() + _GUEST_S

@@ -67,6 +67,6 @@ class LogFolder:
 
 
 def storage_error(error: OSError, what: str) -> NatslogError:
-    """What the caller can do about it: wait for room, or look at the disk."""
+    """What the caller can do about it: wait for room, or check the disk."""
     kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
     return kind(f"{what}: {error.strerror or error}")

@@ -90,7 +90,7 @@ class HostedStream:
         self._paused = record.paused
         self._settings = record.settings
 
-    # ---- where it stands: from the event loop ----
+    # ---- its state: from the event loop ----
 
     @property
     def leader_epoch(self) -> Epoch:
@@ -178,8 +178,8 @@ class HostedStream:
             raise self._replica.problem or CorruptLog(f"the log of stream {self.name!r} is not open yet")
         return self._log
 
-    def misses_leader(self, heard_ms: float) -> Epoch | None:
-        return self._replica.misses_leader(heard_ms)
+    def unresponsive_leader(self, contact_ms: float) -> Epoch | None:
+        return self._replica.unresponsive_leader(contact_ms)
 
     def unproven_position(self) -> tuple[int, Epoch, int] | None:
         return self._replica.unproven_position()
@@ -202,11 +202,11 @@ class HostedStream:
         self._adopt_settings()
         self._act()
 
-    def tick(self, heard_ms: dict[BrokerId, float]) -> None:
+    def tick(self, contact_ms: dict[BrokerId, float]) -> None:
         failure = self._log.failure if self._log is not None else None
         if isinstance(failure, StorageFailed):
             self._replica.damaged(failure)
-        self._replica.tick(monotonic_ms(), heard_ms)
+        self._replica.tick(monotonic_ms(), contact_ms)
         self._act()
 
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
@@ -346,7 +346,7 @@ class HostedStream:
         self._release()
         step = self._replica.next_step() if self._task is None else None
         for notice in self._replica.take_notices():
-            self._hand_on(notice)
+            self._dispatch(notice)
         if step is not None:
             self._task = self._services.spawn(self._carry_out(step), f"stream {self.name}")
 
@@ -366,7 +366,7 @@ class HostedStream:
         self.advanced.set()
         self.advanced = asyncio.Event()
 
-    def _hand_on(self, notice: Notice) -> None:
+    def _dispatch(self, notice: Notice) -> None:
         services = self._services
         match notice:
             case Follow(leader=leader):
@@ -402,7 +402,7 @@ class HostedStream:
             self._adopt_settings()
             step = self._replica.next_step()
             for notice in self._replica.take_notices():
-                self._hand_on(notice)
+                self._dispatch(notice)
         self._task = None
         self.reconciled.set()
         self.reconciled = asyncio.Event()
