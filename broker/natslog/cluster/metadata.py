@@ -48,7 +48,7 @@ from natslog.cluster.commands import (
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
 from natslog.cluster.features import FIRST_LEVEL, OUTCOMES_BY_AGE
 from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
-from natslog.cluster.outcomes import Answered
+from natslog.cluster.outcomes import RecentOutcomes
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -87,7 +87,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     cursors: dict[str, CursorRecord] = {}
     cursor_outcomes: dict[str, Outcome] = {}
     feature_level: int = FIRST_LEVEL
-    answered: Answered | None = None
+    answered: RecentOutcomes | None = None
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -129,7 +129,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _decide_by_age(self, proposal: Proposal) -> Outcome:
         if self.answered is None:
-            self.answered = Answered.following(self.outcomes, self.cursor_outcomes)
+            self.answered = RecentOutcomes.following(self.outcomes, self.cursor_outcomes)
             self.outcomes, self.cursor_outcomes = {}, {}
         answered = self.answered
         answered.advance(proposal.elapsed_ms)

@@ -90,8 +90,8 @@ def judge(
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
+class FollowerProgress:
+    """What a leader keeps of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
     the ISR, until it asks knowing that: what it had before may be what it was put out for (damage). It may know before
     the leader does; of an idle stream it asks once, and never again. `caught_up_ms`: when it last held all that the
     leader held.
@@ -143,7 +143,7 @@ class LeaderReplica:
         self.epoch_start = log_end_offset
         self.log_end_offset = log_end_offset
         self.high_watermark = high_watermark
-        self.followers: dict[BrokerId, Progress] = {}
+        self.followers: dict[BrokerId, FollowerProgress] = {}
         self._ends: deque[tuple[float, int]] = deque([(now_ms, log_end_offset)])  # (when, log end offset), lately
         self._leaps: deque[tuple[int, int]] = deque()  # what HW passes at once, in order: runs
         if high_watermark < log_end_offset:  # it may hold runs; none of it is exposed before all of it is committed
@@ -163,7 +163,7 @@ class LeaderReplica:
         joined, left = set(record.isr) - set(self.record.isr), set(self.record.isr) - set(record.isr)
         self.record = record
         others = [broker for broker in record.replicas if broker != self.me]
-        self.followers = {broker: self.followers.get(broker) or Progress(now_ms) for broker in others}
+        self.followers = {broker: self.followers.get(broker) or FollowerProgress(now_ms) for broker in others}
         for broker in joined & set(self.followers):
             self.followers[broker].caught_up_ms = now_ms
         for broker in left & set(self.followers):
@@ -217,7 +217,7 @@ class LeaderReplica:
         """The last moment at which the log is known to have ended at or below this offset."""
         return next((at_ms for at_ms, end in reversed(self._ends) if end <= offset), float("-inf"))
 
-    def _moves_on_in_run(self, progress: Progress, offset: int) -> bool:
+    def _moves_on_in_run(self, progress: FollowerProgress, offset: int) -> bool:
         """A run is shown when it is whole, however long it is: who copies it without a pause keeps up."""
         has_moved = progress.end_offset is not None and offset > progress.end_offset
         return has_moved and any(self.epoch_start <= start <= offset < end for start, end in self._leaps)
@@ -355,7 +355,7 @@ class Halt:
     why: str
 
 
-Step: TypeAlias = CutTo | BeginAt | Append | Ignore | Halt
+FollowerStep: TypeAlias = CutTo | BeginAt | Append | Ignore | Halt
 
 
 @dataclass(slots=True)
@@ -382,7 +382,7 @@ class FollowerReplica:
 
     def answered(
         self, epoch: Epoch, verdict: Verdict, now_ms: float, *, epochs: EpochHistory, log_end_offset: int
-    ) -> Step:
+    ) -> FollowerStep:
         """What an answer from a leader of `epoch` asks for.
 
         It must be the answer to the question asked last, by this process, with the log as it was then: an older one of

@@ -9,7 +9,7 @@ Source: Ongaro's thesis, 4.2.3, 6.4 and 9.6; etcd-io/raft `raft.go`.
 
 from __future__ import annotations
 
-from natslog.consensus.leading import Leading
+from natslog.consensus.leading import RaftLeader
 from natslog.consensus.types import (
     AppendRequest,
     AppendResponse,
@@ -22,7 +22,7 @@ from natslog.consensus.types import (
 )
 
 
-class Elections(Leading):
+class RaftElections(RaftLeader):
     """follower -> pre_candidate -> candidate -> leader, and from each of them back to follower."""
 
     def campaign(self) -> None:

@@ -18,7 +18,7 @@ from natslog.consensus.types import (
 )
 
 
-class Following(RaftState):
+class RaftFollower(RaftState):
     """Answers rest on what the same Ready saves, and leave after it."""
 
     def _on_append_request(self, request: AppendRequest) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from natslog.consensus.following import Following
-from natslog.consensus.progress import Progress, Transfer
+from natslog.consensus.following import RaftFollower
+from natslog.consensus.progress import Progress, SnapshotTransfer
 from natslog.consensus.state import ConfirmedRead
 from natslog.consensus.types import (
     AppendRequest,
@@ -25,7 +25,7 @@ from natslog.consensus.types import (
 from natslog.model import BrokerId
 
 
-class Leading(Following):
+class RaftLeader(RaftFollower):
     """Role `leader`. Its own log counts as stored as far as the last `advance` says."""
 
     def _lead(self) -> None:
@@ -133,11 +133,11 @@ class Leading(Following):
 
     def _send_snapshot(self, broker: BrokerId, progress: Progress) -> None:
         snapshot = self.log.snapshot
-        transfer = Transfer(snapshot=snapshot, crc=crc32c(snapshot.data), sent_tick=self._now)
+        transfer = SnapshotTransfer(snapshot=snapshot, crc=crc32c(snapshot.data), sent_tick=self._now)
         progress.become_snapshot(transfer)
         self._send_chunk(broker, transfer)
 
-    def _send_chunk(self, broker: BrokerId, transfer: Transfer) -> None:
+    def _send_chunk(self, broker: BrokerId, transfer: SnapshotTransfer) -> None:
         transfer.sent_tick = self._now
         snapshot = transfer.snapshot
         self._send(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from natslog.consensus.bounds import MAX_TERM_JUMP
-from natslog.consensus.elections import Elections
+from natslog.consensus.elections import RaftElections
 from natslog.consensus.membership import encode_membership, require_safe_change
 from natslog.consensus.state import ConfirmedRead, PendingRead
 from natslog.consensus.types import (
@@ -73,7 +73,7 @@ class Ready:
     """Whoever asked may read once the named index is applied."""
 
 
-class Raft(Elections):
+class Raft(RaftElections):
     """Args (of the constructor):
 
     me: this broker; it campaigns only as a voter, or until its removal is committed (`may_campaign`).

@@ -19,11 +19,11 @@ from natslog.cluster.roles import (
     Fenced,
     FetchPosition,
     FollowerReplica,
+    FollowerStep,
     Halt,
     Ignore,
     LeaderReplica,
     Matching,
-    Step,
     Verdict,
     judge,
     quorum_position,
@@ -313,7 +313,7 @@ def follower_of(high_watermark: int = 0) -> FollowerReplica:
     ],
 )
 def test_follower_does_what_the_leader_of_its_epoch_says(
-    epoch: int, verdict: Verdict, high_watermark: int, step: Step
+    epoch: int, verdict: Verdict, high_watermark: int, step: FollowerStep
 ) -> None:
     follower = follower_of(high_watermark)
     assert follower.answered(epoch, verdict, 1.0, epochs=EPOCHS, log_end_offset=10) == step

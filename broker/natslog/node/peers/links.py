@@ -26,7 +26,7 @@ from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, Not
 from natslog.model import BrokerId
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, Hello
 from natslog.node.peers.introduction import introduce
-from natslog.node.peers.keys import Session
+from natslog.node.peers.keys import LinkSession
 from natslog.node.peers.messages import MAX_FRAME_BYTES, Answered, Ask, FetchResponse, Frame, decode_value
 from natslog.node.peers.outbox import Outbox, received
 from natslog.node.peers.owner import LinkOwner
@@ -184,7 +184,7 @@ class DialledLink:
         await asyncio.wait([self._task])
 
 
-async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hello, session: Session) -> None:
+async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hello, session: LinkSession) -> None:
     """The other end of a dialled link, from its first frame to its end."""
     outbox = Outbox(socket, session.sealer)
 
