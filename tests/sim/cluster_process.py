@@ -338,7 +338,7 @@ class Process(Life):
     def compact(self) -> None:
         disk = self.disk
         disk.snapshot = self.raft.compact(Index(self.applied), encode(self.state))
-        disk.entries = [entry for entry in disk.entries if entry.index >= self.raft.first_index - 1]
+        disk.entries = [entry for entry in disk.entries if entry.index >= self.raft.log.anchor_index]
 
     def step(self, received: tuple[str, Any]) -> None:
         incarnation, message = received

@@ -16,7 +16,6 @@ from natslog.consensus.types import (
     Message,
     SnapshotChunk,
     Term,
-    TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
@@ -110,7 +109,7 @@ class RaftElections(RaftLeader):
         elif self._is_quorum(lambda voter: not self._votes.get(voter, True)):
             self._become_follower(self.term, None)
 
-    def _on_timeout_now(self, message: TimeoutNow) -> None:
+    def _on_timeout_now(self) -> None:
         """The leader hands over; its lease does not stand against this one."""
         if self.may_campaign and self.role == "follower":
             self._campaign_for_real(by_transfer=True)

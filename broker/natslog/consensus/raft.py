@@ -122,7 +122,7 @@ class Raft(RaftElections):
             case SnapshotResponse():
                 self._on_snapshot_response(message)
             case TimeoutNow():
-                self._on_timeout_now(message)
+                self._on_timeout_now()
             case _:
                 assert_never(message)
 
@@ -200,7 +200,7 @@ class Raft(RaftElections):
         self._reads.append(PendingRead(context))
 
     def compact(self, index: Index, data: bytes) -> Snapshot:
-        """`data` is the applied state up to `index`: the snapshot to save, then entries before `first_index` may go.
+        """`data` is the applied state up to `index`: the snapshot to save, then `log.anchor_index` is what must stay.
 
         The newest snapshot known, where that reaches `index` already.
         """
@@ -212,11 +212,6 @@ class Raft(RaftElections):
         self.log.compact(snapshot, keep_entries=self.trailing_entries)
         self._history.compact(snapshot)
         return snapshot
-
-    @property
-    def first_index(self) -> Index:
-        """Of the entries still here; a store that keeps one more may start from them without the snapshot's term."""
-        return Index(self.log.anchor_index + 1)
 
     # -- what is to be done
 

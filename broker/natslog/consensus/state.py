@@ -94,7 +94,7 @@ class RaftState:
         self._history = MembershipHistory(snapshot, self._entries_after(snapshot.index))
         self._chance = Chance(seed * 1_000_003 + me)
         self._outbox: list[Message] = []
-        self._now = self._leader_tick = self._role_tick = 0
+        self._now = self._leader_tick = 0
         self._waited_ticks = 0
         self._timeout_ticks = self._draw_timeout()
         self._votes: dict[BrokerId, bool] = {}
@@ -192,7 +192,7 @@ class RaftState:
 
     def _enter_role(self) -> None:
         """Nothing of the role before outlives it."""
-        self._role_tick, self._waited_ticks = self._now, 0
+        self._waited_ticks = 0
         self._timeout_ticks = self._draw_timeout()
         self._votes, self._progress = {}, {}
         self._successor, self._round, self._reads = None, 0, []

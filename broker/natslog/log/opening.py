@@ -207,8 +207,7 @@ class Opening:
         if scan.torn_bytes and not self.chain.damages:
             logger.warning("%s: cut an unfinished commit: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
             os.truncate(path, scan.end_position)
-        created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
-        segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index, created_us)
+        segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index)
         segment.sync()
         return segment
 
@@ -247,7 +246,7 @@ class Opening:
     def _begin_at(self, start: int) -> None:
         """Ends a beginning anew of which only the start was stored: all that is here lies below."""
         logger.warning("%s: begins anew at %d: what it holds lies below its stored start", self.folder, start)
-        fresh = ActiveSegment.create(self.folder, self.stream_id, start, 0)
+        fresh = ActiveSegment.create(self.folder, self.stream_id, start)
         replaced, self.chain.segments, self.chain.damages = self.chain.segments, [fresh], []
         for segment in reversed(replaced):
             if isinstance(segment, ActiveSegment):

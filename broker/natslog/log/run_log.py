@@ -146,8 +146,8 @@ class RunLog(StreamLog):
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         return not self.is_inside_run and super()._is_full(segment, now_us)
 
-    def _roll(self, now_us: int) -> ActiveSegment:
-        fresh = super()._roll(now_us)
+    def _roll(self) -> ActiveSegment:
+        fresh = super()._roll()
         self.store_producers(though_empty=len(self.chain.segments) > 1)
         return fresh
 

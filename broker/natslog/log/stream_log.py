@@ -3,7 +3,7 @@
     00000000000000000000.arrow   sealed        00000000000000005000.active   full, waits to be sealed
     00000000000000008192.active  taking commits
 
-All calls block (they touch files) and are safe from several threads: `append`, `roll_if_due` and `close` are for the
+All calls block (they touch files) and are safe from several threads: `append`, `roll` and `close` are for the
 stream's one writer; the rest may run beside it. Reading is in `reader`.
 
 Invariants. Offsets are dense; `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
@@ -155,7 +155,7 @@ class StreamLog:
         self._stored_epochs = EpochHistory()
         self.store_epochs(sync_name=False)
         make_folder(self.folder)
-        self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0, 0))
+        self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0))
 
     def _proven_high_watermark(self) -> int:
         """What is committed for certain: only that is sealed. (The rest may end in a part of a run.)"""
@@ -265,10 +265,8 @@ class StreamLog:
         self.appended_bytes += incoming_bytes
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
-            if not len(last.index):
-                last.created_us = now_us  # its age is that of its first message
             return last
-        return self._roll(now_us)
+        return self._roll()
 
     def _check_room(self, incoming_bytes: int) -> None:
         """Asks the disk again when a part of what was free has been written, or others have had time to fill it.
@@ -302,7 +300,7 @@ class StreamLog:
             or now_us - segment.index.max_timestamps_us[0] >= roll_age_s * 1_000_000
         )
 
-    def _roll(self, now_us: int) -> ActiveSegment:
+    def _roll(self) -> ActiveSegment:
         """A new last segment. It takes the place of one that failed before anything was in it: the log's end is known
         at every moment.
 
@@ -314,7 +312,7 @@ class StreamLog:
         try:
             if isinstance(last, ActiveSegment):
                 last.cut_excess()
-            fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset, now_us)
+            fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise self._full() from error
@@ -330,26 +328,15 @@ class StreamLog:
                 self.chain.segments.append(fresh)
         return fresh
 
-    def roll_if_due(self, now_us: int) -> bool:
-        """Starts a new active segment where the present one is full or old, so that idle streams shrink too.
-
-        Raises:
-            StorageFull, StorageUnavailable: as `append`.
-        """
-        if not self.is_roll_due(now_us):
-            return False
-        self._roll(now_us)
-        return True
-
-    def roll(self, now_us: int) -> None:
-        """The same whatever its size, so that it can be sealed; where it holds something.
+    def roll(self) -> None:
+        """Starts a new active segment where the present one holds something, so that it can be sealed.
 
         Raises:
             StorageFull, StorageUnavailable: as `append`.
         """
         last = self.chain.last
         if self.failure is None and isinstance(last, ActiveSegment) and len(last.index):
-            self._roll(now_us)
+            self._roll()
 
     # ---- epochs ----
 
@@ -395,7 +382,7 @@ class StreamLog:
         )
 
     def is_roll_due(self, now_us: int) -> bool:
-        """Whether the active segment is full or old."""
+        """Whether the active segment is full or old, so that idle streams shrink too."""
         last = self.chain.last
         return self.failure is None and isinstance(last, ActiveSegment) and self._is_full(last, now_us)
 

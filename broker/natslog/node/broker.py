@@ -26,7 +26,6 @@ from natslog.errors import (
     NatslogError,
     NotReady,
     ShuttingDown,
-    StreamNotFound,
 )
 from natslog.ingest.warmup import compile_aside, warm_up
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
@@ -421,9 +420,3 @@ class Broker:
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """An operator's change, to the end. Raises what it raises, and ShuttingDown."""
         return await self._to_the_end(change)
-
-    def hosted(self, name: str) -> HostedStream:
-        """Raises StreamNotFound."""
-        if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
-        return self.streams[name]

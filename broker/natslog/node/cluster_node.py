@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import Proposal, Tombstone
-from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
@@ -344,15 +344,6 @@ class ClusterNode(Admission):
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
-
-    def levels_of_members(self) -> dict[BrokerId, tuple[int, int] | None]:
-        """The feature levels that each member's version supports, as (lowest, highest); None where there is no link."""
-        levels: dict[BrokerId, tuple[int, int] | None] = {}
-        for member in self.group.raft.membership.members:
-            link = self.links.of(member.id)
-            peer = None if link is None else link.peer
-            levels[member.id] = None if peer is None else (peer.min_level, peer.max_level)
-        return levels | {self.me: (FIRST_LEVEL, LATEST_LEVEL)}
 
     def _send_raft(self, messages: list[Message]) -> None:
         by_broker: dict[BrokerId, list[Message]] = {}

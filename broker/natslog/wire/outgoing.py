@@ -74,7 +74,7 @@ def publish_frames(
     return out.data[:filled]
 
 
-def header_lines(pairs: Any | None, keys: Any | None, rows: int) -> Any | None:
+def header_lines(pairs: Any | None, keys: Any | None) -> Any | None:
     """The `Name: value` lines of each row's own headers and of its key; None where no row can have any.
 
     Args:

@@ -50,7 +50,7 @@ class Rows:
         return Rows(*(None if column is None else change(column) for column in columns))
 
     def lines(self) -> Any | None:
-        return header_lines(self.headers, self.keys, len(self))
+        return header_lines(self.headers, self.keys)
 
     def frames(self, inbox: str = "", sequences: Sequences | None = None) -> memoryview:
         """NATS protocol that publishes them; see `outgoing.publish_frames`."""

@@ -250,7 +250,7 @@ def test_table_of_producers_survives_whatever_became_of_its_file(log_folder: Pat
     if harm == "ahead":  # the log was shortened behind the file's back: a replica that lost its end
         log = open_log(log_folder, SMALL)
         log.chain.committed = 0
-        log.discard_from(log.chain.last.base_offset, 1)
+        log.discard_from(log.chain.last.base_offset)
         end = log.log_end_offset
         for segment in log.chain.unsealed:
             segment.close()

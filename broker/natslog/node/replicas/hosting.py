@@ -16,7 +16,7 @@ from typing import Any
 from natslog.cluster.commands import LeaveReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
-from natslog.errors import NatslogError, StreamNotFound
+from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
@@ -88,12 +88,6 @@ class Hosting:
 
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
-
-    def hosted(self, name: str) -> HostedStream:
-        """Raises StreamNotFound."""
-        if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
-        return self.streams[name]
 
     def start(self) -> None:
         self._spawn(self._tick(), "replicas")

@@ -38,7 +38,7 @@ from natslog.errors import CorruptLog, NatslogError, NoLeader, StorageFailed
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
@@ -329,7 +329,7 @@ class HostedStream:
                 await self._in_thread(log.cut_to, end)
             case BeginAt(log_start_offset=start, epoch=epoch):
                 logger.warning("stream %s: begins anew at %d, where the leader's log begins", self.name, start)
-                await self._in_thread(log.begin_at, start, epoch, now_us())
+                await self._in_thread(log.begin_at, start, epoch)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
         """As `run_in_executor`; a thread cannot be cancelled, so a cancelled caller waits for it."""

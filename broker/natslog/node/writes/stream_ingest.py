@@ -372,7 +372,7 @@ class StreamIngest:
         with self._lock:
             self._roll_due = False
         try:
-            self.log.roll(self.stream_time.now_us())
+            self.log.roll()
         except NatslogError as error:
             logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
 

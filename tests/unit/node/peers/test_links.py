@@ -459,21 +459,6 @@ def test_protocol_1_is_told_what_to_do_and_nothing_is_read_from_it(
     assert "dials as natslog 0.1.0 does, which has link protocol 1" in caplog.text
 
 
-def test_levels_of_members_are_those_of_the_links_that_are_up(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two(tmp_path) as (one, other):
-            await linked(one, other.config.url)
-            peer = next(link.peer for link in one.links.all)
-            assert peer is not None
-            one._found([peer])
-            await until(lambda: one.levels_of_members() == {1: (1, 2), 2: (1, 2)})
-            await other.links.close()
-            one.links.dial(set())
-            await until(lambda: one.levels_of_members() == {1: (1, 2), 2: None})
-
-    asyncio.run(main())
-
-
 def test_refusals_of_many_kinds_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with node(tmp_path, 1) as one:

@@ -98,7 +98,7 @@ def test_only_the_leader_decides_what_expires_and_by_stream_time(
     stream = hosted(tmp_path / "orders", 1)
     log = stream.usable_log()
     log.settings = msgspec.structs.replace(log.settings, max_age_s=40.0)
-    log.roll(2_000_000)
+    log.roll()
     assert log.seal_next()
     pacer = Pacer(lambda: False)
     stream.is_leading = leads
