@@ -35,6 +35,7 @@ from natslog.log.log_reader import LogReader
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
+from natslog.log.room import DiskRoom
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, remove_segment_files
 from natslog.model import Epoch, StreamSettings
@@ -45,7 +46,6 @@ FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _AGE_REMOVES_A_PART = 10
-_ROOM_HOLDS_S = 0.1
 _NOT_DUE_WITHIN_US = 1_000_000
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
@@ -103,9 +103,8 @@ class StreamLog:
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
-        self._room_bytes = self._unasked_bytes = 0
+        self._room = DiskRoom(folder, options.min_free_bytes)
         self.appended_bytes = 0  # since it was opened, about
-        self._ask_room_at = 0.0
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
         self.epochs = self._stored_epochs = EpochHistory()
@@ -237,7 +236,7 @@ class StreamLog:
     def failed(self, error: OSError) -> StorageFull | StorageFailed:
         """Room may come back, and a new file with it; any other failed write or fsync is final for this process."""
         if error.errno in NO_ROOM:
-            return self._full()
+            return self._room.full()
         self.failure = StorageFailed(
             f"{self.folder}: writing failed ({error.strerror or error}); the stream takes no messages until the broker "
             "is restarted and has recovered what is on disk",
@@ -245,13 +244,6 @@ class StreamLog:
         )
         logger.error("%s", self.failure.message)
         return self.failure
-
-    def _full(self) -> StorageFull:
-        return StorageFull(
-            f"the disk of {self.folder} has no room ({self.options.min_free_bytes} bytes are kept free): make room or "
-            "lower the retention of streams; writing resumes by itself",
-            file=str(self.folder),
-        )
 
     def _wrote(self, timestamp_us: int) -> None:
         self._last_timestamp_us, self._written_s = timestamp_us, time.monotonic()
@@ -261,28 +253,12 @@ class StreamLog:
         return _COPIED_AT_ONCE_BYTES if self.settings.replicas > 1 and not self.options.ended_in_order else 0
 
     def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
-        self._check_room(incoming_bytes)
+        self._room.require(incoming_bytes)
         self.appended_bytes += incoming_bytes
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
             return last
         return self._roll()
-
-    def _check_room(self, incoming_bytes: int) -> None:
-        """Asks the disk again when a part of what was free has been written, or others have had time to fill it.
-
-        Raises:
-            StorageFull: too little is free.
-        """
-        self._unasked_bytes += incoming_bytes
-        now = time.monotonic()
-        if now < self._ask_room_at and self._unasked_bytes < self._room_bytes // 16:
-            return
-        self._room_bytes = free_bytes(self.folder) - self.options.min_free_bytes
-        self._ask_room_at, self._unasked_bytes = now + _ROOM_HOLDS_S, 0
-        if self._room_bytes < 2 * incoming_bytes:
-            self._ask_room_at = 0.0
-            raise self._full()
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments."""
@@ -315,7 +291,7 @@ class StreamLog:
             fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset)
         except OSError as error:
             if error.errno in NO_ROOM:
-                raise self._full() from error
+                raise self._room.full() from error
             raise StorageUnavailable(
                 f"{self.folder}: no new segment could be made ({error.strerror or error}); it is tried again"
             ) from error
@@ -406,15 +382,14 @@ class StreamLog:
             segment = self.chain.oldest_unsealed()
             if segment is None or self.chain.damages or self._is_closed:
                 return False
-            if free_bytes(self.folder) < self.options.min_free_bytes + segment.size_bytes:
-                raise self._full()
+            self._room.require_now(segment.size_bytes)
             try:
                 self._seal(segment, go_on)
             except _Closed:
                 return False  # what was begun is removed when the log is opened
             except (CorruptLog, OSError) as error:
                 if isinstance(error, OSError) and error.errno in NO_ROOM:
-                    raise self._full() from error
+                    raise self._room.full() from error
                 segment.unsealable = True
                 raise
             return True
@@ -487,9 +462,3 @@ class StreamLog:
             for segment in self.chain.segments:
                 if isinstance(segment, ActiveSegment):
                     segment.close()
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this process may still write there."""
-    stats = os.statvfs(folder)
-    return stats.f_bavail * stats.f_frsize

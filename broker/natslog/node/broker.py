@@ -30,11 +30,12 @@ from natslog.errors import (
 from natslog.ingest.warmup import compile_aside, warm_up
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us, wait_for_at_most
-from natslog.node.cluster_node import ClusterNode, Reply
+from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.entries import Request
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.messages import FetchRequest, TransferLeadership
+from natslog.node.peers.questions import Reply
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
@@ -122,8 +123,11 @@ class Broker:
         cluster.unresponsive_leaders = self.hosting.unresponsive_leaders
         cluster.unproven_positions = self.hosting.unproven_positions
         cluster.reaches_nats = lambda: self.link.is_reachable and self.hosting.services.has_room
-        cluster.answerers |= {"ready": self._answer_ready, "leading": self.positions.here}
-        cluster.answerers["lags"] = self.lags.here
+        cluster.questions.answerers |= {
+            "ready": self._answer_ready,
+            "leading": self.positions.here,
+            "lags": self.lags.here,
+        }
         self._nats_down_since: float | None = None
         self._upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self._under_way: set[asyncio.Task[Any]] = set()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets as chance
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from natslog.errors import (
     NatslogError,
     NotMetadataLeader,
     OutdatedFolder,
-    Overloaded,
 )
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
@@ -53,8 +52,6 @@ from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
-    MAX_VALUE_BYTES,
-    Answered,
     Ask,
     FetchRequest,
     Forwarded,
@@ -65,8 +62,8 @@ from natslog.node.peers.messages import (
     TransferLeadership,
     UnresponsiveLeaders,
     Welcome,
-    decode_value,
 )
+from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
 from natslog.urls import normal_url
 
@@ -77,17 +74,13 @@ _COMPARE_CLOCKS_EVERY_S = 1.0
 _LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
 _LINKS_EVERY_S = 0.2
 _FIRST_LOG_MS = 5_000.0
-_MOST_QUESTIONS = 1024
-
-Reply = Callable[[Frame, list[bytes] | None], None]
-Answerer = Callable[..., Awaitable[Any]]
 
 
 class ClusterNode(Admission):
     """Args: `on_applied`: told when metadata was applied; `on_bug`: told what must stop the broker.
 
-    `serve_fetch`, `transfer_leadership`, `reaches_nats`, `unresponsive_leaders`, `unproven_positions` and `answerers`
-    are set by the broker before `start`.
+    `serve_fetch`, `transfer_leadership`, `reaches_nats`, `unresponsive_leaders`, `unproven_positions` and
+    `questions.answerers` are set by the broker before `start`.
     """
 
     serve_fetch: Callable[[Hello, FetchRequest, Reply], None]
@@ -122,12 +115,11 @@ class ClusterNode(Admission):
         self.leading = MetadataLeading(group, self.clock, self._request_transfer)
         self.upgrade = Upgrade(group, self.link_to)
         self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index, "clock": self._answer_clock}
+        self.questions = Questions(read_index=self._answer_read_index, clock=self._answer_clock)
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
         self._logged_ms = monotonic_ms() - LOG_EVERY_MS + _FIRST_LOG_MS
         self._tasks: list[asyncio.Task[None]] = []
-        self._answering: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> Metadata:
@@ -192,7 +184,8 @@ class ClusterNode(Admission):
             self.has_joined.set()
 
     async def stop(self) -> None:
-        for task in [*self._tasks, *self._answering]:
+        self.questions.cancel()
+        for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -317,25 +310,10 @@ class ClusterNode(Admission):
             case TransferLeadership():
                 if peer.broker == self.group.leader:
                     self.transfer_leadership(frame)
-            case Ask() if len(self._answering) >= _MOST_QUESTIONS:
-                reply(Answered(frame.number, error=_error_text(Overloaded("too many questions at once"))), None)
             case Ask():
-                task = asyncio.create_task(self._answer(frame, reply), name=f"answering {frame.what}")
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self.questions.received(frame, reply)
             case _:
                 logger.warning("broker %d said what nobody asked: %s", peer.broker, type(frame).__name__)
-
-    async def _answer(self, ask: Ask, reply: Reply) -> None:
-        try:
-            result = await self.answerers[ask.what](**decode_value(ask.arguments))
-        except NatslogError as error:
-            reply(Answered(ask.number, error=_error_text(error)), None)
-        except (KeyError, TypeError, ValueError) as error:
-            logger.exception("the question %r could not be answered", ask.what)
-            reply(Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: {error!r}"))), None)
-        else:
-            reply(_answered(ask, msgspec.json.encode(result)), None)
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
@@ -478,16 +456,6 @@ class ClusterNode(Admission):
             raise NotMetadataLeader(
                 f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
             )
-
-
-def _answered(ask: Ask, result: bytes) -> Answered:
-    if len(result) <= MAX_VALUE_BYTES:
-        return Answered(ask.number, result)
-    return Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: the answer has {len(result)} bytes")))
-
-
-def _error_text(error: NatslogError) -> bytes:
-    return msgspec.json.encode(error.to_json()["error"], enc_hook=str)
 
 
 def former_metadata(path: Path) -> Metadata | None:

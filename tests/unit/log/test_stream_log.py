@@ -327,7 +327,7 @@ def test_full_disk_refuses_before_anything_is_lost_and_resumes(
     log = open_log(log_folder)
     log.append(rows([b"a"]), 1)
     with monkeypatch.context() as patch:
-        patch.setattr("natslog.log.stream_log.free_bytes", lambda folder: 0)
+        patch.setattr("natslog.log.room.free_bytes", lambda folder: 0)
         time.sleep(0.11)  # what was free a tenth of a second ago is taken to be free still
         for _ in range(2):
             with pytest.raises(StorageFull):

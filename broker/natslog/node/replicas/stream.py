@@ -212,8 +212,7 @@ class HostedStream:
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         self._replica.appended(end_offset, run_start)
-        for session in self.sessions:
-            session.mark(self.id, has_records=True)
+        self._mark_sessions()
         self._act()
 
     def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> Verdict:
@@ -305,12 +304,7 @@ class HostedStream:
 
     def log_start_moved(self) -> None:
         """Retention has removed the oldest messages of the log that is led here. From any thread."""
-
-        def mark() -> None:
-            for session in self.sessions:
-                session.mark(self.id, has_records=True)
-
-        self._loop.call_soon_threadsafe(mark)
+        self._loop.call_soon_threadsafe(self._mark_sessions)
 
     async def _change_log(self, step: Copy | CutTo | BeginAt, append: Callable[[ReplicaLog], Any] | None) -> None:
         log = self.usable_log()
@@ -357,10 +351,14 @@ class HostedStream:
         self._log.chain.committed = self._replica.high_watermark
         self._wake()
         if self._replica.leading is not None:
-            for session in self.sessions:
-                session.mark(self.id, has_records=False)
+            self._mark_sessions(has_records=False)
         if self._ingest is not None:
             self._ingest.release(self._replica.high_watermark)
+
+    def _mark_sessions(self, *, has_records: bool = True) -> None:
+        """There is something new for the followers: records, another log start or role, or only another HW."""
+        for session in self.sessions:
+            session.mark(self.id, has_records=has_records)
 
     def _wake(self) -> None:
         self.advanced.set()
@@ -417,8 +415,7 @@ class HostedStream:
             log("stream %s: leads epoch %d from %d", self.name, leading.epoch, leading.epoch_start)
         else:
             logger.info("stream %s: stopped leading", self.name)
-        for session in self.sessions:
-            session.mark(self.id, has_records=True)
+        self._mark_sessions()
         self._wake()
 
     async def _perform(self, step: Step) -> None:
