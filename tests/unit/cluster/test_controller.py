@@ -52,7 +52,7 @@ def chosen(controller: Controller, state: Metadata, alive: tuple[int, ...], now_
 # ---- when a leader is gone ----
 
 
-def test_leader_with_a_session_that_nobody_misses_stays() -> None:
+def test_leader_with_a_session_that_is_not_reported_unresponsive_stays() -> None:
     assert chosen(Controller(0.0), cluster(), ALL) is None
 
 
@@ -66,7 +66,7 @@ def test_nobody_leads_who_does_not_hold_everything() -> None:
     assert chosen(Controller(0.0), cluster(isr=(1,), eligible=(3,)), (2, 3)) == (3, (3,))
 
 
-def test_majority_that_misses_its_leader_gets_another() -> None:
+def test_leader_that_a_majority_reports_unresponsive_is_replaced() -> None:
     controller, state = Controller(0.0), cluster()
     controller.reported_unresponsive("orders", 1, 2, 0.0)
     assert chosen(controller, state, ALL) is None
@@ -157,45 +157,45 @@ def test_preferred_leader_that_is_not_in_sync_or_unproven_waits() -> None:
         assert not controller.decide(state, ALL, STABLE_MS).transfers
 
 
-def hear(controller: Controller, *deaf: int, now_ms: float = 0.0) -> None:
+def report_nats(controller: Controller, *cut_off: int, now_ms: float = 0.0) -> None:
     for broker in ALL:
-        controller.reported_nats(BrokerId(broker), broker not in deaf, now_ms)
+        controller.reported_nats(BrokerId(broker), broker not in cut_off, now_ms)
 
 
-def test_leader_that_does_not_hear_nats_hands_over_to_one_that_does_and_gets_it_back_later() -> None:
+def test_leader_cut_off_from_nats_is_replaced_by_one_that_reaches_it_and_leads_again_later() -> None:
     controller, state = Controller(0.0), cluster()
-    hear(controller, 1, 2)
+    report_nats(controller, 1, 2)
     assert not controller.decide(state, ALL, 1000.0).transfers, "it may be a moment of a server's restart"
     assert controller.decide(state, ALL, 1600.0).transfers == (LeadershipTransfer("orders", 1, 3),)
     state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], leader=3)
-    assert not controller.decide(state, ALL, STABLE_MS).transfers, "the preferred leader is as deaf as before"
-    hear(controller, now_ms=STABLE_MS)
+    assert not controller.decide(state, ALL, STABLE_MS).transfers, "the preferred leader is cut off as before"
+    report_nats(controller, now_ms=STABLE_MS)
     assert not controller.decide(state, ALL, STABLE_MS + 1000.0).transfers
     assert controller.decide(state, ALL, STABLE_MS + 1600.0).transfers == (LeadershipTransfer("orders", 3, 1),)
 
 
-def test_where_nobody_hears_nats_or_only_one_out_of_sync_nothing_is_handed_over() -> None:
+def test_where_no_broker_or_only_one_out_of_sync_reaches_nats_no_leadership_is_transferred() -> None:
     controller, state = Controller(0.0), cluster(isr=(1, 2))
-    hear(controller, 1, 2)
+    report_nats(controller, 1, 2)
     assert not controller.decide(state, ALL, STABLE_MS).transfers
-    hear(controller, 1, 2, 3, now_ms=STABLE_MS)
+    report_nats(controller, 1, 2, 3, now_ms=STABLE_MS)
     assert not controller.decide(state, ALL, 2 * STABLE_MS).transfers
-    hear(controller, 1, now_ms=2 * STABLE_MS)
+    report_nats(controller, 1, now_ms=2 * STABLE_MS)
     assert not controller.decide(state, ALL, 2 * STABLE_MS + 1000.0).transfers, "NATS is just coming back"
 
 
-def test_dead_leader_is_followed_by_one_that_hears_nats_where_there_is_one() -> None:
+def test_dead_leader_is_followed_by_one_that_reaches_nats_where_there_is_one() -> None:
     controller, state = Controller(0.0), cluster()
-    hear(controller, 2)
+    report_nats(controller, 2)
     assert chosen(controller, state, (2, 3), 2000.0) == (3, (2, 3))
-    hear(controller, 2, 3, now_ms=3000.0)
+    report_nats(controller, 2, 3, now_ms=3000.0)
     assert chosen(controller, state, (2, 3), 5000.0) == (2, (2, 3))
 
 
-def test_drain_goes_on_while_nobody_hears_nats() -> None:
+def test_drain_goes_on_while_no_broker_reaches_nats() -> None:
     controller, state = Controller(0.0), cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
-    hear(controller, *ALL)
+    report_nats(controller, *ALL)
     controller.decide(state, ALL, 0.0)
     assert controller.decide(state, ALL, STABLE_MS).transfers == (LeadershipTransfer("orders", 1, 2),)
 

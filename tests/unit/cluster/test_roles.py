@@ -199,7 +199,7 @@ def test_lagging_follower_leaves_and_is_counted_until_that_is_done() -> None:
 def test_follower_that_knew_before_its_leader_that_it_is_out_comes_back_though_it_asks_no_more() -> None:
     leader = leader_of(end=0)
     held_by_all(leader, 0)
-    leader.fetched(3, 0, "b", LATER_MS, version=1)  # the leader's disk is slow: it hears of version 1 after 3 did
+    leader.fetched(3, 0, "b", LATER_MS, version=1)  # the leader's disk is slow: it receives version 1 after 3 did
     leader.update(record_of(isr=(1, 2), version=1), LATER_MS)
     change = leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS})
     assert change is not None
@@ -213,7 +213,7 @@ def test_follower_that_asked_before_it_was_put_out_must_ask_again() -> None:
     assert leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS}) is None
 
 
-def test_silent_follower_of_an_idle_stream_stays_while_its_broker_is_heard_of() -> None:
+def test_follower_of_an_idle_stream_stays_in_sync_while_its_broker_sends_something() -> None:
     leader = leader_of()
     for follower in (2, 3):
         leader.fetched(follower, 10, "a", 0.0)
@@ -332,7 +332,7 @@ def test_followers_high_watermark_is_never_beyond_its_log_nor_goes_back() -> Non
     assert follower.position(EPOCHS, 8) == FetchPosition(5, 8, 4)
 
 
-def test_follower_misses_a_leader_that_neither_answers_nor_is_heard_of() -> None:
+def test_leader_that_neither_answers_nor_sends_anything_is_unresponsive() -> None:
     follower = follower_of()
     assert not follower.is_leader_unresponsive(2000.0, 0.0)
     assert follower.is_leader_unresponsive(3000.0, 0.0)
