@@ -289,8 +289,8 @@ class Cluster:
             time.sleep(0.05)
         return time.monotonic() - started
 
-    def wait_settled(self, stream: str, within_s: float = 40.0) -> None:
-        """Nobody publishes any more: returns when all are in sync and every replica knows the same high watermark."""
+    def wait_replicated(self, stream: str, within_s: float = 40.0) -> None:
+        """Without publishers: returns when all are in sync and every replica has the same high watermark."""
 
         deadline = time.monotonic() + within_s
         while True:
@@ -298,7 +298,7 @@ class Cluster:
             if known and self.in_sync() and None not in known.values() and len(set(known.values())) == 1:
                 return
             assert time.monotonic() < deadline, (
-                f"not settled within {within_s:.0f} s: {self.troubles()}; high watermarks by broker: {known}"
+                f"not replicated within {within_s:.0f} s: {self.troubles()}; high watermarks by broker: {known}"
             )
             time.sleep(0.05)
 

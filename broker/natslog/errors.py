@@ -73,7 +73,7 @@ class CursorNotFound(NatslogError):
 
 
 class TooManyCursors(NatslogError):
-    """The cluster keeps no more cursors: remove those that nobody moves any more."""
+    """The cluster keeps no more cursors: remove those that are not moved any more."""
 
     code, status = "too_many_cursors", 409
 

@@ -17,6 +17,14 @@ _SPARKS_OWN = ("checkpointlocation", "queryname", "outputmode")
 """Options that Spark adds or keeps for itself."""
 
 
+def refuse(options: Mapping[str, str], names: tuple[str, ...], why: str) -> None:
+    """Raises ConfigError: one of these, which are for something else, is given."""
+    by_lower = {name.lower(): name for name in names}
+    for name in options:
+        if name.lower() in by_lower:
+            raise ConfigError(f"option {by_lower[name.lower()]} {why}", option=name)
+
+
 class Given:
     """Options as given, by lower-case name; those not read at the end are unknown."""
 

@@ -28,7 +28,7 @@ Act = Callable[[NatslogClient, list[BrokerProcess], int], None]
 _WINDOW_SECONDS = 4.0
 _RATE_PER_S = 20_000
 _EVERY_S = 0.01
-_SETTLE_S = 3.0
+_CATCH_UP_S = 3.0
 
 
 def catching_up(behind_bytes: int, pairs: int) -> list[Comparison]:
@@ -93,7 +93,7 @@ def _fill(url: str, client: NatslogClient, behind_bytes: int) -> None:
                 publisher.send(Rows(subjects, values, ids=ids), "stored")
                 sent += count
             console.print(f"  {stored / 2**30:.1f} GiB", end="\r")
-        publisher.settle("stored")
+        publisher.wait_for_ack("stored")
 
 
 class _Ticker(threading.Thread):
@@ -116,7 +116,7 @@ class _Ticker(threading.Thread):
                 self.sent += count
                 at += _EVERY_S
                 time.sleep(max(0.0, at - time.monotonic()))
-            publisher.settle("flush")
+            publisher.wait_for_ack("flush")
 
 
 def without_acks(times: int) -> list[Comparison]:
@@ -155,10 +155,10 @@ def _lost_once(url: str, client: NatslogClient, brokers: list[BrokerProcess], ac
     leader = client.position(STREAM)["leader"]
     act(client, brokers, leader)
     eventually(lambda: client.position(STREAM)["leader"] != leader, 30)
-    time.sleep(_SETTLE_S)
+    time.sleep(_CATCH_UP_S)
     ticker.stop = True
     ticker.join(30)
-    time.sleep(_SETTLE_S)
+    time.sleep(_CATCH_UP_S)
     return ticker.sent - _distinct(client, start)
 
 

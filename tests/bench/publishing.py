@@ -148,11 +148,11 @@ def _flooded_natslog(peak: Peak) -> dict[str, float]:
 def _flooded_jetstream() -> dict[str, float]:
     with jetstream_side() as server:
         done = raw_publish(server, "flood", bytes=128, seconds=_FLOOD_SECONDS)
-        stored = eventually(lambda: _settled(server), 60, "JetStream stores no more")
+        stored = eventually(lambda: _final_count(server), 60, "JetStream stores no more")
         return {"sent": done["sent"], "rate": done["rate"], "stored": stored}
 
 
-def _settled(server: NatsServer) -> int:
+def _final_count(server: NatsServer) -> int:
     before = jetstream_stored(server)
     time.sleep(1)
     return before if before == jetstream_stored(server) else 0

@@ -73,7 +73,7 @@ def _fill(server: NatsServer, broker: BrokerProcess, name: str, rows: int) -> No
         for start in range(0, rows, _SENT_AT_ONCE):
             part = values.slice(0, min(_SENT_AT_ONCE, rows - start))
             publisher.send(Rows(pa.array([name] * len(part)), part), "stored")
-        publisher.settle("stored")
+        publisher.wait_for_ack("stored")
     eventually(lambda: broker.client().stream(name)["high_watermark"] == rows, 60, f"{name} holds {rows} rows")
 
 

@@ -62,14 +62,14 @@ def sinks(pairs: int) -> list[Comparison]:
         def stored() -> int:
             return int(broker.client().stream(STREAM)["high_watermark"])
 
-        def settled() -> int | None:
+        def final_count() -> int | None:
             """The rows stored so far, once they become no more."""
             count = stored()
             time.sleep(0.4)
             return count if count == stored() else None
 
         def timed(write: Callable[[], None], *, waits_for_acks: bool) -> float:
-            before = eventually(settled, what="what was flushed before is stored")
+            before = eventually(final_count, what="what was flushed before is stored")
             started = time.perf_counter()
             write()
             taken = time.perf_counter() - started

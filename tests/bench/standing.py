@@ -105,11 +105,11 @@ def start_with_a_large_log() -> Comparison:
             command = [sys.executable, "-m", "tests.bench.large_log", str(broker.folder), str(size_gb / _LOGS * 1e9)]
             subprocess.run(command, check=True, cwd=ROOT, timeout=600)
             console.print(f"  {size_gb:.0f} GB of log written in {time.perf_counter() - started:.0f} s")
-            settling = time.perf_counter()
+            sealing = time.perf_counter()
             broker.start()  # a broker that has been up for a while has sealed what would be long to recover
             eventually(lambda: _unsealed_bytes(broker) < 1.1e9, 180, "the broker has sealed its full segments")
             broker.kill()
-            console.print(f"  settled in {time.perf_counter() - settling:.0f} s")
+            console.print(f"  sealed in {time.perf_counter() - sealing:.0f} s")
             times = []
             for _ in range(3):
                 times.append(start_seconds(broker))

@@ -123,7 +123,7 @@ class Run:
         self._start_recorders(scene)
         eventually(lambda: all(one.acked > 100 for one in self.streams), 60, "100 acked messages of each stream")
         self._break_things(scene)
-        copies, violations = self._settle(scene)
+        copies, violations = self._check_end_state(scene)
         found = report.summary(self.seed, self.arguments.brokers, self.history, self.streams, copies, violations)
         report.write(self.folder, found, self.streams)
         report.show(found)
@@ -231,7 +231,7 @@ class Run:
             time.sleep(0.1)
         event.in_sync_s = time.monotonic()
 
-    def _settle(self, scene: Scene) -> tuple[dict[str, list[Copy]], list[Violation]]:
+    def _check_end_state(self, scene: Scene) -> tuple[dict[str, list[Copy]], list[Violation]]:
         """All healed, all quiet: what the replicas hold, and what is wrong with it."""
         self._make_whole(scene)
         try:
@@ -242,7 +242,7 @@ class Run:
         self._finish(self.recorders)
         for one in self.streams:
             try:
-                self.cluster.wait_settled(one.stream, self.arguments.sync_within)
+                self.cluster.wait_replicated(one.stream, self.arguments.sync_within)
             except AssertionError as error:
                 one.violate("6 back in sync", f"after the last message: {error}")
         self._read_to_the_end()

@@ -106,7 +106,7 @@ class Load:
         for recorder in self.recorders:
             recorder.finish()
             assert not recorder.is_alive(), f"{recorder.name} ends"
-        self.cluster.wait_settled(self.stream)
+        self.cluster.wait_replicated(self.stream)
 
     def leader(self) -> ClusterBroker:
         return eventually(lambda: self.cluster.leader_of(self.stream), 20, "a leader")

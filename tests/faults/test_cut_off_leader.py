@@ -48,7 +48,7 @@ def fill(cluster: Cluster) -> ClusterBroker:
         client.create_stream(STREAM, STREAM, replicas=3)
         publish(cluster, 0, STALE)
         client.set_cursor("loader", STREAM, 100)
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
     leader = eventually(lambda: cluster.leader_of(STREAM), 20)
     other = next(broker for broker in cluster.brokers if broker is not leader)
     cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": other.number})

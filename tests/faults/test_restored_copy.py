@@ -33,7 +33,7 @@ def set_up(cluster: Cluster, min_isr: int) -> ClusterBroker:
     with cluster.client() as client:
         client.create_stream(STREAM, STREAM, replicas=3, min_isr=min_isr)
     publish(cluster, FIRST)
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
     return eventually(lambda: cluster.leader_of(STREAM), 20, "a leader")
 
 
@@ -110,7 +110,7 @@ def check_refused(cluster: Cluster, outdated: ClusterBroker) -> None:
 def check_can_be_replaced(cluster: Cluster, outdated: ClusterBroker) -> None:
     cluster.replace(outdated)
     cluster.wait_ready()
-    cluster.wait_settled(STREAM, 60)
+    cluster.wait_replicated(STREAM, 60)
     assert all_values(outdated.client(), STREAM) == FIRST + LATER + LAST
 
 
@@ -123,7 +123,7 @@ def test_member_with_a_copy_of_the_life_before_is_refused_until_it_is_replaced(c
     restart(cluster, leader)
     natslog("cluster", "transfer", str(leader.number), "--stream", STREAM, url=cluster.up[0].url)
     publish(cluster, LATER)
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
     restore(cluster, leader, copy)
     check_refused(cluster, leader)
     check_can_be_replaced(cluster, leader)
@@ -138,7 +138,7 @@ def test_member_with_a_copy_of_an_earlier_life_is_refused_and_says_so(cluster: C
     restart(cluster, outdated)
     restart(cluster, outdated)
     publish(cluster, LATER)
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
     outdated.terminate()
     newest = copy_of(outdated, "newest")
     put_back(copy, outdated)
@@ -148,7 +148,7 @@ def test_member_with_a_copy_of_an_earlier_life_is_refused_and_says_so(cluster: C
     put_back(newest, outdated)
     outdated.spawn()
     cluster.wait_ready()
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
 
 
 @pytest.mark.long
@@ -160,7 +160,7 @@ def test_member_that_lost_its_identity_or_its_life_rebuilds_the_one_and_is_refus
     (broker.folder / "broker").unlink()
     restart(cluster, broker)
     assert "stored again" in broker.output()
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
     broker.terminate()
     newest = copy_of(broker, "newest")
 
@@ -185,7 +185,7 @@ def test_member_that_lost_its_identity_or_its_life_rebuilds_the_one_and_is_refus
     put_back(newest, broker)
     broker.spawn()
     cluster.wait_ready()
-    cluster.wait_settled(STREAM)
+    cluster.wait_replicated(STREAM)
 
 
 @pytest.mark.long

@@ -56,7 +56,7 @@ def make(folder: Path) -> None:
                 log.append(columns(commit), FIRST_US + at)
             if compression == "none":
                 shutil.copy(log.chain.segments[0].path, folder / "segment-v1.active")
-            log.roll_if_due(FIRST_US + 10**12)
+            log.roll()
             log.seal_next()
             shutil.copy(log.chain.segments[0].path, folder / f"segment-v1-{compression}.arrow")
             log.close()

@@ -59,7 +59,7 @@ def _make_cluster(scratch: Path, target: Path) -> None:
             _fill(client, cluster.nats_url, replicas=3)
         cluster.wait_in_sync()
         for name in ("orders", "events"):
-            cluster.wait_settled(name)
+            cluster.wait_replicated(name)
         expected = answers_of(cluster.broker(1).url)
         for broker in cluster.brokers:
             broker.kill()  # an unclean end is part of it

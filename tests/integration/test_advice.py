@@ -40,7 +40,7 @@ def test_advice_for_two_damaged_raft_logs_of_three_needs_no_majority(tmp_path: P
         with cluster.client() as client:
             client.create_stream("orders", "orders", replicas=3)
             publish_acked(cluster.nats_url, "orders", [b"%d" % at for at in range(20)])
-            cluster.wait_settled("orders")
+            cluster.wait_replicated("orders")
         for broker in cluster.brokers:
             broker.terminate()
         said = [damage_raft_log(broker) for broker in cluster.brokers[1:]]

@@ -233,13 +233,13 @@ def test_flood_that_does_not_fit_into_memory_is_counted_not_lost_silently(own: P
 
         with_nats(server.url, work)
 
-        def settled() -> bool:
+        def all_counted() -> bool:
             metrics = broker.metrics()
             refused = metrics.get('natslog_messages_refused_total{reason="overloaded",stream="orders"}', 0)
             committed = metrics['natslog_messages_committed_total{stream="orders"}']
             return refused > 0 and committed + refused == 30_000
 
-        eventually(settled, what="every message is either committed or counted as refused")
+        eventually(all_counted, what="every message is either committed or counted as refused")
         assert client.stream("orders")["high_watermark"] > 0
 
 

@@ -131,7 +131,7 @@ def test_a_server_that_takes_nothing_any_more_is_left_for_another(
         async with asyncio.timeout(20):
             await came_back.wait()
         await link.flush()
-        assert link.is_heard
+        assert link.is_reachable
         await link.close()
 
     try:

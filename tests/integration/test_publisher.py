@@ -149,7 +149,7 @@ def test_connection_reset_while_the_server_takes_nothing_is_said_and_the_next_ro
     server.stop()
 
 
-@pytest.mark.parametrize("then", ["settle", "send"])
+@pytest.mark.parametrize("then", ["wait_for_ack", "send"])
 def test_caller_that_was_busy_for_longer_than_acks_may_take_loses_nothing(
     client: NatslogClient, nats_url: str, name: str, then: str
 ) -> None:
@@ -159,7 +159,7 @@ def test_caller_that_was_busy_for_longer_than_acks_may_take_loses_nothing(
         time.sleep(1.0)
         if then == "send":
             publisher.send(rows(name, 5, ids=ids(*"fghij")), "stored")
-        publisher.settle("stored")
+        publisher.wait_for_ack("stored")
         assert publisher.acked == (10 if then == "send" else 5)
 
 

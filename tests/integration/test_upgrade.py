@@ -196,7 +196,7 @@ def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tm
         with_old.start().wait_in_sync()
         before = expected(THREE)
         for name in before["streams"]:
-            with_old.wait_settled(name)
+            with_old.wait_replicated(name)
         assert answers_of(with_old.broker(2).url) == before
         with with_old.client() as client:
             assert client.cluster()["feature_level"] == 1

@@ -28,7 +28,7 @@ class Roles(Life):
         super().__init__(cluster, me, disk)
         self.replicas: dict[StreamId, SimReplica] = {}
         self.leaving: dict[StreamId, SimReplica] = {}
-        self.heard_ms: dict[BrokerId, float] = {}
+        self.contact_ms: dict[BrokerId, float] = {}
         self.is_stopping = False
         for log in disk.logs.values():
             log.keep(log.synced)
@@ -76,7 +76,7 @@ class Roles(Life):
     # ---- what arrives ----
 
     def fetched(self, fetch: Fetch) -> None:
-        self.heard_ms[fetch.sender] = self.world.now_ms
+        self.contact_ms[fetch.sender] = self.world.now_ms
         if (replica := self.replicas.get(fetch.stream_id)) is not None:
             replica.fetched(fetch)
 

@@ -251,7 +251,7 @@ class KeepsUnfinishedRuns(SimReplica):
 class FollowsIntoRuns(SimReplica):
     """A follower's HW goes as far as its log, also inside a run."""
 
-    def settled_end(self) -> int:
+    def whole_end(self) -> int:
         return self.log.synced
 
 
@@ -346,7 +346,7 @@ WALKING: dict[str, Patch] = {
     ),
     "admitted before it has caught up": replaced(LeaderReplica, "_may_join", join_at_once),
     "a follower's HW beyond its own log": replaced(FollowerReplica, "advanced", advance_beyond),
-    "members' lives unchecked in ISR changes": replaced(Metadata, "_lives", any_life),
+    "members' lives unchecked in ISR changes": replaced(Metadata, "_is_registered", any_life),
     "clean marker of a life that was never registered believed": replaced(Metadata, "_register", register_by_marker),
     "an unclean restart stays as if nothing had been": replaced(Metadata, "_register", register_as_clean),
     "KIP-966: HW moves below min_isr": replaced(LeaderReplica, "_advance", advance_below_min_isr),

@@ -338,7 +338,7 @@ class Process(Life):
     def compact(self) -> None:
         disk = self.disk
         disk.snapshot = self.raft.compact(Index(self.applied), encode(self.state))
-        disk.entries = [entry for entry in disk.entries if entry.index >= self.raft.first_index - 1]
+        disk.entries = [entry for entry in disk.entries if entry.index >= self.raft.log.anchor_index]
 
     def step(self, received: tuple[str, Any]) -> None:
         incarnation, message = received
@@ -377,23 +377,23 @@ class Process(Life):
         decisions = self.controller[1].decide(self.state, alive, self.world.now_ms)
         for command in decisions.commands:
             self.command(command)
-        for handover in decisions.handovers:
+        for handover in decisions.transfers:
             self.cluster.send(self.me, handover.leader, "hand_over", (handover.stream_id, handover.to))
 
     def reported(self, report: tuple[StreamId, BrokerId, Epoch]) -> None:
         if self.controller is not None and self.raft.role == "leader":
             stream_id, by, epoch = report
-            self.controller[1].missed(stream_id, epoch, by, self.world.now_ms)
+            self.controller[1].reported_unresponsive(stream_id, epoch, by, self.world.now_ms)
 
     def positioned(self, where: tuple[StreamId, BrokerId, int, Epoch, int]) -> None:
         if self.controller is not None and self.raft.role == "leader":
             stream_id, by, version, last_epoch, end = where
-            self.controller[1].positioned(stream_id, version, by, last_epoch, end, self.world.now_ms)
+            self.controller[1].reported_position(stream_id, version, by, last_epoch, end, self.world.now_ms)
 
     def fit(self, report: tuple[BrokerId, bool]) -> None:
         """Whether a broker can take messages."""
         if self.controller is not None and self.raft.role == "leader":
-            self.controller[1].hearing(*report, self.world.now_ms)
+            self.controller[1].reported_nats(*report, self.world.now_ms)
 
 
 def listed_lives(number: BrokerId, disk: Disk) -> tuple[str, ...]:

@@ -83,8 +83,8 @@ class OpenLog:
         return self.replica.durable_end()
 
     @property
-    def settled_end_offset(self) -> int:
-        return self.replica.settled_end()
+    def whole_end_offset(self) -> int:
+        return self.replica.whole_end()
 
     @property
     def high_watermark(self) -> int:
@@ -150,13 +150,13 @@ class SimReplica:
         self.act()
 
     def tick(self) -> None:
-        self.machine.tick(self.world.now_ms, self.life.heard_ms)
+        self.machine.tick(self.world.now_ms, self.life.contact_ms)
         self.act()
         self.report()
 
     def report(self) -> None:
         """What a replica tells the metadata leader while it has no leader, or is not answered by it."""
-        if (epoch := self.machine.misses_leader(0.0)) is not None:
+        if (epoch := self.machine.unresponsive_leader(0.0)) is not None:
             self.life.report("reported", (self.id, self.me, epoch))
         if (where := self.machine.unproven_position()) is not None:
             self.life.report("positioned", (self.id, self.me, *where))
@@ -268,12 +268,12 @@ class SimReplica:
         self.machine.done()
 
     def cut_unfinished_run(self) -> None:
-        end = self.settled_end()
+        end = self.whole_end()
         if end < self.log.synced:
             self.world.note(f"{self.me} {self.name} cuts the part of a run from {end} on")
             self.log.keep(end)
 
-    def settled_end(self) -> int:
+    def whole_end(self) -> int:
         """Where the log ends, but for a run that it holds a part of."""
         end = self.log.synced
         start, run_end = self.checker.runs.get(self.log.records[end - 1], (end, end)) if end else (0, 0)

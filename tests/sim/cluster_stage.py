@@ -146,10 +146,10 @@ class Stage:
 
     def positioned(self, where: tuple[StreamId, BrokerId, int, Epoch, int]) -> None:
         _, by, version, last_epoch, end = where
-        self.controller.positioned(STREAM, version, by, last_epoch, end, self.world.now_ms)
+        self.controller.reported_position(STREAM, version, by, last_epoch, end, self.world.now_ms)
 
     def reported(self, report: tuple[StreamId, BrokerId, Epoch]) -> None:
-        self.controller.missed(STREAM, report[2], report[1], self.world.now_ms)
+        self.controller.reported_unresponsive(STREAM, report[2], report[1], self.world.now_ms)
 
     def fit(self, report: tuple[BrokerId, bool]) -> None:
         """Every disk has room here."""

@@ -109,7 +109,7 @@ class Walk(Stage):
     def lead(self, walker: Walker) -> None:
         for one in self.brokers.values():
             if one.first is not None and one.leader is not None:
-                one.heard_ms = dict.fromkeys(self.numbers, self.world.now_ms)
+                one.contact_ms = dict.fromkeys(self.numbers, self.world.now_ms)
                 one.first.tick()
 
     def tick(self, walker: Walker) -> None:

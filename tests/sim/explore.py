@@ -60,7 +60,7 @@ class Small(Stage):
 
     def change_isr(self, walker: Walker, heard: tuple[BrokerId, ...]) -> None:
         if walker.first is not None and walker.leader is not None:
-            walker.heard_ms = dict.fromkeys(heard, self.world.now_ms)
+            walker.contact_ms = dict.fromkeys(heard, self.world.now_ms)
             walker.first.tick()
             self.commit_all()
 

@@ -42,10 +42,10 @@ class Disk:
             require(new[0].index == self.entries[-1].index + 1, "a gap in a store")
         self.entries.extend(new)
 
-    def compact(self, snapshot: Snapshot, first_index: int) -> None:
-        """Keeps one entry before `first_index`, so that the term there is known."""
+    def compact(self, snapshot: Snapshot, anchor_index: int) -> None:
+        """Keeps the entry at `anchor_index`, so that the term there is known."""
         self.snapshot = snapshot
-        self.entries = [entry for entry in self.entries if entry.index >= first_index - 1]
+        self.entries = [entry for entry in self.entries if entry.index >= anchor_index]
 
     def holds(self, index: int, term: int) -> bool:
         if index <= self.snapshot.index:
@@ -182,4 +182,4 @@ class Node:
     def compact(self) -> None:
         if self.is_up and self.saving is None and self.machine.index > self.raft.log.snapshot.index:
             snapshot = self.raft.compact(Index(self.machine.index), self.machine.snapshot_data())
-            self.disk.compact(snapshot, self.raft.first_index)
+            self.disk.compact(snapshot, self.raft.log.anchor_index)

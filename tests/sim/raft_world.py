@@ -262,7 +262,7 @@ class Group:
             if not node.is_up:
                 node.start()
 
-    def has_settled(self, from_index: int) -> bool:
+    def has_recovered(self, from_index: int) -> bool:
         """Whether there is a leader, what is new is committed, and every member has applied it."""
         leader = self.leader
         if leader is None or leader.raft.commit <= from_index:
@@ -292,7 +292,7 @@ def run_seed(seed: int, rules: Rules = Rules(), trace: list[str] | None = None) 
     group.heal()
     last = max(len(group.checker.committed), *(node.raft.last_index for node in group.nodes.values()))
     end_ms = rules.chaos_ms + rules.heal_ms
-    while not group.has_settled(last):
+    while not group.has_recovered(last):
         require(world.now_ms < end_ms, f"no progress within {rules.heal_ms} ms: {standing(group)}")
         world.run_until(world.now_ms + 250)
     checker = group.checker

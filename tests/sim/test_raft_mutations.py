@@ -133,7 +133,7 @@ class ObeysOldLeaders(Raft):
 class ChangesMembersAnytime(Raft):
     """Also while another change is under way."""
 
-    def _require_settled(self) -> None:
+    def _require_no_pending_change(self) -> None:
         pass
 
 

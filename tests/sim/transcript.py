@@ -124,7 +124,7 @@ class Story(Stage):
         walker = self.of(leader)
         assert walker.first is not None
         self.world.now_ms += SILENCE_MS
-        walker.heard_ms = dict.fromkeys(numbers_of(heard), self.world.now_ms)
+        walker.contact_ms = dict.fromkeys(numbers_of(heard), self.world.now_ms)
         walker.first.tick()
         self.deliver("commit")
         self.learn(leader)

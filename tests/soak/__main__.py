@@ -96,7 +96,7 @@ class Run:
         for driver in self.drivers:
             driver.wait_for_batches(1, _FIRST_BATCH_WITHIN_S)
         self._break_things(scene)
-        counts = self._settle(scene)
+        counts = self._check_end_state(scene)
         found = report.summary(self.seed, self.history, self.drivers, counts)
         report.write(self.folder, found)
         report.show(found)
@@ -151,7 +151,7 @@ class Run:
 
     # ---- all whole, all quiet ----
 
-    def _settle(self, scene: SoakScene) -> list[Count]:
+    def _check_end_state(self, scene: SoakScene) -> list[Count]:
         for recorder in self.recorders:
             recorder.finish()
             if recorder.is_alive():

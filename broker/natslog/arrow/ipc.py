@@ -110,7 +110,7 @@ def encode_batch(
 
 def _seal_header(message: memoryview, header_bytes: int) -> memoryview:
     """Fills lengths and CRCs into the fixed-width line."""
-    assert header_bytes <= MAX_HEADER_BYTES, "readers look no further for the body"
+    assert header_bytes <= MAX_HEADER_BYTES, "readers search no further for the body"
     places = line_places(message[:header_bytes])
     places.fill_sizes(message, header_bytes, len(message) - header_bytes)
     header_crc = crc32c(message[:header_bytes])
@@ -120,7 +120,7 @@ def _seal_header(message: memoryview, header_bytes: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class LinePlaces:
-    """Where the numbers of a batch line of full width stand in a header, in bytes from its start."""
+    """Positions of the numbers of a batch line of full width in a header, in bytes from its start."""
 
     starts: tuple[int, ...]
 

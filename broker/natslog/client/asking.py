@@ -1,6 +1,6 @@
 """Asking brokers over HTTP: any of them, all of them, again and again, within the time given.
 
-What the client's calls stand on: pooled connections, redirects to a leader, retries that are applied once, credentials
+What the client's calls use: pooled connections, redirects to a leader, retries that are applied once, credentials
 read when they are used, and errors in the broker's own words.
 """
 

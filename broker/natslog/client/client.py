@@ -272,7 +272,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
 
 
 def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
-    """Runs it in a thread that nobody waits for when the process, or the reader, ends first."""
+    """Runs it in a thread that is not waited for when the process, or the reader, ends first."""
     future: Future[Fetched] = Future()
 
     def run() -> None:

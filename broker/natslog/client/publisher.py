@@ -55,7 +55,7 @@ class _Slice:
         self.first = first
         self.rows = rows
         self.waiting = np.ones(len(rows), np.bool_)
-        # Without an id a stream could not know a second copy: such rows are sent once.
+        # Without an id a stream could not recognise a second copy: such rows are sent once.
         known = np.zeros(len(rows), np.bool_) if rows.ids is None else pc.is_valid(rows.ids)
         self.has_id = np.asarray(known, np.bool_)
         self.sent_at = time.monotonic()
@@ -92,9 +92,9 @@ class Publisher:
         self._progress = asyncio.Event()
         self._last_progress = 0.0
         self._refusal = ""
-        self._unheard = False
+        self._has_no_responders = False
         self._unflushed_bytes = 0
-        self._before: tuple[int, int] | None = None  # connections and refusals when the first unsettled row was sent
+        self._before: tuple[int, int] | None = None  # connections and refusals before what is being sent
         self.acked = 0
         self.resent = 0
         self._loop = asyncio.new_event_loop()
@@ -135,9 +135,9 @@ class Publisher:
         return self._link.max_payload_bytes
 
     def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
-        """Sends all rows in order and returns when `ack` holds for them; `send`, then `settle`."""
+        """Sends all rows in order and returns when `ack` holds for them; `send`, then `wait_for_ack`."""
         self.send(rows, ack, first_row=first_row)
-        self.settle(ack)
+        self.wait_for_ack(ack)
 
     def send(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
         """Sends all rows in order. With `stored`, returns when at most `max_in_flight` of them wait for an ack.
@@ -153,7 +153,7 @@ class Publisher:
         check_rows(rows, self._link.max_payload_bytes, first_row)
         if self._before is None:
             self._before = (self._link.connections, self._link.forbidden)
-            self._refusal, self._unheard = "", False
+            self._refusal, self._has_no_responders = "", False
         try:
             if len(rows):
                 self._run(self._send_stored(rows) if ack == "stored" else self._send_plain(rows))
@@ -161,7 +161,7 @@ class Publisher:
             self._before = None
             raise
 
-    def settle(self, ack: Ack) -> None:
+    def wait_for_ack(self, ack: Ack) -> None:
         """Returns when `ack` holds for everything sent since the last time.
 
         Raises:
@@ -170,7 +170,7 @@ class Publisher:
         """
         try:
             if self._before is not None and ack != "none":
-                self._run(self._settle_stored() if ack == "stored" else self._settle_flushed())
+                self._run(self._wait_until_stored() if ack == "stored" else self._wait_until_flushed())
         finally:
             self._before = None
 
@@ -184,7 +184,7 @@ class Publisher:
             if self._unflushed_bytes >= _FLUSH_EVERY_BYTES:
                 await self._flush()
 
-    async def _settle_flushed(self) -> None:
+    async def _wait_until_flushed(self) -> None:
         assert self._before is not None, "something was sent"
         connections, forbidden = self._before
         await self._flush()
@@ -211,11 +211,11 @@ class Publisher:
     async def _send_stored(self, rows: Rows) -> None:
         self._last_progress = (
             time.monotonic()
-        )  # the caller may have been busy elsewhere: nobody looked at acks meanwhile
+        )  # the caller may have been busy elsewhere: no acks were counted meanwhile
         try:
             for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
                 while self._slices and not self._has_room_for(len(part)):
-                    await self._wait_for_acks()
+                    await self._wait_for_progress()
                 waiting = _Slice(self._next_sequence, part)
                 self._next_sequence += len(part)
                 self._slices.append(waiting)
@@ -224,12 +224,12 @@ class Publisher:
             self._slices.clear()
             raise
 
-    async def _settle_stored(self) -> None:
+    async def _wait_until_stored(self) -> None:
         assert self._before is not None, "something was sent"
         self._last_progress = time.monotonic()
         try:
             while self._slices:
-                await self._wait_for_acks()
+                await self._wait_for_progress()
                 self._raise_if_forbidden(self._before[1])
         finally:
             self._slices.clear()
@@ -246,8 +246,8 @@ class Publisher:
         waiting.sent_at = time.monotonic()
         await self._send(part.frames(self._inbox, waiting.first + rows))
 
-    async def _wait_for_acks(self) -> None:
-        """Returns after new acks, or after a look at what must be sent again.
+    async def _wait_for_progress(self) -> None:
+        """Returns after new acks, or after what is late was sent again.
 
         Raises:
             PublishFailed: nothing was acked for `ack_timeout_s`.
@@ -281,7 +281,7 @@ class Publisher:
         head = f"{count} rows were not acked within {self._ack_timeout_s:g} s (the first to subject {subject!r}): "
         if self._refusal:
             return head + f"the stream refused with: {self._refusal}"
-        if self._unheard:
+        if self._has_no_responders:
             return head + "no stream listens to that subject. Create one: natslog stream create NAME --subject …"
         return head + "no stream answered. Is a broker running that records that subject?"
 
@@ -310,7 +310,7 @@ class Publisher:
     def _note_refusal(self, answer: bytes) -> None:
         """An empty answer is the server's "no responders"; another one is a stream's reason."""
         if not answer:
-            self._unheard = True
+            self._has_no_responders = True
             return
         try:
             self._refusal = str(json.loads(answer)["error"]["description"])

@@ -1,4 +1,4 @@
-"""The client's calls that show streams, and where they stand: by the newest leader's word only."""
+"""The client's calls that show streams, and their positions: by the newest leader's word only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StreamCalls(Asker):
         """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
 
         Raises:
-            StreamNotFound. NoLeader, CorruptLog, …: why nobody can say where it stands.
+            StreamNotFound. NoLeader, CorruptLog, …: why no broker can state its position.
         """
         problem: NatslogError | None = None
 
@@ -75,7 +75,7 @@ class StreamCalls(Asker):
         return self._newest(name) or self.position(name)
 
     def _newest(self, name: str) -> dict[str, Any] | None:
-        """None where no broker states where the stream stands."""
+        """None where no broker states its position."""
         shown = [_body(response) for response in self._of_each(stream_path(name))]
         stated = [body for body in shown if "high_watermark" in body and leader_epochs.outdated(body) is None]
         return max(stated, key=lambda body: int(body["leader_epoch"]), default=None)
@@ -89,7 +89,7 @@ def _body(response: urllib3.BaseHTTPResponse) -> dict[str, Any]:
 
 
 def _as_it_is(_: urllib3.BaseHTTPResponse) -> None:
-    """It is used whatever it says: the caller looks at it."""
+    """It is used whatever it says: the caller checks it."""
 
 
 def _unless_current(response: urllib3.BaseHTTPResponse) -> NatslogError | None:

@@ -100,7 +100,7 @@ class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     deleted_us: int
 
 
-class BuryStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class DropTombstone(msgspec.Struct, frozen=True, kw_only=True, tag="BuryStream", forbid_unknown_fields=True):
     """The files are gone: the tombstone may go too."""
 
     id: StreamId
@@ -179,7 +179,7 @@ class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Where a named consumer stands in the stream of this id: the next offset that it has not read."""
+    """Position of a named consumer in the stream of this id: the next offset that it has not read."""
 
     consumer: str
     stream: str
@@ -207,7 +207,7 @@ Command: TypeAlias = (
     | EditStream
     | PauseStream
     | DeleteStream
-    | BuryStream
+    | DropTombstone
     | ChangeIsrs
     | AppointLeaders
     | DisableReplicas

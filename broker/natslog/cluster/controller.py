@@ -1,11 +1,11 @@
-"""What the metadata leader decides from what it hears: who leads when a leader is gone, which moves are done, when a
-stream goes back to its preferred leader. Soft state only: a new metadata leader hears everything again.
+"""What the metadata leader decides from reports: who leads when a leader is gone, which moves are done, when a stream
+goes back to its preferred leader. Soft state only: a new metadata leader receives every report again.
 
 Theory of operation. A leader is gone when it has no session with the metadata leader, when its process began a new
-life, or when a majority of those who hold everything committed miss it (whoever has no session counts as missing it).
-The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly (power lost
-everywhere), the longest log of enough of them. Nobody else ever leads by itself: the stream waits. A leader that does
-not hear NATS takes no messages: it hands over to an in-sync replica that does.
+life, or when a majority of those who hold everything committed report it as unresponsive (no session counts as a
+report). The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly
+(power lost everywhere), the longest log of enough of them. No other broker becomes leader: the stream waits. A leader
+that does not reach NATS takes no messages: leadership is transferred to an in-sync replica that does.
 
 Invariant: every decision names the version of the record that it was made for, so that a stale one changes nothing.
 """
@@ -22,19 +22,19 @@ from natslog.cluster.roles import quorum_position
 from natslog.errors import NotEnoughBrokers
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 
-_HEARING_MS = 3000.0
+_FIRST_REPORTS_MS = 3000.0
 _REPORT_HOLDS_MS = 6000.0
 _POSITIONS_WAIT_MS = 1500.0
-_SETTLED_MS = 5000.0
-_HANDOVERS_AT_ONCE = 50
-_HANDOVER_AGAIN_MS = 5_000.0
+_STABLE_MS = 5000.0
+_TRANSFERS_AT_ONCE = 50
+_TRANSFER_AGAIN_MS = 5_000.0
 _MOVES_AT_ONCE = 4
-_HEARING_LASTS_MS = 1500.0
+_REACHABILITY_LASTS_MS = 1500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """The leader, alive, is asked to hand a stream over in order."""
+class LeadershipTransfer:
+    """The leader, alive, is requested to transfer its leadership."""
 
     stream_id: StreamId
     leader: BrokerId
@@ -44,7 +44,7 @@ class Handover:
 @dataclass(frozen=True, slots=True)
 class Decisions:
     commands: tuple[BackgroundCommand, ...] = ()
-    handovers: tuple[Handover, ...] = ()
+    transfers: tuple[LeadershipTransfer, ...] = ()
 
 
 @dataclass(slots=True)
@@ -58,29 +58,29 @@ class Controller:
     """One per term as metadata leader. Times are of a clock that never jumps."""
 
     def __init__(self, now_ms: float) -> None:
-        self._missed: dict[StreamId, tuple[Epoch, dict[BrokerId, float]]] = {}
+        self._unresponsive: dict[StreamId, tuple[Epoch, dict[BrokerId, float]]] = {}
         self._positions: dict[StreamId, _Positions] = {}
         self._alive: frozenset[BrokerId] = frozenset()
         self._changed_ms = self._began_ms = now_ms
-        self._handed_ms: dict[StreamId, float] = {}
-        self._hearing: dict[BrokerId, tuple[bool, float]] = {}  # what it says, and since when
+        self._transferred_ms: dict[StreamId, float] = {}
+        self._reaches_nats: dict[BrokerId, tuple[bool, float]] = {}  # as reported, and since when
 
-    def is_settled(self, now_ms: float) -> bool:
-        """Whether every broker has had the time to be heard since this one leads."""
-        return now_ms - self._began_ms >= _HEARING_MS
+    def has_waited_for_brokers(self, now_ms: float) -> bool:
+        """Whether every broker has had the time to report since this one leads."""
+        return now_ms - self._began_ms >= _FIRST_REPORTS_MS
 
-    # ---- what is heard ----
+    # ---- reports ----
 
-    def missed(self, stream_id: StreamId, epoch: Epoch, by: BrokerId, now_ms: float) -> None:
+    def reported_unresponsive(self, stream_id: StreamId, epoch: Epoch, by: BrokerId, now_ms: float) -> None:
         """A replica has not been answered by the leader of this epoch for a while."""
-        known_epoch, reports = self._missed.get(stream_id, (epoch, {}))
+        known_epoch, reports = self._unresponsive.get(stream_id, (epoch, {}))
         if epoch > known_epoch:
             reports = {}
         if epoch >= known_epoch:
             reports[by] = now_ms
-            self._missed[stream_id] = (epoch, reports)
+            self._unresponsive[stream_id] = (epoch, reports)
 
-    def positioned(
+    def reported_position(
         self, stream_id: StreamId, version: int, by: BrokerId, last_epoch: Epoch, end_offset: int, now_ms: float
     ) -> None:
         """Where the log of a replica ends that restarted uncleanly; it stays so until a leader is appointed."""
@@ -90,11 +90,11 @@ class Controller:
         if version == known.version:
             known.known[by] = (last_epoch, end_offset)
 
-    def hearing(self, broker: BrokerId, hears_nats: bool, now_ms: float) -> None:
-        """Whether a broker's NATS server answers it, as it says again and again."""
-        known = self._hearing.get(broker)
-        if known is None or known[0] != hears_nats:
-            self._hearing[broker] = (hears_nats, now_ms)
+    def reported_nats(self, broker: BrokerId, reaches_nats: bool, now_ms: float) -> None:
+        """Whether a broker's NATS server answers it, as it reports again and again."""
+        known = self._reaches_nats.get(broker)
+        if known is None or known[0] != reaches_nats:
+            self._reaches_nats[broker] = (reaches_nats, now_ms)
 
     # ---- what follows ----
 
@@ -104,7 +104,7 @@ class Controller:
             self._alive, self._changed_ms = frozenset(alive), now_ms
         appointments: list[Appointment] = []
         moves: list[tuple[StreamId, int]] = []
-        handovers: list[Handover] = []
+        transfers: list[LeadershipTransfer] = []
         loads: dict[BrokerId, int] = {}
         for record in state.streams.values():
             if self._is_led(record, now_ms):
@@ -117,21 +117,21 @@ class Controller:
                     appointments.append(chosen)
             elif _is_move_done(record):
                 moves.append((record.id, record.version))
-            elif (handover := self._handover(state, record, now_ms)) and len(handovers) < _HANDOVERS_AT_ONCE:
-                self._handed_ms[record.id] = now_ms
-                handovers.append(handover)
+            elif (transfer := self._transfer(state, record, now_ms)) and len(transfers) < _TRANSFERS_AT_ONCE:
+                self._transferred_ms[record.id] = now_ms
+                transfers.append(transfer)
         commands: list[BackgroundCommand] = []
         if appointments:
             self._changed_ms = now_ms
             commands.append(AppointLeaders(appointments=tuple(appointments)))
         if moves:
             commands.append(FinishMoves(moves=tuple(moves), moved_us=wall_us))
-        return Decisions((*commands, *self._drains(state)), tuple(handovers))
+        return Decisions((*commands, *self._drains(state)), tuple(transfers))
 
     def _is_led(self, record: StreamRecord, now_ms: float) -> bool:
         if record.leader is None or record.leader not in self._alive:
             return False
-        epoch, reports = self._missed.get(record.id, (record.leader_epoch, {}))
+        epoch, reports = self._unresponsive.get(record.id, (record.leader_epoch, {}))
         if epoch != record.leader_epoch or not reports:
             return True
         holding = set(record.candidates)
@@ -141,17 +141,17 @@ class Controller:
 
     def _successor(self, record: StreamRecord, loads: dict[BrokerId, int], now_ms: float) -> Appointment | None:
         live = [broker for broker in record.candidates if broker in self._alive]
-        _, reports = self._missed.get(record.id, (record.leader_epoch, {}))
+        _, reports = self._unresponsive.get(record.id, (record.leader_epoch, {}))
         others = [broker for broker in live if broker != record.leader]
         live = others if record.leader in live and reports else live
         proven = [broker for broker in live if broker not in record.unproven or record.candidates == (broker,)]
         if proven:
             in_sync = [broker for broker in proven if broker in record.isr] or proven
             preferred = (record.target or record.replicas)[0]
-            deaf = {one for one in in_sync if self._has_long(one, False, now_ms)}
+            cut_off = {one for one in in_sync if self._reaches(one, False, now_ms)}
             leader = min(
                 in_sync,
-                key=lambda one: (one in deaf, one != preferred, loads.get(one, 0), record.replicas.index(one)),
+                key=lambda one: (one in cut_off, one != preferred, loads.get(one, 0), record.replicas.index(one)),
             )
         else:
             found = self._by_position(record, live, now_ms)
@@ -173,9 +173,9 @@ class Controller:
             return None
         return quorum_position(known, record.candidates)
 
-    def _handover(self, state: Metadata, record: StreamRecord, now_ms: float) -> Handover | None:
-        """Back to the preferred leader, or away from a broker that is drained, moved from, or does not hear NATS."""
-        assert record.leader is not None, "only a stream that is led is handed over"
+    def _transfer(self, state: Metadata, record: StreamRecord, now_ms: float) -> LeadershipTransfer | None:
+        """Back to the preferred leader, or away from a broker that is drained, moved from, or does not reach NATS."""
+        assert record.leader is not None, "only a stream that is led is transferred"
         wanted = record.target or record.replicas
         ready = [
             broker
@@ -183,22 +183,22 @@ class Controller:
             if broker in record.isr and broker in self._alive and broker not in record.unproven
         ]
         ready = [broker for broker in ready if not state.brokers[broker].is_draining]
-        hearing = [broker for broker in ready if self._has_long(broker, True, now_ms)]
-        ready = hearing or ready
-        is_deaf = bool(hearing) and self._has_long(record.leader, False, now_ms)
-        if not ready or record.leader == ready[0] or (now_ms - self._changed_ms < _SETTLED_MS and not is_deaf):
+        reaching = [broker for broker in ready if self._reaches(broker, True, now_ms)]
+        ready = reaching or ready
+        is_cut_off = bool(reaching) and self._reaches(record.leader, False, now_ms)
+        if not ready or record.leader == ready[0] or (now_ms - self._changed_ms < _STABLE_MS and not is_cut_off):
             return None
-        leaves = is_deaf or record.leader not in wanted or state.brokers[record.leader].is_draining
+        leaves = is_cut_off or record.leader not in wanted or state.brokers[record.leader].is_draining
         if not leaves and (ready[0] != wanted[0] or len(record.isr) < len(record.replicas)):
             return None
-        if now_ms - self._handed_ms.get(record.id, -_HANDOVER_AGAIN_MS) < _HANDOVER_AGAIN_MS:
+        if now_ms - self._transferred_ms.get(record.id, -_TRANSFER_AGAIN_MS) < _TRANSFER_AGAIN_MS:
             return None
-        return Handover(record.id, record.leader, ready[0])
+        return LeadershipTransfer(record.id, record.leader, ready[0])
 
-    def _has_long(self, broker: BrokerId, hears_nats: bool, now_ms: float) -> bool:
-        """Whether it has heard NATS, or not heard it, for so long that it is no moment of a server's restart."""
-        said, since_ms = self._hearing.get(broker, (True, -_HEARING_LASTS_MS))
-        return said == hears_nats and now_ms - since_ms >= _HEARING_LASTS_MS
+    def _reaches(self, broker: BrokerId, reaches_nats: bool, now_ms: float) -> bool:
+        """Whether it has reported this for longer than a NATS server takes to restart."""
+        reported, since_ms = self._reaches_nats.get(broker, (True, -_REACHABILITY_LASTS_MS))
+        return reported == reaches_nats and now_ms - since_ms >= _REACHABILITY_LASTS_MS
 
     def _drains(self, state: Metadata) -> list[MoveReplicas]:
         """Moves off brokers that are being drained, a few at a time."""

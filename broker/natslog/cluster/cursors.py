@@ -1,4 +1,4 @@
-"""Cursors: where named consumers stand, for operators to see. Nobody reads by them.
+"""Cursors: positions of named consumers, for operators to see. No reader depends on them.
 
 Invariant. A cursor may be moved back; what it was moved back from, and when, is kept until it is moved back again.
 """
@@ -18,7 +18,7 @@ class CursorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The position of `consumer` in a stream: the next `offset` that it has not read, as set at `set_us`.
 
     Attributes:
-        rewound_from: where it stood when it was last moved back, at `rewound_us`; None where it never was.
+        rewound_from: its position when it was last moved back, at `rewound_us`; None where it never was.
     """
 
     consumer: str

@@ -7,7 +7,7 @@ log; `decide` applies a proposal once, however often it was sent.
 Invariants. A stream's id is never used twice. Files belong to a replica or to a tombstone; what has neither is left
 alone. A leader is in the ISR, the ISR within the replicas; a new leader has a higher epoch. Whoever holds all that is
 committed is in `isr` or `eligible`: a change of the ISR that leaves fewer than `min_isr` makes those who go eligible.
-A cursor stands on a stream that is there, by its present id.
+A cursor belongs to a stream that exists, by its present id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
     BrokerRecord,
-    BuryStream,
     ChangeIsrs,
     Command,
     CreateStream,
@@ -29,6 +28,7 @@ from natslog.cluster.commands import (
     DisableReplicas,
     DrainBroker,
     DropCursor,
+    DropTombstone,
     EditStream,
     FinalizeUpgrade,
     FinishMoves,
@@ -48,7 +48,7 @@ from natslog.cluster.commands import (
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
 from natslog.cluster.features import FIRST_LEVEL, OUTCOMES_BY_AGE
 from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
-from natslog.cluster.outcomes import Answered
+from natslog.cluster.outcomes import RecentOutcomes
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -87,7 +87,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     cursors: dict[str, CursorRecord] = {}
     cursor_outcomes: dict[str, Outcome] = {}
     feature_level: int = FIRST_LEVEL
-    answered: Answered | None = None
+    answered: RecentOutcomes | None = None
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -129,7 +129,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _decide_by_age(self, proposal: Proposal) -> Outcome:
         if self.answered is None:
-            self.answered = Answered.following(self.outcomes, self.cursor_outcomes)
+            self.answered = RecentOutcomes.following(self.outcomes, self.cursor_outcomes)
             self.outcomes, self.cursor_outcomes = {}, {}
         answered = self.answered
         answered.advance(proposal.elapsed_ms)
@@ -179,7 +179,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             case DeleteStream(name=name, deleted_us=deleted_us):
                 self._delete(self.stream(name), deleted_us)
                 return True
-            case BuryStream(id=stream_id, broker=broker):
+            case DropTombstone(id=stream_id, broker=broker):
                 return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
             case DisableReplicas() | HoldReplicas() | LeaveReplicas():
                 return self._apply_of_broker(command)
@@ -224,7 +224,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _register(self, broker: BrokerRecord, after: str, lives: tuple[str, ...]) -> bool:
         """Its former life leads nothing any more; unless that ended in order, its logs are to be proven first. (A life
-        that was never heard of may lie between the registered one and one that ended in order.)
+        that is not known here may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
         if self.feature_level >= NONCE_LEVEL:
@@ -257,7 +257,9 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 self._replace(_next_version(record, leader=leader, unproven=unproven))
 
     def _forget_copies(self, broker: BrokerId) -> None:
-        """It came back with another folder: whatever it held is gone. A stream that only it held has nobody to lead."""
+        """It came back with another folder: whatever it held is gone. A stream that only it held has no replica to
+        lead.
+        """
         for record in list(self.streams.values()):
             if broker in record.candidates:
                 record = _without(record, broker)
@@ -335,7 +337,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _apply_of_broker(self, command: DisableReplicas | HoldReplicas | LeaveReplicas) -> bool:
         """What a broker says of its own replicas: good for the incarnation that is registered."""
-        if not self._lives(command.broker, command.incarnation):
+        if not self._is_registered(command.broker, command.incarnation):
             return False
         records, changed = self.by_id(), False
         for stream_id in command.stream_ids:
@@ -380,9 +382,9 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if broker not in change.isr or not set(change.isr) <= set(record.replicas):
             return False
         lives = zip(change.isr, change.incarnations, strict=True)
-        return all(not life or self._lives(member, life) for member, life in lives)
+        return all(not life or self._is_registered(member, life) for member, life in lives)
 
-    def _lives(self, broker: BrokerId, incarnation: str) -> bool:
+    def _is_registered(self, broker: BrokerId, incarnation: str) -> bool:
         return broker in self.brokers and self.brokers[broker].incarnation == incarnation
 
     def _appoint(self, record: StreamRecord | None, appointment: Appointment) -> bool:
@@ -409,7 +411,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         return self._replace(with_isr(record, left, unproven=record.unproven))
 
     def _disable(self, record: StreamRecord, broker: BrokerId) -> bool:
-        """The last one that holds everything stays: nobody else could ever lead."""
+        """The last one that holds everything stays: no other replica could ever lead."""
         if broker not in record.candidates or set(record.candidates) == {broker}:
             return False
         return self._replace(_without(record, broker))

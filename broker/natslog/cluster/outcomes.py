@@ -66,7 +66,7 @@ class Window(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
             )
 
 
-class Answered(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class RecentOutcomes(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Attributes: `now_ms`: the log's time."""
 
     now_ms: int = 0
@@ -74,7 +74,7 @@ class Answered(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     cursors: Window = msgspec.field(default_factory=Window)
 
     @classmethod
-    def following(cls, outcomes: Mapping[str, Outcome], cursor_outcomes: Mapping[str, Outcome]) -> Answered:
+    def following(cls, outcomes: Mapping[str, Outcome], cursor_outcomes: Mapping[str, Outcome]) -> RecentOutcomes:
         """With what was kept at level 1."""
         answered = cls()
         for window, former in ((answered.requests, outcomes), (answered.cursors, cursor_outcomes)):

@@ -14,7 +14,7 @@ Invariants.
 - A role begins only in an incarnation that the metadata has registered, on a log that the metadata knows to exist
   (`holders`), and never on a damaged one.
 - A replica with damage is taken out of the candidates first, then repaired. Where it is the only candidate nothing is
-  proposed and nothing is repaired: nobody else could lead, and an operator decides.
+  proposed and nothing is repaired: no other could lead, and an operator decides.
 - Only a leader with a metadata session states positions (`is_leading`); everyone else serves what is below its own
   high watermark (HW) at most (`may_serve`).
 - HW never goes back.
@@ -124,7 +124,7 @@ class Replica:
         self._notices: list[Notice] = []
         self._attempts = Attempts()
         self._not_before_ms = 0.0
-        self._heard_ms: Mapping[BrokerId, float] = {}
+        self._contact_ms: Mapping[BrokerId, float] = {}
         self._transfer: _Transfer | None = None
         self._has_stale_writer = False
         self._is_halted = False
@@ -207,10 +207,10 @@ class Replica:
         leading = self.leading
         return leading.refusal() if leading is not None else None
 
-    def misses_leader(self, leader_heard_ms: float) -> Epoch | None:
-        """The epoch whose leader has not answered for so long that the metadata leader should know."""
+    def unresponsive_leader(self, leader_contact_ms: float) -> Epoch | None:
+        """The epoch whose leader has not answered for so long that it is to be reported."""
         following = self.following
-        if following is None or not following.misses_leader(self._now_ms, leader_heard_ms):
+        if following is None or not following.is_leader_unresponsive(self._now_ms, leader_contact_ms):
             return None
         return following.epoch
 
@@ -243,14 +243,14 @@ class Replica:
             if self.me not in record.isr and record.leader is not None:
                 self._notices.append(Follow(record.leader))  # asks once more, knowing that it is out of the ISR
 
-    def tick(self, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> None:
-        """Time has passed. `heard_ms`: when each follower last asked this broker for anything."""
+    def tick(self, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> None:
+        """Time has passed. `contact_ms`: when each follower last asked this broker for anything."""
         self._now_ms = now_ms
         state = self.state
         if isinstance(state, Leading) and self._fits():
             if self._transfer is not None and now_ms - self._transfer.since_ms > _TRANSFER_WITHIN_MS:
                 self._transfer = None
-            self._heard_ms = heard_ms
+            self._contact_ms = contact_ms
             self._propose_isr(state.role)
         self._propose_transfer()
         self._propose_for_itself()
@@ -338,7 +338,7 @@ class Replica:
         )
 
     def position(self) -> FetchPosition | None:
-        """Where a follower asks from; None where it asks nobody now."""
+        """Where a follower asks from; None where it does not fetch now."""
         following, log = self.following, self.log
         if following is None or log is None or self.is_busy:
             return None
@@ -359,7 +359,7 @@ class Replica:
             case Append() if has_records:
                 self._step = Copy(high_watermark)
             case Append():
-                self._reached(state.role.advanced(high_watermark, log.settled_end_offset))
+                self._reached(state.role.advanced(high_watermark, log.whole_end_offset))
             case CutTo() | BeginAt():
                 self._step = answer
             case Halt(why=why):
@@ -408,7 +408,7 @@ class Replica:
                     self.damage = None  # what is on disk now is what it has; opening it tells
             case Copy(leader_high_watermark=leader_high_watermark) if isinstance(self.state, Following):
                 assert self.log is not None, "records are copied to an open log"
-                end_offset = self.log.settled_end_offset
+                end_offset = self.log.whole_end_offset
                 self._reached(self.state.role.advanced(leader_high_watermark, end_offset))
             case BeginAt(log_start_offset=start) if isinstance(self.state, Following):
                 self.state.role.high_watermark = max(self.state.role.high_watermark, start)
@@ -553,7 +553,7 @@ class Replica:
         return None
 
     def _may_repair(self, record: StreamRecord) -> bool:
-        """Whether another replica leads, holds everything, and nobody counts on this one."""
+        """Whether another replica leads, holds everything, and this one does not count."""
         is_counted = self.me in record.candidates
         return record.settings.replicas > 1 and not is_counted and record.leader not in (None, self.me)
 
@@ -567,7 +567,7 @@ class Replica:
         role = LeaderReplica(
             self.me,
             record,
-            log_end_offset=log.settled_end_offset,
+            log_end_offset=log.whole_end_offset,
             high_watermark=self.high_watermark,
             now_ms=self._now_ms,
             timeouts=self._timeouts,
@@ -596,7 +596,7 @@ class Replica:
     # ---- proposals ----
 
     def _propose_isr(self, role: LeaderReplica) -> None:
-        if (change := role.isr_change(self._now_ms, self._heard_ms)) is not None:
+        if (change := role.isr_change(self._now_ms, self._contact_ms)) is not None:
             self._notices.append(ProposeIsr(change))
 
     def _propose_transfer(self) -> None:

@@ -22,7 +22,7 @@ class Log(Protocol):
     @property
     def log_end_offset(self) -> int: ...
     @property
-    def settled_end_offset(self) -> int: ...
+    def whole_end_offset(self) -> int: ...
     @property
     def high_watermark(self) -> int: ...
 
@@ -198,7 +198,7 @@ class ProposeIsr:
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """The leader contradicts what is committed here. The replica does nothing until an operator has looked at it."""
+    """The leader contradicts what is committed here. The replica does nothing until an operator has checked it."""
 
     why: str
 

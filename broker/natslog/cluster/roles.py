@@ -33,7 +33,7 @@ from natslog.model import BrokerId, Epoch, StreamRecord
 
 
 class FetchPosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where a follower stands: everything below `offset` is on its disk, the last record being of `last_epoch`.
+    """Position of a follower: everything below `offset` is on its disk, the last record being of `last_epoch`.
 
     `version`: of the stream's record, as the follower knew it then.
     """
@@ -90,8 +90,8 @@ def judge(
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a leader knows of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
+class FollowerProgress:
+    """What a leader keeps of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
     the ISR, until it asks knowing that: what it had before may be what it was put out for (damage). It may know before
     the leader does; of an idle stream it asks once, and never again. `caught_up_ms`: when it last held all that the
     leader held.
@@ -109,12 +109,12 @@ _END_NOTED_EVERY_MS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """`lag_ms`: a follower so long behind leaves the ISR. `silence_ms`: a leader so long silent is reported.
-    `propose_again_ms`: a change that nothing was heard of is proposed anew.
+    """`lag_ms`: a follower so long behind leaves the ISR. `unresponsive_ms`: a leader that sends nothing for so long is
+    reported. `propose_again_ms`: a change without a known outcome is proposed anew.
     """
 
     lag_ms: float = 3000.0
-    silence_ms: float = 2500.0
+    unresponsive_ms: float = 2500.0
     propose_again_ms: float = 2000.0
 
 
@@ -143,7 +143,7 @@ class LeaderReplica:
         self.epoch_start = log_end_offset
         self.log_end_offset = log_end_offset
         self.high_watermark = high_watermark
-        self.followers: dict[BrokerId, Progress] = {}
+        self.followers: dict[BrokerId, FollowerProgress] = {}
         self._ends: deque[tuple[float, int]] = deque([(now_ms, log_end_offset)])  # (when, log end offset), lately
         self._leaps: deque[tuple[int, int]] = deque()  # what HW passes at once, in order: runs
         if high_watermark < log_end_offset:  # it may hold runs; none of it is exposed before all of it is committed
@@ -163,7 +163,7 @@ class LeaderReplica:
         joined, left = set(record.isr) - set(self.record.isr), set(self.record.isr) - set(record.isr)
         self.record = record
         others = [broker for broker in record.replicas if broker != self.me]
-        self.followers = {broker: self.followers.get(broker) or Progress(now_ms) for broker in others}
+        self.followers = {broker: self.followers.get(broker) or FollowerProgress(now_ms) for broker in others}
         for broker in joined & set(self.followers):
             self.followers[broker].caught_up_ms = now_ms
         for broker in left & set(self.followers):
@@ -217,7 +217,7 @@ class LeaderReplica:
         """The last moment at which the log is known to have ended at or below this offset."""
         return next((at_ms for at_ms, end in reversed(self._ends) if end <= offset), float("-inf"))
 
-    def _moves_on_in_run(self, progress: Progress, offset: int) -> bool:
+    def _moves_on_in_run(self, progress: FollowerProgress, offset: int) -> bool:
         """A run is shown when it is whole, however long it is: who copies it without a pause keeps up."""
         has_moved = progress.end_offset is not None and offset > progress.end_offset
         return has_moved and any(self.epoch_start <= start <= offset < end for start, end in self._leaps)
@@ -267,16 +267,16 @@ class LeaderReplica:
             min_isr=min_isr,
         )
 
-    def isr_change(self, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> IsrChange | None:
+    def isr_change(self, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> IsrChange | None:
         """The change to propose now, if any.
 
         Args:
-            heard_ms: when each broker last asked this one for anything: of an idle stream a follower says nothing.
+            contact_ms: when each broker last asked this one for anything: of an idle stream a follower says nothing.
         """
         if self._proposed_ms is not None and now_ms - self._proposed_ms < self._timeouts.propose_again_ms:
             return None
         self._note_end(now_ms)
-        wanted = [broker for broker in self.record.replicas if self._belongs(broker, now_ms, heard_ms)]
+        wanted = [broker for broker in self.record.replicas if self._belongs(broker, now_ms, contact_ms)]
         proven = [broker for broker in wanted if broker in self.record.unproven and self._may_join(broker)]
         withdrawn = self._proposed - set(wanted)  # an older proposal may still come true: another version ends it
         if set(wanted) == set(self.record.isr) and not proven and not withdrawn:
@@ -296,22 +296,22 @@ class LeaderReplica:
         progress = self.followers.get(broker)
         return progress.incarnation if progress is not None else ""
 
-    def _belongs(self, broker: BrokerId, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> bool:
+    def _belongs(self, broker: BrokerId, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> bool:
         if broker == self.me:
             return True
         if broker not in self.record.isr:
-            return self._may_join(broker) and not self._lags(broker, now_ms, heard_ms)
-        return not self._lags(broker, now_ms, heard_ms)
+            return self._may_join(broker) and not self._lags(broker, now_ms, contact_ms)
+        return not self._lags(broker, now_ms, contact_ms)
 
     def _may_join(self, broker: BrokerId) -> bool:
         end_offset = self._end_of(broker)
         return end_offset is not None and end_offset >= max(self.high_watermark, self.epoch_start)
 
-    def _lags(self, broker: BrokerId, now_ms: float, heard_ms: Mapping[BrokerId, float]) -> bool:
+    def _lags(self, broker: BrokerId, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> bool:
         progress = self.followers[broker]
         caught_up_ms = progress.caught_up_ms
         if progress.end_offset is not None and progress.end_offset >= self.log_end_offset:
-            caught_up_ms = max(caught_up_ms, heard_ms.get(broker, 0.0))
+            caught_up_ms = max(caught_up_ms, contact_ms.get(broker, 0.0))
         return now_ms - caught_up_ms > self._timeouts.lag_ms
 
     def is_to_join(self, broker: BrokerId) -> bool:
@@ -355,7 +355,7 @@ class Halt:
     why: str
 
 
-Step: TypeAlias = CutTo | BeginAt | Append | Ignore | Halt
+FollowerStep: TypeAlias = CutTo | BeginAt | Append | Ignore | Halt
 
 
 @dataclass(slots=True)
@@ -369,7 +369,7 @@ class FollowerReplica:
     me: BrokerId
     record: StreamRecord
     high_watermark: int
-    heard_ms: float
+    last_contact_ms: float
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     @property
@@ -382,7 +382,7 @@ class FollowerReplica:
 
     def answered(
         self, epoch: Epoch, verdict: Verdict, now_ms: float, *, epochs: EpochHistory, log_end_offset: int
-    ) -> Step:
+    ) -> FollowerStep:
         """What an answer from a leader of `epoch` asks for.
 
         It must be the answer to the question asked last, by this process, with the log as it was then: an older one of
@@ -390,7 +390,7 @@ class FollowerReplica:
         """
         if epoch != self.epoch or isinstance(verdict, Fenced):
             return Ignore()
-        self.heard_ms = now_ms
+        self.last_contact_ms = now_ms
         match verdict:
             case Matching():
                 return Append()
@@ -408,18 +408,18 @@ class FollowerReplica:
                     )
                 return CutTo(end_offset)
 
-    def advanced(self, leader_high_watermark: int, settled_end_offset: int) -> int:
+    def advanced(self, leader_high_watermark: int, whole_end_offset: int) -> int:
         """After the append. Returns HW.
 
         Args:
-            settled_end_offset: the log end offset; where the log holds only a part of its last run, that run's start.
+            whole_end_offset: the log end offset; where the log holds only a part of its last run, that run's start.
         """
-        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, settled_end_offset))
+        self.high_watermark = max(self.high_watermark, min(leader_high_watermark, whole_end_offset))
         return self.high_watermark
 
-    def misses_leader(self, now_ms: float, leader_heard_ms: float) -> bool:
-        """Whether the leader has been silent for so long that the metadata leader should know."""
-        return now_ms - max(self.heard_ms, leader_heard_ms) > self.timeouts.silence_ms
+    def is_leader_unresponsive(self, now_ms: float, leader_contact_ms: float) -> bool:
+        """Whether the leader has sent nothing for so long that it is to be reported."""
+        return now_ms - max(self.last_contact_ms, leader_contact_ms) > self.timeouts.unresponsive_ms
 
 
 def quorum_position(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:

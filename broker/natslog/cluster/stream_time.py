@@ -80,7 +80,7 @@ class Steadiness:
         return 0 if has_jumped else max(0, elapsed_us - self.since_us)
 
     def observed(self, wall_us: int, elapsed_us: int) -> Steadiness:
-        """After one more look, from which on it counts anew if the clock has jumped."""
+        """After one more reading, from which on it counts anew if the clock has jumped."""
         offset_us = wall_us - elapsed_us
         return self if abs(offset_us - self.offset_us) <= _JUMP_US else Steadiness(offset_us, elapsed_us)
 

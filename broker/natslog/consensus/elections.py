@@ -1,7 +1,7 @@
-"""How a leader comes to be: a round of asking that changes nobody (PreVote), then the vote, one per term.
+"""How a leader comes to be: a round of requests that changes no state (PreVote), then the vote, one per term.
 
-A broker cut off from the others only asks: its term does not grow, and it disturbs nobody when it comes back. A voter
-that heard from a leader within the election timeout does not answer either kind of request, unless that leader asked
+A broker cut off from the others only asks: its term does not grow, and it disturbs no other when it comes back. A voter
+that received from a leader within the election timeout does not answer either kind of request, unless that leader asked
 for the election itself. Who answers with a higher term than the asker's makes it a follower of that term.
 
 Source: Ongaro's thesis, 4.2.3, 6.4 and 9.6; etcd-io/raft `raft.go`.
@@ -9,20 +9,19 @@ Source: Ongaro's thesis, 4.2.3, 6.4 and 9.6; etcd-io/raft `raft.go`.
 
 from __future__ import annotations
 
-from natslog.consensus.leading import Leading
+from natslog.consensus.leading import RaftLeader
 from natslog.consensus.types import (
     AppendRequest,
     AppendResponse,
     Message,
     SnapshotChunk,
     Term,
-    TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
 
 
-class Elections(Leading):
+class RaftElections(RaftLeader):
     """follower -> pre_candidate -> candidate -> leader, and from each of them back to follower."""
 
     def campaign(self) -> None:
@@ -84,7 +83,7 @@ class Elections(Leading):
         )
 
     def _may_vote(self, request: VoteRequest) -> bool:
-        """One vote a term; the same one again, as often as asked. A pre-vote binds nobody."""
+        """One vote a term; the same one again, as often as asked. A pre-vote is not binding."""
         if request.is_pre and request.term > self.term:
             return True
         return self.vote == request.sender or (self.vote is None and self.leader is None)
@@ -110,15 +109,15 @@ class Elections(Leading):
         elif self._is_quorum(lambda voter: not self._votes.get(voter, True)):
             self._become_follower(self.term, None)
 
-    def _on_timeout_now(self, message: TimeoutNow) -> None:
+    def _on_timeout_now(self) -> None:
         """The leader hands over; its lease does not stand against this one."""
         if self.may_campaign and self.role == "follower":
             self._campaign_for_real(by_transfer=True)
 
     # -- terms
 
-    def _meet_higher_term(self, message: Message) -> bool:
-        """Whether the message is to be looked at. Pre-votes name a term that nobody is in yet."""
+    def _on_higher_term(self, message: Message) -> bool:
+        """Whether the message is to be processed. Pre-votes name a term that no broker is in yet."""
         match message:
             case VoteRequest(is_pre=is_pre, by_transfer=by_transfer):
                 if self._is_led() and not by_transfer:
@@ -134,9 +133,9 @@ class Elections(Leading):
         return True
 
     def _is_led(self) -> bool:
-        """Leads, or heard from a leader within an election timeout."""
-        heard = self.leader is not None and self._now - self._leader_tick < self._election_ticks
-        return self.role == "leader" or heard
+        """Leads, or received something from a leader within an election timeout."""
+        is_recent = self.leader is not None and self._now - self._leader_tick < self._election_ticks
+        return self.role == "leader" or is_recent
 
     def _answer_lower_term(self, message: Message) -> None:
         """The sender learns of the term: a leader that is none any more, or one that asks in vain.

@@ -18,11 +18,11 @@ from natslog.consensus.types import (
 )
 
 
-class Following(RaftState):
+class RaftFollower(RaftState):
     """Answers rest on what the same Ready saves, and leave after it."""
 
     def _on_append_request(self, request: AppendRequest) -> None:
-        self._heard_leader(request.sender)
+        self._received_from_leader(request.sender)
         end = Index(request.prev_index + len(request.entries))
         if request.prev_index < self.log.commit:  # a repetition, at least in part: what is committed agrees
             self._take(request.entries[self.log.commit - request.prev_index :])
@@ -65,7 +65,7 @@ class Following(RaftState):
         )
 
     def _on_snapshot_chunk(self, chunk: SnapshotChunk) -> None:
-        self._heard_leader(chunk.sender)
+        self._received_from_leader(chunk.sender)
         if self._has_all_of(chunk):
             self._incoming = None
             self._answer_chunk(chunk, chunk.total_bytes, done=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from natslog.consensus.following import Following
-from natslog.consensus.progress import Progress, Transfer
+from natslog.consensus.following import RaftFollower
+from natslog.consensus.progress import Progress, SnapshotTransfer
 from natslog.consensus.state import ConfirmedRead
 from natslog.consensus.types import (
     AppendRequest,
@@ -25,7 +25,7 @@ from natslog.consensus.types import (
 from natslog.model import BrokerId
 
 
-class Leading(Following):
+class RaftLeader(RaftFollower):
     """Role `leader`. Its own log counts as stored as far as the last `advance` says."""
 
     def _lead(self) -> None:
@@ -133,11 +133,11 @@ class Leading(Following):
 
     def _send_snapshot(self, broker: BrokerId, progress: Progress) -> None:
         snapshot = self.log.snapshot
-        transfer = Transfer(snapshot=snapshot, crc=crc32c(snapshot.data), sent_tick=self._now)
+        transfer = SnapshotTransfer(snapshot=snapshot, crc=crc32c(snapshot.data), sent_tick=self._now)
         progress.become_snapshot(transfer)
         self._send_chunk(broker, transfer)
 
-    def _send_chunk(self, broker: BrokerId, transfer: Transfer) -> None:
+    def _send_chunk(self, broker: BrokerId, transfer: SnapshotTransfer) -> None:
         transfer.sent_tick = self._now
         snapshot = transfer.snapshot
         self._send(
@@ -162,7 +162,7 @@ class Leading(Following):
         progress = self._progress.get(response.sender)
         if progress is None or self.role != "leader":
             return
-        progress.heard(self._now, response.round)
+        progress.answered(self._now, response.round)
         if response.rejected:
             self._on_rejected(progress, response)
         elif progress.accepted(response.index, self._now):
@@ -178,7 +178,7 @@ class Leading(Following):
         progress = self._progress.get(response.sender)
         if progress is None or self.role != "leader":
             return
-        progress.heard(self._now, response.round)
+        progress.answered(self._now, response.round)
         transfer = progress.transfer
         if transfer is not None and transfer.snapshot.index == response.index:
             if response.done:  # from here with entries; with a newer snapshot, where those were compacted meanwhile
@@ -208,7 +208,7 @@ class Leading(Following):
         self.log.commit_to(index)
         if not self.is_voter and self._history.latest_index <= self.commit:
             self._replicate_all()
-            self._hand_over()
+            self._resign()
 
     def _quorum_index(self) -> Index:
         """The highest index that a majority of the voters stores."""
@@ -219,7 +219,7 @@ class Leading(Following):
         """Only entries of the own term are committed by counting; those before them follow (the paper's figure 8)."""
         return self.log.term_at(index) == self.term
 
-    def _hand_over(self) -> None:
+    def _resign(self) -> None:
         """Removed: the voter with the longest log need not wait for its timeout."""
         best = max(self.membership.voters, key=self.match_of)
         self._send(TimeoutNow(sender=self.me, to=best, term=self.term))

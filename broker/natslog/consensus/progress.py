@@ -1,4 +1,4 @@
-"""What a leader knows of one other member, and what it may send to it now.
+"""What a leader keeps of one other member, and what it may send to it now.
 
 - `probe`: where the logs agree is not known; one append at a time, and the next when an answer tells more, or with a
   heartbeat to a member that answers. Doubled answers tell nothing: they must not double what is sent.
@@ -23,7 +23,7 @@ _NOWHERE = Index(0)
 
 
 @dataclass(slots=True)
-class Transfer:
+class SnapshotTransfer:
     """A snapshot on its way: the chunk from `position` was sent at `sent_tick`."""
 
     snapshot: Snapshot
@@ -47,7 +47,7 @@ class Progress:
     round: int = 0
     commit_sent: Index = _NOWHERE
     in_flight: deque[Index] = field(default_factory=deque)
-    transfer: Transfer | None = None
+    transfer: SnapshotTransfer | None = None
 
     @property
     def may_send(self) -> bool:
@@ -60,14 +60,14 @@ class Progress:
                 return False
 
     def lacks(self, last_index: Index) -> bool:
-        """Whether an append would tell it something: entries, or where a probe stands."""
+        """Whether an append would tell it something: entries, or the position of a probe."""
         return self.next_index <= last_index or (self.state == "probe" and self.next_index != self.match_index + 1)
 
     def was_active(self, since_tick: int) -> bool:
         return self.answered_tick is not None and self.answered_tick >= since_tick
 
-    def heard(self, tick: int, round: int) -> None:
-        """Any answer: it is there, and it knows this leader."""
+    def answered(self, tick: int, round: int) -> None:
+        """Any answer: it runs, and follows this leader."""
         self.answered_tick = tick
         self.round = max(self.round, round)
 
@@ -108,7 +108,7 @@ class Progress:
         self.transfer = None
         self.in_flight.clear()
 
-    def become_snapshot(self, transfer: Transfer) -> None:
+    def become_snapshot(self, transfer: SnapshotTransfer) -> None:
         self.state, self.transfer = "snapshot", transfer
         self.in_flight.clear()
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from natslog.consensus.bounds import MAX_TERM_JUMP
-from natslog.consensus.elections import Elections
+from natslog.consensus.elections import RaftElections
 from natslog.consensus.membership import encode_membership, require_safe_change
 from natslog.consensus.state import ConfirmedRead, PendingRead
 from natslog.consensus.types import (
@@ -73,7 +73,7 @@ class Ready:
     """Whoever asked may read once the named index is applied."""
 
 
-class Raft(Elections):
+class Raft(RaftElections):
     """Args (of the constructor):
 
     me: this broker; it campaigns only as a voter, or until its removal is committed (`may_campaign`).
@@ -103,7 +103,7 @@ class Raft(Elections):
         """
         assert message.to == self.me, f"broker {self.me} was given a message for broker {message.to}"
         self._require_plausible(message)
-        if message.term > self.term and not self._meet_higher_term(message):
+        if message.term > self.term and not self._on_higher_term(message):
             return
         if message.term < self.term:
             self._answer_lower_term(message)
@@ -122,7 +122,7 @@ class Raft(Elections):
             case SnapshotResponse():
                 self._on_snapshot_response(message)
             case TimeoutNow():
-                self._on_timeout_now(message)
+                self._on_timeout_now()
             case _:
                 assert_never(message)
 
@@ -150,7 +150,7 @@ class Raft(Elections):
     # -- what a leader is asked for
 
     def propose(self, data: bytes) -> tuple[Term, Index]:
-        """Where the command stands if it is committed; another entry at that index means it is lost.
+        """Where the command is in the log if it is committed; another entry at that index means it is lost.
 
         Raises:
             NotMetadataLeader: it is not the leader, or is handing over.
@@ -167,7 +167,7 @@ class Raft(Elections):
             InvalidRequest: more than one voter would change, none would be left, or one is named twice.
         """
         self._require_leader()
-        self._require_settled()
+        self._require_no_pending_change()
         require_safe_change(self.membership, membership)
         place = self._propose("membership", encode_membership(membership))
         self._follow_members()
@@ -200,7 +200,7 @@ class Raft(Elections):
         self._reads.append(PendingRead(context))
 
     def compact(self, index: Index, data: bytes) -> Snapshot:
-        """`data` is the applied state up to `index`: the snapshot to save, then entries before `first_index` may go.
+        """`data` is the applied state up to `index`: the snapshot to save, then `log.anchor_index` is what must stay.
 
         The newest snapshot known, where that reaches `index` already.
         """
@@ -212,11 +212,6 @@ class Raft(Elections):
         self.log.compact(snapshot, keep_entries=self.trailing_entries)
         self._history.compact(snapshot)
         return snapshot
-
-    @property
-    def first_index(self) -> Index:
-        """Of the entries still here; a store that keeps one more may start from them without the snapshot's term."""
-        return Index(self.log.anchor_index + 1)
 
     # -- what is to be done
 
@@ -290,7 +285,7 @@ class Raft(Elections):
             return NotMetadataLeader("no broker leads the metadata group now: ask again in a moment", leader=None)
         return NotMetadataLeader(f"broker {self.leader} leads the metadata group: ask it", leader=self.leader)
 
-    def _require_settled(self) -> None:
+    def _require_no_pending_change(self) -> None:
         if self._history.latest_index > self.commit:
             raise MembershipChanging("another change of the members is under way: propose again when it is done")
         if not self._has_committed_in_term():

@@ -1,6 +1,6 @@
 """What a member of the group is at this moment, and the one way back to being a follower. The other parts build on it.
 
-`RaftState` <- `Following` <- `Leading` <- `Elections` <- `Raft`: each part knows those before it.
+`RaftState` <- `RaftFollower` <- `RaftLeader` <- `RaftElections` <- `Raft`: each part knows those before it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RaftState:
         self._history = MembershipHistory(snapshot, self._entries_after(snapshot.index))
         self._chance = Chance(seed * 1_000_003 + me)
         self._outbox: list[Message] = []
-        self._now = self._leader_tick = self._role_tick = 0
+        self._now = self._leader_tick = 0
         self._waited_ticks = 0
         self._timeout_ticks = self._draw_timeout()
         self._votes: dict[BrokerId, bool] = {}
@@ -149,11 +149,11 @@ class RaftState:
         return self._now - self._leader_tick
 
     def active_within(self, ticks: int) -> frozenset[BrokerId]:
-        """On the leader: itself and the members, learners too, that answered it within so many ticks. Else nobody."""
+        """On the leader: itself and the members, learners too, that answered it within so many ticks. Else none."""
         return self.active_since(self._now - ticks)
 
     def active_since(self, tick: int) -> frozenset[BrokerId]:
-        """On the leader: itself and the members that answered it at that tick (of `now`) or later. Else nobody."""
+        """On the leader: itself and the members that answered it at that tick (of `now`) or later. Else none."""
         if self.role != "leader":
             return frozenset()
         active = [broker for broker, progress in self._progress.items() if progress.was_active(tick)]
@@ -192,7 +192,7 @@ class RaftState:
 
     def _enter_role(self) -> None:
         """Nothing of the role before outlives it."""
-        self._role_tick, self._waited_ticks = self._now, 0
+        self._waited_ticks = 0
         self._timeout_ticks = self._draw_timeout()
         self._votes, self._progress = {}, {}
         self._successor, self._round, self._reads = None, 0, []
@@ -201,7 +201,7 @@ class RaftState:
     def _draw_timeout(self) -> int:
         return self._election_ticks + self._chance.below(self._election_ticks)
 
-    def _heard_leader(self, leader: BrokerId) -> None:
+    def _received_from_leader(self, leader: BrokerId) -> None:
         """An append or snapshot of this very term came: its sender leads."""
         assert self.role != "leader", f"brokers {self.me} and {leader} both lead in term {self.term}"
         assert self.leader in (None, leader), f"brokers {self.leader} and {leader} both lead in term {self.term}"

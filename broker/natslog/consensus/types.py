@@ -1,4 +1,4 @@
-"""What Raft remembers and what its members say to each other. Plain values: no behaviour but look-ups.
+"""What Raft stores and what its members send to each other. Plain values: no behaviour but look-ups.
 
 A `Member` is a broker *with its data folder*: `directory` is minted when the folder is. A broker that comes back with
 an empty folder has another directory and is therefore not the member that voted (after KIP-853).
@@ -73,7 +73,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, tag="vote?", forbid_unknown_fields=True):
-    """`is_pre`: would you vote for me in this term? Nobody's state changes by it. `by_transfer`: the leader asked for
+    """`is_pre`: would you vote for me in this term? It changes no state. `by_transfer`: the leader asked for
     this election, so its lease does not stand against it.
     """
 

@@ -118,7 +118,7 @@ def epoch_headers(stream: HostedStream) -> dict[str, str]:
     return {"Natslog-Leader-Epoch": str(stream.leader_epoch), "Natslog-Stream-Id": stream.record.id}
 
 
-async def looked_up(request: web.Request, stream: HostedStream, work: Callable[[StreamLog], Result]) -> Result:
+async def read_from_log(request: web.Request, stream: HostedStream, work: Callable[[StreamLog], Result]) -> Result:
     """What `work` finds in the log of a stream led here, in a reader's thread.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Cursors and lag: where named consumers stand, and how far that is from what is committed."""
+"""Cursors and lag: positions of named consumers, and how far they are from what is committed."""
 
 from __future__ import annotations
 

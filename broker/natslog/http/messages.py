@@ -69,7 +69,7 @@ class _Question:
     def changes_rows(self) -> bool:
         return self.ndjson or self.subject is not None or self.columns is not None
 
-    def is_known_range(self, log: StreamLog) -> bool:
+    def is_committed_range(self, log: StreamLog) -> bool:
         """Whether it names a range all of which is committed and here: then any replica serves it, whoever leads."""
         return self.end is not None and log.log_start_offset <= self.start <= self.end <= log.high_watermark
 
@@ -139,7 +139,7 @@ async def _serving(request: web.Request) -> tuple[HostedStream, _Question, bool]
     stream = broker_of(request).streams.get(request.match_info["name"])
     if stream is not None and stream.may_serve and not _names_position(request):
         asked = _question(request, stream.usable_log())
-        if asked.is_known_range(stream.usable_log()):
+        if asked.is_committed_range(stream.usable_log()):
             return stream, asked, False
     stream = await leading(request)
     return stream, _question(request, stream.usable_log()), True
@@ -239,7 +239,7 @@ async def _send_whole(
         try:
             await send_file(request, piece.fd, piece.position, piece.length, readers)
         except UnreadableFile as error:
-            stream.usable_log().reader.distrust(piece.path)  # so that whoever asks again is told
+            stream.usable_log().reader.forget_proofs(piece.path)  # so that whoever asks again is told
             stream.note_damage(CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position))
             raise ConnectionResetError("the answer cannot be ended") from error
     await response.write(ipc.END_OF_STREAM)

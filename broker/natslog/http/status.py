@@ -56,7 +56,7 @@ class _BrokerCollector:
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
         yield GaugeMetricFamily(
-            "natslog_nats_connected", "1 while NATS is connected and answers", value=float(broker.link.is_heard)
+            "natslog_nats_connected", "1 while NATS is connected and answers", value=float(broker.link.is_reachable)
         )
         yield GaugeMetricFamily(
             "natslog_uncommitted_bytes", "Bytes of messages received and not committed", value=broker.memory.used_bytes
@@ -103,7 +103,7 @@ class _BrokerCollector:
             "natslog_metadata_leader": ("1 on the metadata leader", float(group.is_leader)),
             "natslog_metadata_commit_index": ("Committed metadata entries", group.raft.commit),
             "natslog_metadata_applied_index": ("Applied metadata entries", group.raft.applied),
-            "natslog_metadata_session": ("1 while a metadata leader is heard", float(self._broker.has_session())),
+            "natslog_metadata_session": ("1 while a metadata leader is reachable", float(self._broker.has_session())),
             "natslog_brokers": ("Brokers of the cluster", len(group.state.brokers)),
             "natslog_links_up": (
                 "Brokers this one has a link to",
@@ -148,7 +148,7 @@ class _BrokerCollector:
                 lambda stream: float(len(stream.record.isr) < stream.record.settings.min_isr),
             ),
             "damaged": (
-                "1 while a part of this replica is damaged and not mended",
+                "1 while a part of this replica is damaged and not repaired",
                 lambda stream: float(stream.damage is not None),
             ),
             "high_watermark_lag": (

@@ -1,4 +1,4 @@
-"""Streams: list, create, look at, edit, delete; where a time is; how a range is cut for parallel readers."""
+"""Streams: list, create, show, edit, delete; where a time is; how a range is cut for parallel readers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
 from natslog.http.context import (
     broker_of,
     leading,
-    looked_up,
     no_leader,
     position,
     query,
+    read_from_log,
     request_id,
     stated,
     whole,
@@ -101,7 +101,7 @@ async def create_stream(request: web.Request) -> web.Response:
 
 
 async def _shown(broker: Broker, name: str) -> dict[str, Any]:
-    """After a change: as the metadata has it, and as its leader says where it stands."""
+    """After a change: as the metadata has it, and with the position that its leader states."""
     record = broker.state.stream(name)
     return stream_json(broker, record, (await broker.positions.everywhere()).get(name))
 
@@ -151,7 +151,7 @@ async def offset_at(request: web.Request) -> web.Response:
         raise InvalidRequest("name a time: ?timestamp=2026-11-20T10:30:00Z or epoch milliseconds")
     timestamp_us = parse_timestamp_us(values["timestamp"])
     stream = await leading(request)
-    offset, found_us = await looked_up(request, stream, lambda log: log.reader.offset_at(timestamp_us))
+    offset, found_us = await read_from_log(request, stream, lambda log: log.reader.offset_at(timestamp_us))
     found = None if found_us is None else format_timestamp_us(found_us)
     return stated(request, stream, {"offset": offset, "timestamp": found})
 
@@ -163,7 +163,7 @@ async def extent(request: web.Request) -> web.Response:
     stream = await leading(request)
     start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
-    found = await looked_up(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
+    found = await read_from_log(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
     return stated(request, stream, {"start": found.start, "end": found.end, "bytes": found.bytes})
 
 
@@ -182,7 +182,7 @@ async def splits(request: web.Request) -> web.Response:
     min_splits = whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS)
     if max_rows is not None and (end - start) // max_rows > _MAX_SPLITS:
         raise InvalidRequest(f"max_rows {max_rows} would make more than {_MAX_SPLITS} splits of this range")
-    cut = await looked_up(
+    cut = await read_from_log(
         request,
         stream,
         lambda log: log.reader.splits(start, end, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits),

@@ -37,7 +37,7 @@ def stored(
     """Acks of committed rows.
 
     Args:
-        replies: reply subjects, empty where nobody asked.
+        replies: reply subjects, empty where none was requested.
         offsets: where each row is stored (for a duplicate: where the first one is).
         duplicate: marks rows that were stored before; None where none was.
     """

@@ -229,7 +229,7 @@ class Batch:
 
     Attributes:
         rows: what is stored.
-        replies: reply subjects, empty where none was given; None if nobody waits for an ack.
+        replies: reply subjects, empty where none was given; None if no ack is waited for.
         ids: uint64 of shape (rows, 2): hashes of message ids, zeros where there is none; None if no row has one.
     """
 

@@ -3,7 +3,8 @@
 from natslog.log.lag import Lag
 from natslog.log.log_reader import FileRange, LogReader, ReadPlan
 from natslog.log.replica_log import ReplicaLog
+from natslog.log.room import free_bytes
 from natslog.log.run_log import RunLog
-from natslog.log.stream_log import LogOptions, StreamLog, free_bytes
+from natslog.log.stream_log import LogOptions, StreamLog
 
 __all__ = ["FileRange", "Lag", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "RunLog", "StreamLog", "free_bytes"]

@@ -24,7 +24,7 @@ class SegmentChain:
     """Guarded by `lock` where the list changes. No file is opened, read, renamed or synced under it: the event loop
     takes it too.
 
-    Where the log stands is read without the lock: the list is changed by single steps (append, replace one, drop the
+    Positions of the log are read without the lock: the list is changed by single steps (append, replace one, drop the
     first or last ones), and is never empty again. A reader works on a list of its own (`on_snapshot`), and opens
     files by `open`: a segment leaves the list before its file goes, and a file that takes the place of another is in
     the list before the other goes.

@@ -82,8 +82,7 @@ def _write_kept_part(segment: Segment, end_offset: int, stream_id: str) -> Activ
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
-    created_us = index.max_timestamps_us[0] if len(index) else 0
-    return ActiveSegment(path, segment.base_offset, position, index, created_us, _fd=target)
+    return ActiveSegment(path, segment.base_offset, position, index, _fd=target)
 
 
 def _kept_batches(segment: Segment, end_offset: int) -> Iterator[tuple[BatchEntry, bytes | memoryview]]:

@@ -1,6 +1,6 @@
 """How many stored bytes a range of offsets takes, and how far so many bytes reach.
 
-Of segments in the middle only the size is looked at; of the outer two, the positions of their batches. So the cost does
+Of segments in the middle only the size is used; of the outer two, the positions of their batches. So the cost does
 not grow with the range. A batch that is cut counts in proportion to its rows.
 """
 

@@ -4,8 +4,8 @@ Theory of operation. Nothing is counted: offsets are dense, `extent` knows the b
 the index has it; only of a batch that sealing merged from several commits two columns are read (and once in a process's
 life the whole batch, to prove it). So the cost is the same for ten rows and for ten thousand million.
 
-What is damaged is still told about: rows that nobody can read are not waited for, and where the timestamps themselves
-are damaged, those of the index, which has a CRC of its own, stand in.
+What is damaged is still reported: rows that cannot be read are not waited for, and where the timestamps themselves
+are damaged, those of the index, which has a CRC of its own, are used instead.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _lag_at(
 
 
 def _missing_rows(damages: Sequence[Damage], bases: Sequence[int], start: int, end: int) -> int:
-    """Offsets of `[start, end)` in damaged ranges; one whose end nobody knows ends where the next segment begins."""
+    """Offsets of `[start, end)` in damaged ranges; one without a known end ends where the next segment begins."""
     missing, covered = 0, start
     for known in sorted(damages, key=lambda one: one.start_offset):
         following = bisect_right(bases, known.start_offset)

@@ -125,11 +125,11 @@ class LogReader:
     def __init__(self, chain: SegmentChain) -> None:
         self._chain = chain
 
-    def distrust(self, path: Path) -> None:
+    def forget_proofs(self, path: Path) -> None:
         """This file could not be read as it was proven once."""
         for segment in list(self._chain.segments):
             if segment.path == path and isinstance(segment, SealedSegment):
-                segment.distrust()
+                segment.forget_proofs()
 
     def plan_read(
         self, start: int, end: int | None = None, *, max_bytes: int, prove: bool = True, uncommitted: bool = False

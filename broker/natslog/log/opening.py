@@ -110,7 +110,7 @@ class Opening:
         sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
         active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
         for base_offset in sorted(set(sealed) & set(active)):
-            self._settle_twins(base_offset, sealed, active)
+            self._resolve_duplicate(base_offset, sealed, active)
         found: list[SealedSegment | _Unsealed] = []
         following: int | None = None  # the base of the next file
         next_base: int | None = None  # of the next one that holds rows
@@ -127,9 +127,9 @@ class Opening:
             found.append(one)
         return found[::-1]
 
-    def _settle_twins(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
-        """A segment was sealed, or its kept part was written anew, and the removal of the other file was missed. The
-        sealed one counts as long as it is whole: then it holds all rows.
+    def _resolve_duplicate(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
+        """A segment was sealed, or its kept part was written anew, and a crash came before the removal of the other
+        file. The sealed one counts as long as it is whole: then it holds all rows.
         """
         try:
             read_footer_index(sealed[base_offset])
@@ -207,8 +207,7 @@ class Opening:
         if scan.torn_bytes and not self.chain.damages:
             logger.warning("%s: cut an unfinished commit: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
             os.truncate(path, scan.end_position)
-        created_us = scan.index.max_timestamps_us[0] if len(scan.index) else int(path.stat().st_mtime * 1e6)
-        segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index, created_us)
+        segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index)
         segment.sync()
         return segment
 
@@ -247,7 +246,7 @@ class Opening:
     def _begin_at(self, start: int) -> None:
         """Ends a beginning anew of which only the start was stored: all that is here lies below."""
         logger.warning("%s: begins anew at %d: what it holds lies below its stored start", self.folder, start)
-        fresh = ActiveSegment.create(self.folder, self.stream_id, start, 0)
+        fresh = ActiveSegment.create(self.folder, self.stream_id, start)
         replaced, self.chain.segments, self.chain.damages = self.chain.segments, [fresh], []
         for segment in reversed(replaced):
             if isinstance(segment, ActiveSegment):

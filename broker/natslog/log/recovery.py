@@ -130,8 +130,8 @@ class _Scanner:
         return self.next_base_offset is not None and offset >= self.next_base_offset
 
     def _compare_with_next(self, position: int, offset: int) -> None:
-        """Whole batches are never cut: where the next segment holds rows of the same offsets, nobody knows which rows
-        were acknowledged.
+        """Whole batches are never cut: where the next segment holds rows of the same offsets, it cannot be known which
+        rows were acknowledged.
         """
         assert self.next_base_offset is not None, "there is a next segment"
         beyond = self._whole_batch_at(position, offset) if position < self.size_bytes else None

@@ -108,7 +108,7 @@ class ReplicaLog(RunLog):
         self.unfinished_run = self._find_unfinished_run()
         self.producers.cut(end_offset)
 
-    def discard_from(self, end_offset: int, now_us: int) -> None:
+    def discard_from(self, end_offset: int) -> None:
         """Drops everything from here on, committed or not: it is damaged, and comes again from another replica.
 
         The replica must not count for anything before it has caught up.
@@ -118,7 +118,7 @@ class ReplicaLog(RunLog):
         """
         try:
             if end_offset <= self.log_start_offset:
-                self._begin_at(end_offset, now_us)
+                self._begin_at(end_offset)
                 self.epochs.cut_to(end_offset)
                 self.store_epochs()
             else:
@@ -129,7 +129,7 @@ class ReplicaLog(RunLog):
             raise self.failed(error) from error
         self.chain.damages, self.failure = [], None
 
-    def begin_at(self, log_start_offset: int, epoch: Epoch, now_us: int) -> None:
+    def begin_at(self, log_start_offset: int, epoch: Epoch) -> None:
         """Drops everything: the log begins anew at this offset, behind a record of `epoch` (or `NO_EPOCH`) that it does
         not hold: whoever leads next can compare by it.
 
@@ -140,16 +140,16 @@ class ReplicaLog(RunLog):
             self._lower_checkpoint(0)
             self.epochs = EpochHistory([] if epoch == NO_EPOCH else [(epoch, log_start_offset - 1)])
             self.store_epochs()  # first: what may be left of the old log lies before the leader's start, and goes again
-            self._begin_at(log_start_offset, now_us)
+            self._begin_at(log_start_offset)
         except OSError as error:
             raise self.failed(error) from error
 
-    def _begin_at(self, log_start_offset: int, now_us: int) -> None:
+    def _begin_at(self, log_start_offset: int) -> None:
         """The start is stored first: from then on, opening ends what a crash leaves of this."""
         self._lower_checkpoint(0)
         with self._seal_lock:
             self._checkpoints.store_log_start(log_start_offset)
-            fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset, now_us)
+            fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset)
             with self.chain.lock:
                 replaced, self.chain.segments = self.chain.segments, [fresh]
                 self.chain.missing_from = None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class RetainedSegment(Protocol):
-    """What retention looks at."""
+    """What retention reads."""
 
     @property
     def base_offset(self) -> int: ...

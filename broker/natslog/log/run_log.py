@@ -3,10 +3,10 @@
 Theory of operation. `append_run` writes a run as batches that all carry its mark. Each is on stable storage before the
 next is written, and all are shown when the last one is. So in the process that wrote it a log never ends inside a run.
 It may do so after a crash, and in a replica that copies batches as they come: then `unfinished_run` names that run, and
-`settled_end_offset` is where it starts. A new leader cuts it off before its epoch begins.
+`whole_end_offset` is where it starts. A new leader cuts it off before its epoch begins.
 
 Invariants. No segment is rolled inside a run as long as its file takes writes. The high watermark is never above
-`settled_end_offset`.
+`whole_end_offset`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunLog(StreamLog):
     # ---- where runs stand ----
 
     @property
-    def settled_end_offset(self) -> int:
+    def whole_end_offset(self) -> int:
         """Where the log ends, without the part of a run that it may end in."""
         run = self.unfinished_run
         return self.log_end_offset if run is None else run.start
@@ -135,8 +135,8 @@ class RunLog(StreamLog):
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         return self.unfinished_run is None and super()._is_full(segment, now_us)
 
-    def _roll(self, now_us: int) -> ActiveSegment:
-        fresh = super()._roll(now_us)
+    def _roll(self) -> ActiveSegment:
+        fresh = super()._roll()
         self.store_producers()
         return fresh
 

@@ -82,7 +82,7 @@ class SealedSegment:
         """Gives the index's memory back; what was proven stays proven."""
         self._index = None
 
-    def distrust(self) -> None:
+    def forget_proofs(self) -> None:
         """What was proven may not be so any more: it is read again before it is served."""
         self._proven = bytearray(len(self._proven))
 

@@ -101,14 +101,13 @@ class ActiveSegment:
     base_offset: int
     size_bytes: int
     index: BatchIndex = field(default_factory=BatchIndex)
-    created_us: int = 0
     failed: bool = False
     has_excess: bool = False
     unsealable: bool = False
     _fd: int = -1
 
     @classmethod
-    def create(cls, folder: Path, stream_id: str, base_offset: int, now_us: int) -> ActiveSegment:
+    def create(cls, folder: Path, stream_id: str, base_offset: int) -> ActiveSegment:
         """A new file, durable with its name before this returns.
 
         Raises:
@@ -127,7 +126,7 @@ class ActiveSegment:
             with contextlib.suppress(OSError):  # the first error is the one to report
                 beside.unlink()
             raise
-        return cls(path, base_offset, len(header), created_us=now_us, _fd=fd)
+        return cls(path, base_offset, len(header), _fd=fd)
 
     @property
     def end_offset(self) -> int:

@@ -3,7 +3,7 @@
     00000000000000000000.arrow   sealed        00000000000000005000.active   full, waits to be sealed
     00000000000000008192.active  taking commits
 
-All calls block (they touch files) and are safe from several threads: `append`, `roll_if_due` and `close` are for the
+All calls block (they touch files) and are safe from several threads: `append`, `roll` and `close` are for the
 stream's one writer; the rest may run beside it. Reading is in `reader`.
 
 Invariants. Offsets are dense; `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
@@ -35,6 +35,7 @@ from natslog.log.log_reader import LogReader
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
+from natslog.log.room import DiskRoom
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, remove_segment_files
 from natslog.model import Epoch, StreamSettings
@@ -45,7 +46,6 @@ FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _AGE_REMOVES_A_PART = 10
-_ROOM_HOLDS_S = 0.1
 _NOT_DUE_WITHIN_US = 1_000_000
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
@@ -103,9 +103,8 @@ class StreamLog:
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
-        self._room_bytes = self._unasked_bytes = 0
+        self._room = DiskRoom(folder, options.min_free_bytes)
         self.appended_bytes = 0  # since it was opened, about
-        self._ask_room_at = 0.0
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
         self.epochs = self._stored_epochs = EpochHistory()
@@ -131,7 +130,7 @@ class StreamLog:
         if not self.chain.segments:
             if must_exist:
                 raise lost_log(self.folder)
-            self._begin_or_miss(stored)
+            self._begin_or_mark_missing(stored)
             return
         self._checkpoints.complete(self.log_start_offset, self._proven_high_watermark())
         if stored is not None:
@@ -140,7 +139,7 @@ class StreamLog:
         self.epochs = rebuilt_epochs(self.folder, self.chain, has_others=self.settings.replicas > 1)
         self.store_epochs()
 
-    def _begin_or_miss(self, stored: EpochHistory | None) -> None:
+    def _begin_or_mark_missing(self, stored: EpochHistory | None) -> None:
         """A folder without a segment is a new log's, unless a side file says that there was more."""
         start = self._checkpoints.log_start_offset or 0
         epoch_start = stored.entries[-1][1] if stored is not None and stored.entries else 0
@@ -155,7 +154,7 @@ class StreamLog:
         self._stored_epochs = EpochHistory()
         self.store_epochs(sync_name=False)
         make_folder(self.folder)
-        self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0, 0))
+        self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0))
 
     def _proven_high_watermark(self) -> int:
         """What is committed for certain: only that is sealed. (The rest may end in a part of a run.)"""
@@ -172,7 +171,7 @@ class StreamLog:
             self.failure = damage_error(self.chain.damages)
             logger.error("%s", self.failure.message)
 
-    # ---- where the log stands ----
+    # ---- positions ----
 
     @property
     def epoch(self) -> Epoch:
@@ -237,7 +236,7 @@ class StreamLog:
     def failed(self, error: OSError) -> StorageFull | StorageFailed:
         """Room may come back, and a new file with it; any other failed write or fsync is final for this process."""
         if error.errno in NO_ROOM:
-            return self._full()
+            return self._room.full()
         self.failure = StorageFailed(
             f"{self.folder}: writing failed ({error.strerror or error}); the stream takes no messages until the broker "
             "is restarted and has recovered what is on disk",
@@ -245,13 +244,6 @@ class StreamLog:
         )
         logger.error("%s", self.failure.message)
         return self.failure
-
-    def _full(self) -> StorageFull:
-        return StorageFull(
-            f"the disk of {self.folder} has no room ({self.options.min_free_bytes} bytes are kept free): make room or "
-            "lower the retention of streams; writing resumes by itself",
-            file=str(self.folder),
-        )
 
     def _wrote(self, timestamp_us: int) -> None:
         self._last_timestamp_us, self._written_s = timestamp_us, time.monotonic()
@@ -261,30 +253,12 @@ class StreamLog:
         return _COPIED_AT_ONCE_BYTES if self.settings.replicas > 1 and not self.options.ended_in_order else 0
 
     def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
-        self._check_room(incoming_bytes)
+        self._room.require(incoming_bytes)
         self.appended_bytes += incoming_bytes
         last = self.chain.last
         if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
-            if not len(last.index):
-                last.created_us = now_us  # its age is that of its first message
             return last
-        return self._roll(now_us)
-
-    def _check_room(self, incoming_bytes: int) -> None:
-        """Asks the disk again when a part of what was free has been written, or others have had time to fill it.
-
-        Raises:
-            StorageFull: too little is free.
-        """
-        self._unasked_bytes += incoming_bytes
-        now = time.monotonic()
-        if now < self._ask_room_at and self._unasked_bytes < self._room_bytes // 16:
-            return
-        self._room_bytes = free_bytes(self.folder) - self.options.min_free_bytes
-        self._ask_room_at, self._unasked_bytes = now + _ROOM_HOLDS_S, 0
-        if self._room_bytes < 2 * incoming_bytes:
-            self._ask_room_at = 0.0
-            raise self._full()
+        return self._roll()
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments."""
@@ -302,7 +276,7 @@ class StreamLog:
             or now_us - segment.index.max_timestamps_us[0] >= roll_age_s * 1_000_000
         )
 
-    def _roll(self, now_us: int) -> ActiveSegment:
+    def _roll(self) -> ActiveSegment:
         """A new last segment. It takes the place of one that failed before anything was in it: the log's end is known
         at every moment.
 
@@ -314,10 +288,10 @@ class StreamLog:
         try:
             if isinstance(last, ActiveSegment):
                 last.cut_excess()
-            fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset, now_us)
+            fresh = ActiveSegment.create(self.folder, self.stream_id, base_offset)
         except OSError as error:
             if error.errno in NO_ROOM:
-                raise self._full() from error
+                raise self._room.full() from error
             raise StorageUnavailable(
                 f"{self.folder}: no new segment could be made ({error.strerror or error}); it is tried again"
             ) from error
@@ -330,26 +304,15 @@ class StreamLog:
                 self.chain.segments.append(fresh)
         return fresh
 
-    def roll_if_due(self, now_us: int) -> bool:
-        """Starts a new active segment where the present one is full or old, so that idle streams shrink too.
-
-        Raises:
-            StorageFull, StorageUnavailable: as `append`.
-        """
-        if not self.is_roll_due(now_us):
-            return False
-        self._roll(now_us)
-        return True
-
-    def roll(self, now_us: int) -> None:
-        """The same whatever its size, so that it can be sealed; where it holds something.
+    def roll(self) -> None:
+        """Starts a new active segment where the present one holds something, so that it can be sealed.
 
         Raises:
             StorageFull, StorageUnavailable: as `append`.
         """
         last = self.chain.last
         if self.failure is None and isinstance(last, ActiveSegment) and len(last.index):
-            self._roll(now_us)
+            self._roll()
 
     # ---- epochs ----
 
@@ -395,7 +358,7 @@ class StreamLog:
         )
 
     def is_roll_due(self, now_us: int) -> bool:
-        """Whether the active segment is full or old."""
+        """Whether the active segment is full or old, so that idle streams shrink too."""
         last = self.chain.last
         return self.failure is None and isinstance(last, ActiveSegment) and self._is_full(last, now_us)
 
@@ -419,15 +382,14 @@ class StreamLog:
             segment = self.chain.oldest_unsealed()
             if segment is None or self.chain.damages or self._is_closed:
                 return False
-            if free_bytes(self.folder) < self.options.min_free_bytes + segment.size_bytes:
-                raise self._full()
+            self._room.require_now(segment.size_bytes)
             try:
                 self._seal(segment, go_on)
             except _Closed:
                 return False  # what was begun is removed when the log is opened
             except (CorruptLog, OSError) as error:
                 if isinstance(error, OSError) and error.errno in NO_ROOM:
-                    raise self._full() from error
+                    raise self._room.full() from error
                 segment.unsealable = True
                 raise
             return True
@@ -500,9 +462,3 @@ class StreamLog:
             for segment in self.chain.segments:
                 if isinstance(segment, ActiveSegment):
                     segment.close()
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this process may still write there."""
-    stats = os.statvfs(folder)
-    return stats.f_bavail * stats.f_frsize

@@ -1,4 +1,4 @@
-"""An offline look at every byte of a data folder: CRCs, headers, the chain of segments. Reads only."""
+"""An offline check of every byte of a data folder: CRCs, headers, the chain of segments. Reads only."""
 
 from __future__ import annotations
 

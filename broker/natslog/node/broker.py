@@ -26,16 +26,16 @@ from natslog.errors import (
     NatslogError,
     NotReady,
     ShuttingDown,
-    StreamNotFound,
 )
 from natslog.ingest.warmup import compile_aside, warm_up
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import now_us, wait_for_at_most
-from natslog.node.cluster_node import ClusterNode, Reply
+from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.entries import Request
 from natslog.node.peers.handshake import Hello
-from natslog.node.peers.messages import FetchRequest, HandOver
+from natslog.node.peers.messages import FetchRequest, TransferLeadership
+from natslog.node.peers.questions import Reply
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
@@ -54,10 +54,10 @@ Result = TypeVar("Result")
 _WRITER_THREADS = 8
 _READER_THREADS = 8
 _STOP_WITHIN_S = 4.0
-_HAND_OVER_WITHIN_S = 3.0
+_TRANSFER_WITHIN_S = 3.0
 _READY_WITHIN_S = 10.0
 _BARRIER_WITHIN_S = 2.0
-_LOOK_AGAIN_S = 0.05
+_POLL_S = 0.05
 
 
 class Broker:
@@ -119,11 +119,15 @@ class Broker:
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
         cluster = self.cluster
-        cluster.serve_fetch, cluster.hand_over = self._serve_fetch, self._hand_over
-        cluster.missed, cluster.positions = self.hosting.missed, self.hosting.positions
-        cluster.hears_nats = lambda: self.link.is_heard and self.hosting.services.has_room
-        cluster.answerers |= {"ready": self._answer_ready, "leading": self.positions.here}
-        cluster.answerers["lags"] = self.lags.here
+        cluster.serve_fetch, cluster.transfer_leadership = self._serve_fetch, self._transfer_leadership
+        cluster.unresponsive_leaders = self.hosting.unresponsive_leaders
+        cluster.unproven_positions = self.hosting.unproven_positions
+        cluster.reaches_nats = lambda: self.link.is_reachable and self.hosting.services.has_room
+        cluster.questions.answerers |= {
+            "ready": self._answer_ready,
+            "leading": self.positions.here,
+            "lags": self.lags.here,
+        }
         self._nats_down_since: float | None = None
         self._upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -158,7 +162,7 @@ class Broker:
                     return
                 if self.streams.get(name) is not stream:  # deleted, or moved away, meanwhile
                     break
-                await wait_for_at_most(_LOOK_AGAIN_S, stream.reconciled.wait())
+                await wait_for_at_most(_POLL_S, stream.reconciled.wait())
 
     async def stop(self) -> None:
         """Hands over, stops taking messages, commits and acks what has come, and leaves, within some seconds."""
@@ -170,8 +174,8 @@ class Broker:
         self._upkeep.stop_soon()
         try:
             if self.has_started and self.failed is None:
-                async with asyncio.timeout(_HAND_OVER_WITHIN_S):
-                    await self.hosting.hand_over_all()
+                async with asyncio.timeout(_TRANSFER_WITHIN_S):
+                    await self.hosting.transfer_all_leadership()
         except TimeoutError:
             logger.warning(
                 "the leadership of some streams was not transferred in time: other brokers take over after a timeout"
@@ -236,10 +240,10 @@ class Broker:
         if self.cluster.group.disk.hangs:
             return f"the disk of {self.data_path} takes no writes: look at it, and at the kernel's log"
         if not self.has_session():
-            return "no metadata leader is heard: too few brokers are up, or the network is cut"
+            return "no metadata leader is reachable: too few brokers are up, or the network is cut"
         if not self.link.is_up:
             return f"no connection to NATS at {self.link.shown_url}"
-        if not self.link.is_heard:
+        if not self.link.is_reachable:
             return f"NATS at {self.link.shown_url} does not answer: it is stuck, or the network to it is cut"
         return None
 
@@ -248,7 +252,7 @@ class Broker:
     def _on_applied(self) -> None:
         self.hosting.reconcile()
 
-    def _hand_over(self, frame: HandOver) -> None:
+    def _transfer_leadership(self, frame: TransferLeadership) -> None:
         for stream_id, to in frame.streams:
             self.hosting.transfer_leadership(stream_id, to)
 
@@ -272,7 +276,7 @@ class Broker:
             if time.monotonic() > give_up_at:
                 raise NotReady(f"stream {name!r} is not led here yet: ask again in a moment", stream=name)
             coming = self.cluster.group.changed() if stream is None else stream.reconciled.wait()
-            await wait_for_at_most(_LOOK_AGAIN_S, coming)
+            await wait_for_at_most(_POLL_S, coming)
 
     def has_session(self) -> bool:
         """Whether the metadata here is recent enough to state positions by it."""
@@ -392,15 +396,15 @@ class Broker:
         """
         edit = EditStream(name=name, settings=settings, changed=changed)
         await self._to_the_end(self._propose(edit, request))
-        await self._settled(name)
+        await self._wait_until_reconciled(name)
 
     async def pause_stream(self, name: str, paused: bool, request: Request | None = None) -> None:
         """Raises StreamNotFound, MetadataUnavailable."""
         await self._to_the_end(self._propose(PauseStream(name=name, paused=paused), request))
-        await self._settled(name)
+        await self._wait_until_reconciled(name)
 
-    async def _settled(self, name: str) -> None:
-        """The replica here, if there is one, has done what was changed."""
+    async def _wait_until_reconciled(self, name: str) -> None:
+        """Until the replica here, if there is one, is as its record says."""
         stream = self.streams.get(name)
         if stream is not None:
             await self.hosting.reconciled(stream)
@@ -420,9 +424,3 @@ class Broker:
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """An operator's change, to the end. Raises what it raises, and ShuttingDown."""
         return await self._to_the_end(change)
-
-    def hosted(self, name: str) -> HostedStream:
-        """Raises StreamNotFound."""
-        if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
-        return self.streams[name]

@@ -30,7 +30,7 @@ def monotonic_ms() -> float:
 
 
 async def wait_for_at_most(seconds: float, coming: Awaitable[object]) -> None:
-    """Returns when it has come, or after so long without it: the caller looks again. Others run meanwhile, always."""
+    """Returns when it has come, or after so long without it: the caller checks again. Others run meanwhile, always."""
     await asyncio.sleep(0)
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -51,7 +51,7 @@ class ClusterClock:
         self._samples: dict[BrokerId, ClockSample] = {}
         self._brokers: frozenset[BrokerId] = frozenset()
         self._is_alone = False
-        self._known: tuple[ClockSample, ...] = ()
+        self._member_samples: tuple[ClockSample, ...] = ()
         self._steadiness = self._stored() or Steadiness(now_us() - elapsed_us(), elapsed_us())
         self._is_stored = False
 
@@ -81,10 +81,10 @@ class ClusterClock:
             logger.warning("%s could not be written: %s", self._path, error)
 
     def refresh(self, brokers: Iterable[BrokerId]) -> bool:
-        """Once a second: looks at the own clock, and counts these as the cluster. Whether `store` has work."""
+        """Once a second: reads the own clock, and counts these as the cluster. Whether `store` has work."""
         self._brokers = frozenset(brokers)
         self._is_alone = self._brokers == {self._me}
-        self._know_members()
+        self._select_samples()
         steadiness, wall_us = self._steadiness, now_us()
         self._steadiness = steadiness.observed(wall_us, elapsed_us())
         if self._steadiness is not steadiness:
@@ -101,7 +101,7 @@ class ClusterClock:
             return
         answered_us = elapsed_us()
         self._samples[broker] = ClockSample(wall_us, answered_us)  # it had reached that by then
-        self._know_members()
+        self._select_samples()
         apart_s = (wall_us + (answered_us - asked_us) // 2 - now_us()) / 1e6
         known_s = self.apart_s.get(broker, 0.0)
         self.apart_s[broker] = apart_s
@@ -113,9 +113,11 @@ class ClusterClock:
                 apart_s,
             )
 
-    def _know_members(self) -> None:
+    def _select_samples(self) -> None:
         is_member = self._me in self._brokers
-        self._known = tuple(one for broker, one in self._samples.items() if is_member and broker in self._brokers)
+        self._member_samples = tuple(
+            one for broker, one in self._samples.items() if is_member and broker in self._brokers
+        )
 
     # ---- what follows: any thread ----
 
@@ -123,7 +125,7 @@ class ClusterClock:
         wall_us, passed_us = now_us(), elapsed_us()
         if self._is_alone:
             return ClockReading(wall_us, passed_us, None, self._steadiness.steady_us(wall_us, passed_us))
-        known, brokers = self._known, len(self._brokers)
+        known, brokers = self._member_samples, len(self._brokers)
         if not known:
             return ClockReading(wall_us, passed_us)
         agreed = agreed_us(known, wall_us, passed_us, brokers)

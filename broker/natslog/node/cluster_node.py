@@ -1,11 +1,13 @@
-"""This broker as a member of its cluster: who may talk to it, what is heard on links, how a cluster begins and grows.
+"""This broker as a member of its cluster: who may talk to it, what it receives on links, how a cluster begins and
+grows.
 
 Theory of operation. A folder is blank until it belongs to a cluster. A broker without seeds founds one alone. Among
 seeds, the one with the lowest id founds it once it has met all the others and all are blank; it counts them as members,
 and tells them so on the next link (`Welcome`). Later ones are added by an operator, as learners; the metadata leader
 makes them voters when they have caught up. A member is a broker id *with its folder*: whoever lost the folder is not
-let in until it was removed and added anew, so nobody votes twice. The same holds for a member with an older copy of its
-folder: each broker compares the life that its metadata has registered with those that the other's folder had (ADR 11).
+let in until it was removed and added anew, so no member votes twice. The same holds for a member with an older copy of
+its folder: each broker compares the life that its metadata has registered with those that the other's folder had (ADR
+11).
 
 Invariant. Raft's messages, fetches and questions pass only between folders of one cluster.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets as chance
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import Proposal, Tombstone
-from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.consensus import Member, Message, require_safe_change
@@ -34,13 +36,12 @@ from natslog.errors import (
     NatslogError,
     NotMetadataLeader,
     OutdatedFolder,
-    Overloaded,
 )
 from natslog.log.checked_file import read_checked
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.data_dir import REMEDY, DataDir
-from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
+from natslog.node.metadata.admission import LOG_EVERY_MS, Admission
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.leader import MetadataLeading
 from natslog.node.metadata.raft_stored import damage
@@ -51,20 +52,18 @@ from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
-    MAX_VALUE_BYTES,
-    Answered,
     Ask,
     FetchRequest,
     Forwarded,
     Frame,
-    HandOver,
-    Hearing,
-    Missed,
+    NatsReachability,
     Positioned,
     RaftMessages,
+    TransferLeadership,
+    UnresponsiveLeaders,
     Welcome,
-    decode_value,
 )
+from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
 from natslog.urls import normal_url
 
@@ -73,26 +72,22 @@ logger = logging.getLogger("natslog.cluster")
 _REPORT_EVERY_S = 0.5
 _COMPARE_CLOCKS_EVERY_S = 1.0
 _LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
-_LOOK_EVERY_S = 0.2
-_FIRST_SAY_MS = 5_000.0
-_MOST_QUESTIONS = 1024
-
-Reply = Callable[[Frame, list[bytes] | None], None]
-Answerer = Callable[..., Awaitable[Any]]
+_LINKS_EVERY_S = 0.2
+_FIRST_LOG_MS = 5_000.0
 
 
 class ClusterNode(Admission):
     """Args: `on_applied`: told when metadata was applied; `on_bug`: told what must stop the broker.
 
-    `serve_fetch`, `hand_over`, `hears_nats`, `missed`, `positions` and `answerers` are set by the broker before
-    `start`.
+    `serve_fetch`, `transfer_leadership`, `reaches_nats`, `unresponsive_leaders`, `unproven_positions` and
+    `questions.answerers` are set by the broker before `start`.
     """
 
     serve_fetch: Callable[[Hello, FetchRequest, Reply], None]
-    hand_over: Callable[[HandOver], None]
-    hears_nats: Callable[[], bool]
-    missed: Callable[[], list[Any]]
-    positions: Callable[[], list[Any]]
+    transfer_leadership: Callable[[TransferLeadership], None]
+    reaches_nats: Callable[[], bool]
+    unresponsive_leaders: Callable[[], list[Any]]
+    unproven_positions: Callable[[], list[Any]]
 
     def __init__(
         self,
@@ -117,15 +112,14 @@ class ClusterNode(Admission):
         self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)
-        self.leading = MetadataLeading(group, self.clock, self._ask_to_hand_over)
+        self.leading = MetadataLeading(group, self.clock, self._request_transfer)
         self.upgrade = Upgrade(group, self.link_to)
         self.served: set[web.WebSocketResponse] = set()
-        self.answerers: dict[str, Answerer] = {"read_index": self._answer_read_index, "clock": self._answer_clock}
+        self.questions = Questions(read_index=self._answer_read_index, clock=self._answer_clock)
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
-        self._said_ms = monotonic_ms() - SAY_EVERY_MS + _FIRST_SAY_MS
+        self._logged_ms = monotonic_ms() - LOG_EVERY_MS + _FIRST_LOG_MS
         self._tasks: list[asyncio.Task[None]] = []
-        self._answering: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> Metadata:
@@ -190,7 +184,8 @@ class ClusterNode(Admission):
             self.has_joined.set()
 
     async def stop(self) -> None:
-        for task in [*self._tasks, *self._answering]:
+        self.questions.cancel()
+        for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -230,13 +225,13 @@ class ClusterNode(Admission):
             self.links.dial(self._urls())
             if not self.cluster_id:
                 self._found_if_all_are_blank()
-                self._say_who_is_missing()
-            self.registration.say_if_outdated()
+                self._log_missing_brokers()
+            self.registration.log_if_outdated()
             for link in self.links.all:
                 self._hang_up_on_outdated(link)
                 if link.is_up and link.peer is not None and (welcome := self.welcome_for(link.peer)) is not None:
                     link.send(welcome)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_LINKS_EVERY_S)
 
     def _hang_up_on_outdated(self, link: DialledLink) -> None:
         if link.is_up and link.peer is not None:
@@ -264,10 +259,10 @@ class ClusterNode(Admission):
         if len(set(numbers)) == len(numbers) and self.me == min(numbers):
             self._found(peers)
 
-    def _say_who_is_missing(self) -> None:
-        if self.cluster_id or monotonic_ms() - self._said_ms < SAY_EVERY_MS:
+    def _log_missing_brokers(self) -> None:
+        if self.cluster_id or monotonic_ms() - self._logged_ms < LOG_EVERY_MS:
             return
-        self._said_ms = monotonic_ms()
+        self._logged_ms = monotonic_ms()
         others = [link for link in self.links.all if not link.is_self]
         missing = [f"{link.url} ({link.problem})" for link in others if not link.is_up]
         belonging = [link.peer for link in others if link.is_up and link.peer is not None and link.peer.cluster_id]
@@ -284,7 +279,7 @@ class ClusterNode(Admission):
                 ", ".join(missing),
             )
 
-    # ---- what is heard: LinkOwner ----
+    # ---- received on links: LinkOwner ----
 
     def link_changed(self, peer: Hello, is_up: bool) -> None:
         logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")
@@ -306,34 +301,19 @@ class ClusterNode(Admission):
                 self.serve_fetch(peer, frame, reply)
             case Forwarded(proposal=proposal):
                 self.group.forwarded(proposal)
-            case Missed(replicas=replicas):
-                self.leading.missed(peer.broker, replicas)
+            case UnresponsiveLeaders(replicas=replicas):
+                self.leading.reported_unresponsive(peer.broker, replicas)
             case Positioned(positions=positions):
-                self.leading.positioned(peer.broker, positions)
-            case Hearing(hears_nats=hears_nats):
-                self.leading.hearing(peer.broker, hears_nats)
-            case HandOver():
+                self.leading.reported_position(peer.broker, positions)
+            case NatsReachability(reaches_nats=reaches_nats):
+                self.leading.reported_nats(peer.broker, reaches_nats)
+            case TransferLeadership():
                 if peer.broker == self.group.leader:
-                    self.hand_over(frame)
-            case Ask() if len(self._answering) >= _MOST_QUESTIONS:
-                reply(Answered(frame.number, error=_error_text(Overloaded("too many questions at once"))), None)
+                    self.transfer_leadership(frame)
             case Ask():
-                task = asyncio.create_task(self._answer(frame, reply), name=f"answering {frame.what}")
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self.questions.received(frame, reply)
             case _:
                 logger.warning("broker %d said what nobody asked: %s", peer.broker, type(frame).__name__)
-
-    async def _answer(self, ask: Ask, reply: Reply) -> None:
-        try:
-            result = await self.answerers[ask.what](**decode_value(ask.arguments))
-        except NatslogError as error:
-            reply(Answered(ask.number, error=_error_text(error)), None)
-        except (KeyError, TypeError, ValueError) as error:
-            logger.exception("the question %r could not be answered", ask.what)
-            reply(Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: {error!r}"))), None)
-        else:
-            reply(_answered(ask, msgspec.json.encode(result)), None)
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
@@ -342,15 +322,6 @@ class ClusterNode(Admission):
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
-
-    def levels_of_members(self) -> dict[BrokerId, tuple[int, int] | None]:
-        """The feature levels that each member's version supports, as (lowest, highest); None where there is no link."""
-        levels: dict[BrokerId, tuple[int, int] | None] = {}
-        for member in self.group.raft.membership.members:
-            link = self.links.of(member.id)
-            peer = None if link is None else link.peer
-            levels[member.id] = None if peer is None else (peer.min_level, peer.max_level)
-        return levels | {self.me: (FIRST_LEVEL, LATEST_LEVEL)}
 
     def _send_raft(self, messages: list[Message]) -> None:
         by_broker: dict[BrokerId, list[Message]] = {}
@@ -386,9 +357,9 @@ class ClusterNode(Admission):
 
     # ---- what the metadata leader asks for, and is told ----
 
-    def _ask_to_hand_over(self, leader: BrokerId, frame: HandOver) -> None:
+    def _request_transfer(self, leader: BrokerId, frame: TransferLeadership) -> None:
         if leader == self.me:
-            self.hand_over(frame)
+            self.transfer_leadership(frame)
         elif (link := self.links.of(leader)) is not None:
             link.send(frame)
 
@@ -398,15 +369,19 @@ class ClusterNode(Admission):
             leader = self.group.leader
             if leader is None or not self.has_joined.is_set():
                 continue
-            hears_nats, missed, positions = self.hears_nats(), self.missed(), self.positions()
+            reaches_nats, leaders, positions = (
+                self.reaches_nats(),
+                self.unresponsive_leaders(),
+                self.unproven_positions(),
+            )
             if leader == self.me:
-                self.leading.hearing(self.me, hears_nats)
-                self.leading.missed(self.me, missed)
-                self.leading.positioned(self.me, positions)
+                self.leading.reported_nats(self.me, reaches_nats)
+                self.leading.reported_unresponsive(self.me, leaders)
+                self.leading.reported_position(self.me, positions)
             elif (link := self.links.of(leader)) is not None:
-                link.send(Hearing(hears_nats))
-                if missed:
-                    link.send(Missed(tuple(missed)))
+                link.send(NatsReachability(reaches_nats))
+                if leaders:
+                    link.send(UnresponsiveLeaders(tuple(leaders)))
                 if positions:
                     link.send(Positioned(tuple(positions)))
 
@@ -466,7 +441,7 @@ class ClusterNode(Admission):
         membership = self.group.raft.membership
         require_safe_change(membership, membership.without(broker))
         left = set(membership.voters) - {broker}
-        down = sorted(await self.group.silent(left))
+        down = sorted(await self.group.unresponsive(left))
         self._require_leader()
         if broker in membership.voters and 2 * len(down) >= len(left):
             raise InvalidRequest(
@@ -481,16 +456,6 @@ class ClusterNode(Admission):
             raise NotMetadataLeader(
                 f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
             )
-
-
-def _answered(ask: Ask, result: bytes) -> Answered:
-    if len(result) <= MAX_VALUE_BYTES:
-        return Answered(ask.number, result)
-    return Answered(ask.number, error=_error_text(NatslogError(f"{ask.what}: the answer has {len(result)} bytes")))
-
-
-def _error_text(error: NatslogError) -> bytes:
-    return msgspec.json.encode(error.to_json()["error"], enc_hook=str)
 
 
 def former_metadata(path: Path) -> Metadata | None:

@@ -1,4 +1,4 @@
-"""The broker's folder: whose it is, and that nobody else is using it.
+"""The broker's folder: whose it is, and that no other process uses it.
 
 DIR/lock             held (flock) while a broker runs
 DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """None: nobody owns the folder yet. Raises CorruptLog, UpgradeRequired."""
+    """None: the folder has no owner yet. Raises CorruptLog, UpgradeRequired."""
     found = read_record(folder / "broker", "broker", IDENTITY_VERSION, Identity)
     if found is not None:
         require_supported(found.feature_level, f"the data folder {folder}")
@@ -86,7 +86,7 @@ class DataDir:
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             self._take_lock()
             self._check_recovered()
-            self.identity = self._known_identity(broker_id)
+            self.identity = self._own_identity(broker_id)
             self.life = Life(path / "life", self.identity.directory, must_exist=self.raft.exists())
         except OSError as error:
             self.release()
@@ -140,7 +140,7 @@ class DataDir:
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
-    def _known_identity(self, broker_id: int) -> Identity:
+    def _own_identity(self, broker_id: int) -> Identity:
         found = read_identity(self.path)
         if found is None and self._is_used():
             return self._rebuilt_identity(broker_id)
@@ -163,8 +163,8 @@ class DataDir:
         return (self.path / "life").exists() or self.raft.exists() or any(self.streams.iterdir())
 
     def _rebuilt_identity(self, broker_id: int) -> Identity:
-        """`broker` is missing: whose folder it is stands in `life`, and whose cluster's in the metadata log, which also
-        proves the broker's id. It is stored again when that was read (`join`).
+        """`broker` is missing: whose folder it is is stored in `life`, and whose cluster's in the metadata log, which
+        also proves the broker's id. It is stored again when that was read (`join`).
 
         Raises:
             CorruptLog: `life` does not name the folder either, or there is no metadata log.

@@ -31,7 +31,7 @@ class DiskReserve:
     """A thread may `release` while another one calls `refill`. Both block.
 
     Attributes:
-        has_room: when it was looked last, the reserve was whole, and beside it there was a margin of 1 MiB.
+        has_room: at the last check, the reserve was whole, and beside it there was a margin of 1 MiB.
     """
 
     def __init__(self, file: Path) -> None:

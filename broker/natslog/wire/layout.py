@@ -31,7 +31,7 @@ class ScanResult(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What a chunk of frames holds, in all: bytes, and rows that need a closer look."""
+    """What a chunk of frames holds, in all: bytes, and rows that need another check."""
 
     subject_bytes: int
     value_bytes: int

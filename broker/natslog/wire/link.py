@@ -36,7 +36,7 @@ _CONNECT_TIMEOUT_S = 3
 _PENDING_BYTES = 64 * 1024 * 1024
 _PING_EVERY_S = 1
 _PINGS_UNANSWERED = 60  # as many seconds, so that what waits to be sent over a slow network has gone before
-_SILENT_S = 2.5
+_UNREACHABLE_S = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class NatsCredentials:
 
 
 def _ignored(frames: Frames) -> None:
-    """Receives what nobody is subscribed to any more."""
+    """Receives what has no subscription any more."""
 
 
 @dataclass(slots=True)
@@ -139,9 +139,11 @@ class NatsLink:
         return self._client is not None and self._client.is_connected
 
     @property
-    def is_heard(self) -> bool:
-        """Whether the server, asked once a second, has said anything lately: a network that is cut says nothing."""
-        return self.is_up and self._demux is not None and time.monotonic() - self._demux.heard_s < _SILENT_S
+    def is_reachable(self) -> bool:
+        """Whether the server, asked once a second, has sent anything lately: a network that is cut delivers nothing."""
+        return (
+            self.is_up and self._demux is not None and time.monotonic() - self._demux.last_received_s < _UNREACHABLE_S
+        )
 
     @property
     def max_payload_bytes(self) -> int:
@@ -293,14 +295,14 @@ class NatsLink:
         client, demux = self._client, self._demux
         if client is None or demux is None or client.is_closed:
             return
-        was_heard = self.is_heard
+        was_reachable = self.is_reachable
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost connection has no subscriptions
             await client._send_unsubscribe(handle.sid)
-            if was_heard:
+            if was_reachable:
                 await self.flush()
         client._remove_sub(handle.sid)
         demux.receivers.pop(handle.sid, None)
-        if not was_heard:
+        if not was_reachable:
             demux.receivers[handle.sid] = _ignored  # what it has sent meanwhile may still come
 
     def send_now(self, protocol: bytes | memoryview) -> bool:

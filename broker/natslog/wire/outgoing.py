@@ -56,7 +56,7 @@ def publish_frames(
         subjects, bodies: string or binary columns of the same length, without nulls.
         lines: header lines of each row (see `header_lines`), or None.
         ids: sent as `Nats-Msg-Id` where there is one; string column, or None.
-        inbox, sequences: row i asks for an answer to `<inbox>.<sequences[i]>`; None: nobody asks.
+        inbox, sequences: row i asks for an answer to `<inbox>.<sequences[i]>`; None: no answers.
     """
     if not len(bodies):
         return memoryview(b"")
@@ -74,7 +74,7 @@ def publish_frames(
     return out.data[:filled]
 
 
-def header_lines(pairs: Any | None, keys: Any | None, rows: int) -> Any | None:
+def header_lines(pairs: Any | None, keys: Any | None) -> Any | None:
     """The `Name: value` lines of each row's own headers and of its key; None where no row can have any.
 
     Args:

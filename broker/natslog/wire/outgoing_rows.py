@@ -50,7 +50,7 @@ class Rows:
         return Rows(*(None if column is None else change(column) for column in columns))
 
     def lines(self) -> Any | None:
-        return header_lines(self.headers, self.keys, len(self))
+        return header_lines(self.headers, self.keys)
 
     def frames(self, inbox: str = "", sequences: Sequences | None = None) -> memoryview:
         """NATS protocol that publishes them; see `outgoing.publish_frames`."""
@@ -122,7 +122,7 @@ def _size(texts: Any) -> Any:
 
 
 def _bad_subjects(subjects: Any) -> Any:
-    """Marks them; each different subject is looked at once."""
+    """Marks them; each different subject is checked once."""
     distinct = pc.unique(subjects)
     wildcard = pc.match_substring_regex(distinct, r"(^|\.)[*>](\.|$)")
     plain = pc.match_substring_regex(distinct, r"^[^\s.\x00-\x1f\x7f]+(\.[^\s.\x00-\x1f\x7f]+)*$")

@@ -35,13 +35,13 @@ class FrameDemux:
     """Stands where nats-py keeps its parser. Frames go to their subscription's receiver, all else to nats-py.
 
     Attributes:
-        heard_s: when bytes came last, by a clock that never jumps.
+        last_received_s: when bytes came last, by a clock that never jumps.
     """
 
     def __init__(self, client: Client, *, in_place: bool) -> None:
         self.receivers: dict[int, Receiver] = {}
         self.parser = FrameParser()
-        self.heard_s = time.monotonic()
+        self.last_received_s = time.monotonic()
         self._rest = Parser(client)
         self._in_place = in_place
 
@@ -49,7 +49,7 @@ class FrameDemux:
         """nats-py does this when it has connected anew."""
         self._rest.reset()
         self.parser = FrameParser()
-        self.heard_s = time.monotonic()
+        self.last_received_s = time.monotonic()
 
     async def parse(self, data: bytes = b"") -> None:
         """What nats-py has read. In place, that is only what was left to it."""
@@ -64,7 +64,7 @@ class FrameDemux:
         Raises:
             ProtocolError: this is not NATS, or a receiver failed: nats-py is to connect anew.
         """
-        self.heard_s = time.monotonic()
+        self.last_received_s = time.monotonic()
         left: list[bytes] = []
         try:
             for frames in self.parser.frames():
@@ -82,7 +82,7 @@ class FrameDemux:
             logger.error("NATS sent what is no frame (%s); connecting anew", error)
             raise ProtocolError from error
         except Exception as error:
-            logger.critical("a receiver failed; connecting anew", exc_info=error)  # else nobody would be told
+            logger.critical("a receiver failed; connecting anew", exc_info=error)  # else it would go unnoticed
             raise ProtocolError from error
         return b"".join(left)
 
@@ -101,7 +101,7 @@ class _Landing(asyncio.BufferedProtocol):
 
     @property
     def at_eof(self) -> bool:
-        """Nothing more will come, and what came has been read: a server's last words are heard."""
+        """Nothing more will come, and what came has been read: what a server sent last is handled."""
         return self._has_ended and not self._for_nats_py
 
     def get_buffer(self, sizehint: int) -> memoryview:

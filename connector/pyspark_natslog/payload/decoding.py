@@ -48,7 +48,7 @@ class Shaper:
         return bool(self._typed)
 
     def needs_little_of(self, batch: Any) -> bool:
-        """Whether much of these stored bytes is in columns that nobody wants: long headers, say."""
+        """Whether much of these stored bytes is in columns that are not read: long headers, say."""
         needed = sum(batch.column(name).nbytes for name in self.needed_columns)
         return bool(batch.nbytes - needed > batch.nbytes * _WORTH_LEAVING_OUT)
 

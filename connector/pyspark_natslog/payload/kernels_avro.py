@@ -155,7 +155,7 @@ def _choose(c: Any, program: Any, node: Word, position: Word, branch: Word) -> W
 
 
 @uncounted
-def _next_in_block(c: Any, program: Any, stack: Any, depth: Word, text: Any, at: Word, end: Word) -> Word:
+def _next_in_block(stack: Any, depth: Word, text: Any, at: Word, end: Word) -> Word:
     """Where the next item of the array or map on top begins, -1 where the data are wrong; with no items left 0 is on
     the stack for how many there are.
     """
@@ -190,7 +190,7 @@ def _decode_row(
             stack[depth, _NEXT] = program[node, END]
         else:
             found[0], found[1] = holder, at
-            at = _next_in_block(c, program, stack, depth, text, at, end)
+            at = _next_in_block(stack, depth, text, at, end)
             if at < 0:
                 return NO_DATUM
             if stack[depth, _NEXT] == 0:

@@ -362,7 +362,7 @@ def decode_json(
 
     Args:
         c: the `Columns` to fill. `text`, `offsets`: payload `r` is `text[offsets[r]:offsets[r + 1]]`.
-        usable: 0 for a payload that is not to be looked at (NO_TEXT).
+        usable: 0 for a payload that is not to be read (NO_TEXT).
         results: gets what became of each. `where`: (rows, 2) gets node and byte of what was wrong.
         stack: (depth, 3), `levels`: (MOST_NESTED,), `scratch`: as long as the longest name and payload: work space.
         hard: gets (node, position, start, end) of reals that are left to the caller, from row 1; `[0, 0]` counts them.

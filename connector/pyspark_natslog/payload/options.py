@@ -91,7 +91,7 @@ class PayloadOptions:
         _check_clashes(columns, metadata)
         return cls(format, mode, columns, schema, corrupt_column)
 
-    def stand_in(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+    def replace_value(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """These columns with the payload's instead of `value`."""
         at = columns.index("value")
         return (*columns[:at], *self.columns.names, *columns[at + 1 :])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from natslog.errors import InvalidRequest
 from pyspark_natslog.payload.avro_schema import AvroNode, fingerprint, parse_avro
@@ -110,8 +110,3 @@ def _check_names(kind: DataType, path: str) -> None:
             twice = next((name for name in inner.names if lower.count(name.lower()) > 1), None)
             if twice is not None:
                 raise InvalidRequest(f"it names {twice!r} twice{f' in {inner_path}' if inner_path else ''}")
-
-
-def with_column(columns: StructType, name: str) -> StructType:
-    """The columns and one of text behind them."""
-    return StructType([*columns.fields, StructField(name, StringType())])

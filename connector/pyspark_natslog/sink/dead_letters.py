@@ -66,17 +66,17 @@ def _letter(
 
 
 def _own_headers(rows: Rows, row: int) -> list[dict[str, str]]:
-    """The row's key and headers, without those that could not stand in a message."""
+    """The row's key and headers, without those that a message cannot hold."""
     alone = rows.take(np.array([row]))
     key = alone.keys[0].as_py() if alone.keys is not None else None
     pairs = alone.headers[0].as_py() if alone.headers is not None else None
     if key is not None:
         key_text = key.decode(errors="replace") if isinstance(key, bytes) else key
         pairs = [{"key": "Natslog-Key", "value": key_text}, *(pairs or [])]
-    return [pair for pair in pairs or [] if _may_stand(pair)]
+    return [pair for pair in pairs or [] if _is_sendable_header(pair)]
 
 
-def _may_stand(pair: dict[str, str]) -> bool:
+def _is_sendable_header(pair: dict[str, str]) -> bool:
     headers = pa.array([[pair]], HEADERS_TYPE)
     only = Rows(subjects=pa.array(["a"]), values=pa.array([b""], pa.binary()), headers=headers)
     return not unsendable_rows(only, _SHOWN_CHARS * 1000)

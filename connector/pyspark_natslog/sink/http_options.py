@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError
 from natslog.subjects import check_name, check_subject
-from pyspark_natslog.options import CONNECTION, Given, client_options, naming
+from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 from pyspark_natslog.sink.options import NATS_ONLY
 
 _HTTP = ("path", "servers", "stream", "subject", *CONNECTION)
@@ -30,14 +30,8 @@ class HttpSinkOptions:
         Raises:
             ConfigError: unknown (the nearest known one is named), wrong, or of the other path.
         """
-        by_lower = {name.lower(): name for name in NATS_ONLY}
-        for name in options:
-            if name.lower() in by_lower:
-                raise ConfigError(
-                    f"option {by_lower[name.lower()]} is for rows that go over NATS, and path=http sends them straight "
-                    "to the stream: leave one of them out",
-                    option=name,
-                )
+        why = "is for rows that go over NATS, and path=http sends them straight to the stream: leave one of them out"
+        refuse(options, NATS_ONLY, why)
         given = Given(options, _HTTP)
         stream, subject = given.text("stream"), given.text("subject")
         if stream is None:

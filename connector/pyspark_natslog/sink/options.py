@@ -11,7 +11,7 @@ from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_subject
-from pyspark_natslog.options import CONNECTION, Given, naming
+from pyspark_natslog.options import CONNECTION, Given, naming, refuse
 
 _CREDENTIALS = {
     "natsCredsFile": "creds_file",
@@ -60,14 +60,8 @@ class SinkOptions:
         Raises:
             ConfigError: unknown (the nearest known one is named), wrong or clashing.
         """
-        by_lower = {name.lower(): name for name in _HTTP_ONLY}
-        for name in options:
-            if name.lower() in by_lower:
-                raise ConfigError(
-                    f"option {by_lower[name.lower()]} is for rows that go straight into a stream: add "
-                    '.option("path", "http"), or leave it out',
-                    option=name,
-                )
+        why = 'is for rows that go straight into a stream: add .option("path", "http"), or leave it out'
+        refuse(options, _HTTP_ONLY, why)
         given = Given(options, _SINK)
         return cls(
             nats_url=given.text("natsServers") or os.environ.get("NATS_URL") or DEFAULT_NATS_URL,

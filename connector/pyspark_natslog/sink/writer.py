@@ -100,7 +100,7 @@ class _TaskWriter:
                     publisher.send(letters, options.ack)
                     dead += len(letters)
                 sent += batch.num_rows
-            publisher.settle(options.ack)
+            publisher.wait_for_ack(options.ack)
         return Published(sent, dead)
 
     def _id_prefix(self) -> str:

@@ -28,13 +28,13 @@ logger = logging.getLogger("pyspark_natslog")
 _EVERY_S = 1.0
 _APART_S = 0.1
 _AGAIN_AFTER_S = 5.0
-_SAY_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 _ASK_WITHIN_S = 2.0
 _LAST_WITHIN_S = 2.0
 
 
 class _Close:
-    """The last thing to be heard."""
+    """The last note."""
 
 
 _Notes: TypeAlias = "queue.SimpleQueue[Offsets | _Close]"
@@ -58,7 +58,7 @@ class CursorMirror:
             writer = _Writer(self._consumer, NatslogClient(self._servers, _briefly(self._options)), self._notes)
             self._thread = threading.Thread(target=writer.run, name="cursor", daemon=True)
             self._thread.start()
-            self._write_the_last_before_dying()
+            self._close_on_sigterm()
         self._notes.put(position)
 
     def close(self) -> None:
@@ -67,13 +67,13 @@ class CursorMirror:
             self._notes.put(_Close())
             self._thread.join(_LAST_WITHIN_S)
 
-    def _write_the_last_before_dying(self) -> None:
+    def _close_on_sigterm(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._die)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _die(self, number: int, _: FrameType | None) -> None:
-        """Spark may say it twice: then this waits within itself."""
+    def _on_sigterm(self, number: int, _: FrameType | None) -> None:
+        """Spark may send it twice: then this waits within itself."""
         self.close()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -90,7 +90,7 @@ class _Writer:
         self._consumer, self._client, self._notes = consumer, client, notes
         self._wanted: Offsets = {}
         self._written: Offsets = {}
-        self._not_before_s = self._said_until_s = float("-inf")
+        self._not_before_s = self._logged_until_s = float("-inf")
         self._is_closing = False
 
     def run(self) -> None:
@@ -122,17 +122,17 @@ class _Writer:
         for name, at in pending.items():
             try:
                 self._client.set_cursor(self._consumer, name, at.offset, expected_id=at.id)
-            except (StreamNotFound, StreamRecreated) as error:  # the query will learn it too: not to be tried again
-                self._say(name, error)
+            except (StreamNotFound, StreamRecreated) as error:  # the query fails with it too: not to be tried again
+                self._warn(name, error)
             except (NatslogError, ValueError, TypeError) as error:  # not now, or an answer of another shape
-                self._say(name, error)
+                self._warn(name, error)
                 if not isinstance(error, NatslogError) or error.retriable:
                     wait_s = _AGAIN_AFTER_S
                     break
             self._written[name] = at
         self._not_before_s = time.monotonic() + wait_s
 
-    def _say(self, stream: str, error: Exception) -> None:
-        if time.monotonic() >= self._said_until_s:
-            self._said_until_s = time.monotonic() + _SAY_EVERY_S
+    def _warn(self, stream: str, error: Exception) -> None:
+        if time.monotonic() >= self._logged_until_s:
+            self._logged_until_s = time.monotonic() + _LOG_EVERY_S
             logger.warning("cursor %s on %s is not up to date, the query goes on: %s", self._consumer, stream, error)

@@ -3,8 +3,8 @@
     {"orders": {"id": "3ef2…", "offset": 5000, "rows_behind": 42, "bytes_behind": 7310, "seconds_behind": 1.2}}
 
 Theory of operation. Spark asks for the latest offsets right after it has planned a batch, so what is behind is what the
-batch leaves unread. Most queries leave nothing, and then nobody is asked: all is 0. Otherwise rows are a difference of
-offsets; bytes and seconds come from a broker, one request for all streams.
+batch leaves unread. Most queries leave nothing, and then no request is made: all is 0. Otherwise rows are a difference
+of offsets; bytes and seconds come from a broker, one request for all streams.
 
 Invariant. This is a report: it never fails, and never waits longer than `_WAIT_S`. What is not known by then is null; a
 broker that was slow or away is not asked again for a while.
@@ -26,7 +26,7 @@ logger = logging.getLogger("pyspark_natslog")
 _WAIT_S = 0.1
 _ASK_WITHIN_S = 2.0
 _PAUSE_S = 5.0
-_SAY_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 
 OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -57,7 +57,7 @@ class LagReport:
         self._client = NatslogClient(servers, self._options)
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[dict[str, StreamLag]] | None = None
-        self._paused_until_s = self._said_until_s = float("-inf")
+        self._paused_until_s = self._logged_until_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LagReport, (self._servers, self._options, self._clock)
@@ -70,7 +70,7 @@ class LagReport:
         return {name: dict(at) | _behind(rows[name], lags.get(name)) for name, at in latest.items()}
 
     def _ask(self, positions: dict[str, int]) -> dict[str, StreamLag]:
-        """By a thread, so that nobody waits for what may happen to a request."""
+        """In a thread, so that the query does not wait for what may happen to a request."""
         if not positions or self._clock() < self._paused_until_s or self._is_busy():
             return {}
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="lag")
@@ -98,8 +98,8 @@ class LagReport:
     def _pause(self, why: str) -> None:
         now_s = self._clock()
         self._paused_until_s = now_s + _PAUSE_S
-        if now_s >= self._said_until_s:
-            self._said_until_s = now_s + _SAY_EVERY_S
+        if now_s >= self._logged_until_s:
+            self._logged_until_s = now_s + _LOG_EVERY_S
             logger.warning("bytes and seconds behind are unknown for now, the query goes on: %s", why)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class LagReport:
 
 
 def _position(name: str, latest: Mapping[str, Any], end: OffsetsJson) -> int:
-    """Where the reader stands; at the start of a stream that it has not begun, or that was created again."""
+    """The position of the reader; at the start of a stream that it has not begun, or that was created again."""
     at = end.get(name)
     return int(at["offset"]) if at is not None and at["id"] == latest["id"] else 0
 
@@ -119,5 +119,5 @@ def _behind(rows: int, lag: StreamLag | None) -> dict[str, Any]:
         lag = StreamLag(0, 0, 0.0)
     elif lag is None:
         lag = StreamLag(rows, None, None)
-    # The broker looked a little later, and knows what retention and damage have left.
+    # The broker computed it a little later, and excludes what retention and damage have removed.
     return {"rows_behind": min(rows, lag.rows), "bytes_behind": lag.bytes, "seconds_behind": lag.seconds}

@@ -17,7 +17,7 @@ logger = logging.getLogger("pyspark_natslog")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets `[start, end)` of a stream that can no longer be read; `end` None where nobody knows."""
+    """Offsets `[start, end)` of a stream that can no longer be read; `end` None where it is not known."""
 
     stream: str
     start: int
@@ -97,7 +97,7 @@ def _behind_damage(options: SourceOptions, stream: str, start: int, end: int, er
     lost_to = end if not isinstance(damaged_to, int) else min(damaged_to, end)
     if lost_to <= start:
         raise error
-    remedy = "restore the file from a replica or a copy (`natslog verify` checks it); replicas mend it by themselves"
+    remedy = "restore the file from a replica or a copy (`natslog verify` checks it); replicas repair it by themselves"
     report_loss(options, Loss(stream, start, lost_to, f"quarantined by the broker: {error.message}", remedy))
     return lost_to
 

@@ -68,10 +68,6 @@ class Admission:
     min_rows: int | None
     max_delay_s: float
 
-    @property
-    def is_limited(self) -> bool:
-        return (self.max_rows, self.max_bytes, self.min_rows) != (None, None, None)
-
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
@@ -98,7 +94,6 @@ class SourceOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     subject_filter: str | None
-    filter_pushdown: bool
     payload: PayloadOptions
     reports_lag: bool
     cursor: str | None
@@ -122,6 +117,7 @@ class SourceOptions:
         if subject_filter is not None:
             with naming("subjectFilter"):
                 check_subject(subject_filter, wildcards=True)
+        given.flag("filterPushdown", False)  # checked only: see `data_source`
         return cls(
             servers=parse_servers(given.text("servers")),
             selection=selection,
@@ -131,9 +127,8 @@ class SourceOptions:
             admission=_admission(given),
             cutting=_cutting(given),
             include_headers=given.flag("includeHeaders", False),
-            columns=_columns(given, payload.stand_in(ALL_COLUMNS)),
+            columns=_columns(given, payload.replace_value(ALL_COLUMNS)),
             subject_filter=subject_filter,
-            filter_pushdown=given.flag("filterPushdown", False),
             payload=payload,
             reports_lag=given.flag("lag", True),
             cursor=_cursor(given),
@@ -142,7 +137,7 @@ class SourceOptions:
 
     def selected_columns(self) -> tuple[str, ...]:
         """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
-        return self.columns or self.payload.stand_in(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+        return self.columns or self.payload.replace_value(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
 
     def check_schema(self, schema: StructType) -> None:
         """Raises ConfigError: the schema that Spark was given has other columns than the option names."""

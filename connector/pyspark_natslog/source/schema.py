@@ -30,7 +30,7 @@ _SPARK_TYPES: dict[str, DataType] = {
     "headers": ArrayType(_PAIR),
 }
 METADATA_COLUMNS = tuple(_SPARK_TYPES)
-"""All but the payload: `value`, or the typed columns that stand instead of it."""
+"""All but the payload: `value`, or the typed columns that replace it."""
 _SPARK_HEADERS = pa.list_(pa.field("element", HEADERS_TYPE.value_type))
 
 

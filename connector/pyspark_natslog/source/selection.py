@@ -35,7 +35,7 @@ class Selection:
     group: str | None = None
 
     def could_hold(self, name: str) -> bool:
-        """Whether a stream of this name may be meant; of a group nobody knows before asking."""
+        """Whether a stream of this name may be meant; of a group this is not known before a request."""
         if self.pattern is not None:
             return fnmatchcase(name, self.pattern)
         return self.group is not None or name in self.names

@@ -63,14 +63,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         options = self._options
-        states = self._patiently(self._states)
+        states = self._retry_until_available(self._states)
         for name in options.selection.names:
             if name not in states:
                 raise StreamNotFound(f"there is no stream {name!r}: create it, or correct option stream")
         if not states:
             logger.warning("no stream of %s is there yet; those that come are read from their start", options.selection)
         resolve = partial(resolve_start, self._client, options, options.start)
-        starts = {name: self._patiently(partial(resolve, state)) for name, state in states.items()}
+        starts = {name: self._retry_until_available(partial(resolve, state)) for name, state in states.items()}
         return to_json({name: StreamOffset(states[name].id, start) for name, start in starts.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -78,19 +78,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes how far this run goes."""
-        states = self._patiently(self._states)
+        states = self._retry_until_available(self._states)
         self._target = {name: StreamOffset(state.id, state.high_watermark) for name, state in states.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = from_json(start)
         ask = partial(self._states_for, {name: (at, at.offset) for name, at in position.items()})
         if self._target is not None:  # the same position would end the run, undrained
-            states = self._patiently(ask)
+            states = self._retry_until_available(ask)
         else:
             try:
                 states = ask()
             except NatslogError as error:
-                if self._is_to_be_told(error):
+                if self._should_raise(error):
                     raise
                 return start
         self._away_since = None
@@ -101,7 +101,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {name: _moved(at, position.get(name), admitted[name]) for name, at in begin.items()}
         ranges = [OffsetRange(name, at.id, at.offset, end[name].offset) for name, at in sorted(begin.items())]
         ranges = [one for one in ranges if one.rows]
-        tasks = self._patiently(partial(plan_tasks, self._client, self._options, ranges, os.cpu_count() or 1))
+        tasks = self._retry_until_available(
+            partial(plan_tasks, self._client, self._options, ranges, os.cpu_count() or 1)
+        )
         for name, share in numbers_of(tasks).items():
             end[name] = replace(end[name], tasks=share)
         self._planned = ranges, tasks
@@ -169,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def reach(name: str, max_bytes: int | None) -> tuple[int, int]:
             start = begin[name].offset
             ask = partial(self._client.extent, name, start, start + waiting[name], max_bytes=max_bytes)
-            end, size_bytes = self._patiently(ask)
+            end, size_bytes = self._retry_until_available(ask)
             return end - start, size_bytes
 
         return self._admitter.admit(waiting, reach, drains=self._target is not None)
@@ -188,19 +190,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return StreamOffset(at.id, state.high_watermark)
         return at
 
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+    def _retry_until_available(self, ask: Callable[[], Answer]) -> Answer:
         """The answer, also of brokers that are away for a while, or streams without a leader."""
         while True:
             try:
                 answer = ask()
             except NatslogError as error:
-                if self._is_to_be_told(error):
+                if self._should_raise(error):
                     raise
             else:
                 self._away_since = None
                 return answer
 
-    def _is_to_be_told(self, error: NatslogError) -> bool:
+    def _should_raise(self, error: NatslogError) -> bool:
         """Whether this ends the query: it does not pass by itself, or has not for too long."""
         if not error.retriable:
             return True
@@ -217,13 +219,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not moved:
             return []
         wanted = {name: (_first(begin.get(name), last), last.offset) for name, last in moved.items()}
-        states = self._patiently(partial(self._states_for, wanted))
+        states = self._retry_until_available(partial(self._states_for, wanted))
         ranges = [self._range(name, wanted[name][0].offset, last, states.get(name)) for name, last in moved.items()]
         known = [one for one in ranges if one is not None and one.rows]
         if self._planned is not None and self._planned[0] == known:
             return self._planned[1]
         numbered = {name: last.tasks for name, last in moved.items()}
-        return self._patiently(partial(plan_again, self._client, self._options, known, numbered))
+        return self._retry_until_available(partial(plan_again, self._client, self._options, known, numbered))
 
     def _range(self, name: str, begun: int, last: StreamOffset, state: StreamState | None) -> OffsetRange | None:
         """What is still there of one stream's part of a batch."""

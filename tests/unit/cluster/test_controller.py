@@ -15,12 +15,12 @@ from natslog.cluster.commands import (
     MoveReplicas,
     RegisterBroker,
 )
-from natslog.cluster.controller import Controller, Handover
+from natslog.cluster.controller import Controller, LeadershipTransfer
 from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamSettings
 
 ALL = (1, 2, 3)
-SETTLED_MS = 20_000.0
+STABLE_MS = 20_000.0
 
 
 def cluster(*, brokers: int = 3, **record: Any) -> Metadata:
@@ -52,7 +52,7 @@ def chosen(controller: Controller, state: Metadata, alive: tuple[int, ...], now_
 # ---- when a leader is gone ----
 
 
-def test_leader_with_a_session_that_nobody_misses_stays() -> None:
+def test_leader_with_a_session_that_is_not_reported_unresponsive_stays() -> None:
     assert chosen(Controller(0.0), cluster(), ALL) is None
 
 
@@ -66,25 +66,25 @@ def test_nobody_leads_who_does_not_hold_everything() -> None:
     assert chosen(Controller(0.0), cluster(isr=(1,), eligible=(3,)), (2, 3)) == (3, (3,))
 
 
-def test_majority_that_misses_its_leader_gets_another() -> None:
+def test_leader_that_a_majority_reports_unresponsive_is_replaced() -> None:
     controller, state = Controller(0.0), cluster()
-    controller.missed("orders", 1, 2, 0.0)
+    controller.reported_unresponsive("orders", 1, 2, 0.0)
     assert chosen(controller, state, ALL) is None
-    controller.missed("orders", 1, 3, 0.0)
+    controller.reported_unresponsive("orders", 1, 3, 0.0)
     assert chosen(controller, state, ALL, 100.0) == (2, (2, 3))
 
 
 def test_who_has_no_session_counts_as_missing_the_leader() -> None:
     controller = Controller(0.0)
-    controller.missed("orders", 1, 2, 0.0)
+    controller.reported_unresponsive("orders", 1, 2, 0.0)
     assert chosen(controller, cluster(), (1, 2)) == (2, (2,))
 
 
 def test_reports_of_another_epoch_or_long_ago_or_of_outsiders_do_not_count() -> None:
     for epoch, by, at_ms in ((0, 3, 0.0), (1, 3, -10_000.0), (1, 9, 0.0)):
         controller = Controller(0.0)
-        controller.missed("orders", 1, 2, 0.0)
-        controller.missed("orders", epoch, by, at_ms)
+        controller.reported_unresponsive("orders", 1, 2, 0.0)
+        controller.reported_unresponsive("orders", epoch, by, at_ms)
         assert chosen(controller, cluster(), ALL) is None
 
 
@@ -106,24 +106,24 @@ def test_proven_member_leads_before_unproven_ones() -> None:
 def test_all_unproven_the_longest_log_leads_when_all_have_said_where_they_end() -> None:
     controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7)
     for by, end in ((1, 10), (2, 12)):
-        controller.positioned("orders", 7, by, 1, end, 0.0)
+        controller.reported_position("orders", 7, by, 1, end, 0.0)
     assert chosen(controller, state, ALL) is None, "3 has a session and may say more"
-    controller.positioned("orders", 7, 3, 1, 11, 0.0)
+    controller.reported_position("orders", 7, 3, 1, 11, 0.0)
     assert chosen(controller, state, ALL, 100.0) == (2, (1, 2, 3))
 
 
 def test_all_unproven_a_majority_is_enough_after_a_while_and_less_never_is() -> None:
     controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3))
-    controller.positioned("orders", 0, 1, 1, 10, 0.0)
+    controller.reported_position("orders", 0, 1, 1, 10, 0.0)
     assert chosen(controller, state, ALL, 60_000.0) is None
-    controller.positioned("orders", 0, 3, 1, 11, 60_000.0)
+    controller.reported_position("orders", 0, 3, 1, 11, 60_000.0)
     assert chosen(controller, state, ALL, 60_000.0) == (3, (1, 2, 3))
 
 
 def test_positions_of_another_version_do_not_count() -> None:
     controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7)
     for by in ALL:
-        controller.positioned("orders", 6, by, 1, 10, 0.0)
+        controller.reported_position("orders", 6, by, 1, 10, 0.0)
     assert chosen(controller, state, ALL, 60_000.0) is None
 
 
@@ -131,7 +131,7 @@ def test_last_one_that_holds_everything_leads_unproven_too() -> None:
     assert chosen(Controller(0.0), cluster(leader=None, isr=(2,), unproven=(2,)), ALL) == (2, (2,))
 
 
-# ---- moves and handovers ----
+# ---- moves and transfers ----
 
 
 def test_move_is_done_when_its_target_is_in_sync_and_leads() -> None:
@@ -144,68 +144,68 @@ def test_move_is_done_when_its_target_is_in_sync_and_leads() -> None:
 
 def test_stream_goes_back_to_its_preferred_leader_when_all_is_quiet_and_once() -> None:
     controller, state = Controller(0.0), cluster(leader=2)
-    assert not controller.decide(state, ALL, 0.0).handovers
-    assert controller.decide(state, ALL, SETTLED_MS).handovers == (Handover("orders", 2, 1),)
-    assert not controller.decide(state, ALL, SETTLED_MS + 100.0).handovers
-    assert controller.decide(state, ALL, SETTLED_MS + 11_000.0).handovers
+    assert not controller.decide(state, ALL, 0.0).transfers
+    assert controller.decide(state, ALL, STABLE_MS).transfers == (LeadershipTransfer("orders", 2, 1),)
+    assert not controller.decide(state, ALL, STABLE_MS + 100.0).transfers
+    assert controller.decide(state, ALL, STABLE_MS + 11_000.0).transfers
 
 
 def test_preferred_leader_that_is_not_in_sync_or_unproven_waits() -> None:
     for record in ({"isr": (2, 3)}, {"unproven": (1,)}):
         controller, state = Controller(0.0), cluster(leader=2, **record)
         controller.decide(state, ALL, 0.0)
-        assert not controller.decide(state, ALL, SETTLED_MS).handovers
+        assert not controller.decide(state, ALL, STABLE_MS).transfers
 
 
-def hear(controller: Controller, *deaf: int, now_ms: float = 0.0) -> None:
+def report_nats(controller: Controller, *cut_off: int, now_ms: float = 0.0) -> None:
     for broker in ALL:
-        controller.hearing(BrokerId(broker), broker not in deaf, now_ms)
+        controller.reported_nats(BrokerId(broker), broker not in cut_off, now_ms)
 
 
-def test_leader_that_does_not_hear_nats_hands_over_to_one_that_does_and_gets_it_back_later() -> None:
+def test_leader_cut_off_from_nats_is_replaced_by_one_that_reaches_it_and_leads_again_later() -> None:
     controller, state = Controller(0.0), cluster()
-    hear(controller, 1, 2)
-    assert not controller.decide(state, ALL, 1000.0).handovers, "it may be a moment of a server's restart"
-    assert controller.decide(state, ALL, 1600.0).handovers == (Handover("orders", 1, 3),)
+    report_nats(controller, 1, 2)
+    assert not controller.decide(state, ALL, 1000.0).transfers, "it may be a moment of a server's restart"
+    assert controller.decide(state, ALL, 1600.0).transfers == (LeadershipTransfer("orders", 1, 3),)
     state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], leader=3)
-    assert not controller.decide(state, ALL, SETTLED_MS).handovers, "the preferred leader is as deaf as before"
-    hear(controller, now_ms=SETTLED_MS)
-    assert not controller.decide(state, ALL, SETTLED_MS + 1000.0).handovers
-    assert controller.decide(state, ALL, SETTLED_MS + 1600.0).handovers == (Handover("orders", 3, 1),)
+    assert not controller.decide(state, ALL, STABLE_MS).transfers, "the preferred leader is cut off as before"
+    report_nats(controller, now_ms=STABLE_MS)
+    assert not controller.decide(state, ALL, STABLE_MS + 1000.0).transfers
+    assert controller.decide(state, ALL, STABLE_MS + 1600.0).transfers == (LeadershipTransfer("orders", 3, 1),)
 
 
-def test_where_nobody_hears_nats_or_only_one_out_of_sync_nothing_is_handed_over() -> None:
+def test_where_no_broker_or_only_one_out_of_sync_reaches_nats_no_leadership_is_transferred() -> None:
     controller, state = Controller(0.0), cluster(isr=(1, 2))
-    hear(controller, 1, 2)
-    assert not controller.decide(state, ALL, SETTLED_MS).handovers
-    hear(controller, 1, 2, 3, now_ms=SETTLED_MS)
-    assert not controller.decide(state, ALL, 2 * SETTLED_MS).handovers
-    hear(controller, 1, now_ms=2 * SETTLED_MS)
-    assert not controller.decide(state, ALL, 2 * SETTLED_MS + 1000.0).handovers, "NATS is just coming back"
+    report_nats(controller, 1, 2)
+    assert not controller.decide(state, ALL, STABLE_MS).transfers
+    report_nats(controller, 1, 2, 3, now_ms=STABLE_MS)
+    assert not controller.decide(state, ALL, 2 * STABLE_MS).transfers
+    report_nats(controller, 1, now_ms=2 * STABLE_MS)
+    assert not controller.decide(state, ALL, 2 * STABLE_MS + 1000.0).transfers, "NATS is just coming back"
 
 
-def test_dead_leader_is_followed_by_one_that_hears_nats_where_there_is_one() -> None:
+def test_dead_leader_is_followed_by_one_that_reaches_nats_where_there_is_one() -> None:
     controller, state = Controller(0.0), cluster()
-    hear(controller, 2)
+    report_nats(controller, 2)
     assert chosen(controller, state, (2, 3), 2000.0) == (3, (2, 3))
-    hear(controller, 2, 3, now_ms=3000.0)
+    report_nats(controller, 2, 3, now_ms=3000.0)
     assert chosen(controller, state, (2, 3), 5000.0) == (2, (2, 3))
 
 
-def test_drain_goes_on_while_nobody_hears_nats() -> None:
+def test_drain_goes_on_while_no_broker_reaches_nats() -> None:
     controller, state = Controller(0.0), cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
-    hear(controller, *ALL)
+    report_nats(controller, *ALL)
     controller.decide(state, ALL, 0.0)
-    assert controller.decide(state, ALL, SETTLED_MS).handovers == (Handover("orders", 1, 2),)
+    assert controller.decide(state, ALL, STABLE_MS).transfers == (LeadershipTransfer("orders", 1, 2),)
 
 
 def test_drained_broker_hands_over_and_is_moved_off() -> None:
     controller, state = Controller(0.0), cluster(brokers=4)
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
     controller.decide(state, (1, 2, 3, 4), 0.0)
-    decisions = controller.decide(state, (1, 2, 3, 4), SETTLED_MS)
-    assert decisions.handovers == (Handover("orders", 1, 2),)
+    decisions = controller.decide(state, (1, 2, 3, 4), STABLE_MS)
+    assert decisions.transfers == (LeadershipTransfer("orders", 1, 2),)
     assert decisions.commands == (MoveReplicas(name="orders", target=(4, 2, 3)),)
 
 
@@ -216,9 +216,7 @@ def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_ther
     state.brokers[4] = msgspec.structs.replace(state.brokers[4], is_draining=True)
     controller = Controller(0.0)
     controller.decide(state, (1, 2, 3, 5), 0.0)
-    moves = [
-        one for one in controller.decide(state, (1, 2, 3, 5), SETTLED_MS).commands if isinstance(one, MoveReplicas)
-    ]
+    moves = [one for one in controller.decide(state, (1, 2, 3, 5), STABLE_MS).commands if isinstance(one, MoveReplicas)]
     assert len(moves) == 6
     assert all(4 not in one.target for one in moves)
 
@@ -226,4 +224,4 @@ def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_ther
 def test_drain_without_another_broker_waits() -> None:
     state = cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
-    assert not Controller(0.0).decide(state, ALL, SETTLED_MS).commands
+    assert not Controller(0.0).decide(state, ALL, STABLE_MS).commands

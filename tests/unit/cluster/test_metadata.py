@@ -11,12 +11,12 @@ from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
     BrokerRecord,
-    BuryStream,
     ChangeIsrs,
     Command,
     CreateStream,
     DeleteStream,
     DisableReplicas,
+    DropTombstone,
     EditStream,
     FinishMoves,
     ForgetBroker,
@@ -65,8 +65,8 @@ def test_deleted_stream_leaves_a_tombstone_and_its_id_is_never_used_again() -> N
     with pytest.raises(InvalidRequest):
         state.apply(create(stream_id="aa"))
     assert state.apply(create(stream_id="bb"))
-    assert state.apply(BuryStream(id="aa"))
-    assert not state.apply(BuryStream(id="aa"))
+    assert state.apply(DropTombstone(id="aa"))
+    assert not state.apply(DropTombstone(id="aa"))
 
 
 def test_edit_and_pause_change_only_what_they_name() -> None:

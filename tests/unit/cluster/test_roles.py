@@ -19,11 +19,11 @@ from natslog.cluster.roles import (
     Fenced,
     FetchPosition,
     FollowerReplica,
+    FollowerStep,
     Halt,
     Ignore,
     LeaderReplica,
     Matching,
-    Step,
     Verdict,
     judge,
     quorum_position,
@@ -177,7 +177,7 @@ def test_follower_that_copies_a_long_run_without_a_pause_stays_in_sync() -> None
 
 
 def test_follower_shows_whole_runs_only() -> None:
-    follower = FollowerReplica(2, record_of(), high_watermark=5, heard_ms=0.0)
+    follower = FollowerReplica(2, record_of(), high_watermark=5, last_contact_ms=0.0)
     assert follower.advanced(30, 10) == 10
     assert follower.advanced(30, 10) == 10, "the run from 10 on is not whole here"
     assert follower.advanced(20, 30) == 20
@@ -199,7 +199,7 @@ def test_lagging_follower_leaves_and_is_counted_until_that_is_done() -> None:
 def test_follower_that_knew_before_its_leader_that_it_is_out_comes_back_though_it_asks_no_more() -> None:
     leader = leader_of(end=0)
     held_by_all(leader, 0)
-    leader.fetched(3, 0, "b", LATER_MS, version=1)  # the leader's disk is slow: it hears of version 1 after 3 did
+    leader.fetched(3, 0, "b", LATER_MS, version=1)  # the leader's disk is slow: it receives version 1 after 3 did
     leader.update(record_of(isr=(1, 2), version=1), LATER_MS)
     change = leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS})
     assert change is not None
@@ -213,7 +213,7 @@ def test_follower_that_asked_before_it_was_put_out_must_ask_again() -> None:
     assert leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS}) is None
 
 
-def test_silent_follower_of_an_idle_stream_stays_while_its_broker_is_heard_of() -> None:
+def test_follower_of_an_idle_stream_stays_in_sync_while_its_broker_sends_something() -> None:
     leader = leader_of()
     for follower in (2, 3):
         leader.fetched(follower, 10, "a", 0.0)
@@ -313,7 +313,7 @@ def follower_of(high_watermark: int = 0) -> FollowerReplica:
     ],
 )
 def test_follower_does_what_the_leader_of_its_epoch_says(
-    epoch: int, verdict: Verdict, high_watermark: int, step: Step
+    epoch: int, verdict: Verdict, high_watermark: int, step: FollowerStep
 ) -> None:
     follower = follower_of(high_watermark)
     assert follower.answered(epoch, verdict, 1.0, epochs=EPOCHS, log_end_offset=10) == step
@@ -332,15 +332,15 @@ def test_followers_high_watermark_is_never_beyond_its_log_nor_goes_back() -> Non
     assert follower.position(EPOCHS, 8) == FetchPosition(5, 8, 4)
 
 
-def test_follower_misses_a_leader_that_neither_answers_nor_is_heard_of() -> None:
+def test_leader_that_neither_answers_nor_sends_anything_is_unresponsive() -> None:
     follower = follower_of()
-    assert not follower.misses_leader(2000.0, 0.0)
-    assert follower.misses_leader(3000.0, 0.0)
-    assert not follower.misses_leader(3000.0, 1000.0)
+    assert not follower.is_leader_unresponsive(2000.0, 0.0)
+    assert follower.is_leader_unresponsive(3000.0, 0.0)
+    assert not follower.is_leader_unresponsive(3000.0, 1000.0)
     follower.answered(4, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
-    assert follower.misses_leader(3000.0, 0.0), "another epoch's answer is none"
+    assert follower.is_leader_unresponsive(3000.0, 0.0), "another epoch's answer is none"
     follower.answered(5, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
-    assert not follower.misses_leader(3000.0, 0.0)
+    assert not follower.is_leader_unresponsive(3000.0, 0.0)
 
 
 # ---- the longest log ----

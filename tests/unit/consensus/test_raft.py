@@ -92,7 +92,7 @@ class Group:
         if ready.snapshot is not None:
             self.installed.append(ready.snapshot)
 
-    def settle(self) -> None:
+    def deliver_all(self) -> None:
         """Delivers until nobody says anything more."""
         self.pump()
         while self.waiting:
@@ -106,22 +106,22 @@ class Group:
         for _ in range(ticks):
             for id in self.rafts if only is None else only:
                 self.rafts[id].tick()
-            self.settle()
+            self.deliver_all()
 
     def elect(self, id: int) -> Raft:
         self.rafts[id].campaign()
-        self.settle()
+        self.deliver_all()
         assert self.rafts[id].role == "leader"
         return self.rafts[id]
 
     def propose(self, id: int, *data: bytes) -> None:
         for one in data:
             self.rafts[id].propose(one)
-        self.settle()
+        self.deliver_all()
 
     def change(self, id: int, membership: Membership) -> None:
         self.rafts[id].propose_membership(membership)
-        self.settle()
+        self.deliver_all()
 
 
 def roles(group: Group, *ids: int) -> list[str]:
@@ -198,7 +198,7 @@ def test_two_candidates_of_one_term_never_both_lead() -> None:
     group = Group(1, 2, 3)
     for id in (1, 2):
         group[id]._campaign_for_real()
-    group.settle()
+    group.deliver_all()
     assert [group[1].role, group[2].role].count("leader") == 1
     assert group[1].term == group[2].term == 1
 
@@ -231,7 +231,7 @@ def test_vote_is_refused_to_a_shorter_log() -> None:
     group.cut = {1}
     group.tick(ELECTION_TICKS, only=[2, 3])
     group[3].campaign()
-    group.settle()
+    group.deliver_all()
     assert group[3].role != "leader"
     group.elect(2)
 
@@ -263,7 +263,7 @@ def test_node_of_a_higher_term_rejoins_by_deposing_the_leader_once() -> None:
     group.elect(1)
     group.cut = {3}
     group[3]._campaign_for_real()
-    group.settle()
+    group.deliver_all()
     group.cut = set()
     group.tick(6 * ELECTION_TICKS)
     assert len({raft.term for raft in group.rafts.values()}) == 1
@@ -342,7 +342,7 @@ def test_figure_8_an_entry_of_an_older_term_is_not_committed_by_counting() -> No
     for id in (2, 3, 4):
         group.rafts[id].leader = None  # their lease ran out
     group[5].campaign()  # in vain: it learns of term 4
-    group.settle()
+    group.deliver_all()
     group.elect(5)
     group.tick(4)
     assert group[5].term == 5
@@ -685,7 +685,7 @@ def test_transfer_hands_over_at_once() -> None:
     group = Group(1, 2, 3)
     group.elect(1)
     group[1].transfer(BrokerId(3))
-    group.settle()
+    group.deliver_all()
     assert (group[3].role, group[3].term, group[1].leader) == ("leader", 2, 3)
 
 
@@ -736,7 +736,7 @@ def test_read_is_confirmed_by_a_round_of_a_quorum() -> None:
     group.propose(1, b"a")
     group.cut = {2, 3}
     group[1].read_index(7)
-    group.settle()
+    group.deliver_all()
     assert group.reads == []
     group.cut = {2}
     group.tick(2)

@@ -127,7 +127,7 @@ def several_batches(folder: Path) -> ReplicaLog:
     for at in range(6):
         batches = [rows([b"%d-%d" % (at, part), os.urandom(3000)]) for part in range(2)]
         log.append_run("p", at, batches, rows=4, size_bytes=12_000, now_us=1_000_000 + at)
-    log.roll(1_000_010)
+    log.roll()
     log.append(rows([b"last"]), 1_000_011)
     assert log.seal_next()
     return log
@@ -144,7 +144,7 @@ def test_only_what_is_damaged_in_a_sealed_segment_and_behind_it_is_discarded(tmp
     log.chain.committed = log.checkpointed
     start = log.first_damaged_offset()
     assert start == entry.base_offset
-    log.discard_from(start, 1)
+    log.discard_from(start)
     assert (log.failure, log.log_end_offset) == (None, entry.base_offset)
     assert values_of(log) == values[: entry.base_offset]
     log.append_copies([copy for copy in copies if copy.header.base_offset >= start])
@@ -167,7 +167,7 @@ def test_a_damaged_footer_costs_no_batch_of_its_segment(
     log.chain.committed = log.checkpointed
     start = log.first_damaged_offset()
     assert start == 24
-    points = crash_points(monkeypatch, tmp_path / "log", lambda: log.discard_from(24, 1))
+    points = crash_points(monkeypatch, tmp_path / "log", lambda: log.discard_from(24))
     assert values_of(log) == values[:24]
     for point in points:
         crashed = open_log(point)
@@ -175,7 +175,7 @@ def test_a_damaged_footer_costs_no_batch_of_its_segment(
         again = crashed.first_damaged_offset()
         assert again in (None, 24)
         if again is not None:
-            crashed.discard_from(again, 1)
+            crashed.discard_from(again)
         assert values_of(crashed) == values[: crashed.log_end_offset]
         assert crashed.log_end_offset >= 24
         crashed.close()

@@ -59,7 +59,7 @@ def crash(log: ReplicaLog) -> None:
 
 def make_empty_successor(log: ReplicaLog) -> Path:
     """As natslog 0.1.0 left it where the folder fsync of a roll failed: appends continued in the segment before."""
-    ActiveSegment.create(log.folder, STREAM_ID, log.log_end_offset, 1).close()
+    ActiveSegment.create(log.folder, STREAM_ID, log.log_end_offset).close()
     return log.folder / f"{log.log_end_offset:020d}.active"
 
 
@@ -72,7 +72,7 @@ def test_failed_roll_leaves_no_file_and_no_acked_message_is_cut(
     with monkeypatch.context() as patch:
         failing(patch)
         with pytest.raises(StorageUnavailable):
-            log.roll(2_000_000)
+            log.roll()
     assert sorted(os.listdir(log_folder)) == before
     for at in range(5, 10):
         values.append(b"%d" % at)
@@ -89,7 +89,7 @@ def test_failed_roll_over_an_empty_segment_keeps_the_end_of_the_log(
     """The file that says where the log ends is replaced by an equal one; neither may be missing afterwards."""
     log = open_log(log_folder, max_age_s=8.0)
     log.append(rows([b"x"] * 500), 1_000_000)
-    log.roll(3_000_000)
+    log.roll()
     assert log.seal_next()
     assert log.enforce_retention(20_000_000) == 1
     log.chain.segments[-1].failed = True  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def test_empty_successors_in_the_middle_of_the_log_are_removed(log_folder: Path)
     log.append(rows([b"a"]), 2_000_000)
     leftovers.append(make_empty_successor(log))
     log.append(rows([b"b"]), 2_000_000)
-    log.roll(2_000_001)
+    log.roll()
     log.append(rows([b"c"]), 2_000_002)
     assert log.seal_next()
     crash(log)
@@ -151,7 +151,7 @@ def test_a_successor_with_rows_beside_whole_batches_is_damage_and_nothing_is_cut
     log, _ = filled(log_folder, 5)
     make_empty_successor(log)
     other = open_log(log_folder.parent / "other")
-    other.begin_at(5, Epoch(1), 1)
+    other.begin_at(5, Epoch(1))
     other.append(rows([b"other"]), 3_000_000)
     log.append(rows([b"mine"]), 3_000_000)
     crash(log)
@@ -163,7 +163,7 @@ def test_a_successor_with_rows_beside_whole_batches_is_damage_and_nothing_is_cut
     assert [(known.start_offset, known.end_offset) for known in again.chain.damages] == [(5, 6)]
     assert {path.name: path.stat().st_size for path in log_folder.glob("*.active")} == sizes
     assert again.first_damaged_offset() == 5
-    again.discard_from(5, 1)
+    again.discard_from(5)
     again.close()
     assert stored_values(open_log(log_folder)) == [b"%d" % at for at in range(5)]
 
@@ -203,7 +203,7 @@ def test_beginning_anew_that_fails_leaves_no_file(log_folder: Path, monkeypatch:
 
         patch.setattr(ActiveSegment, "create", failing)
         with pytest.raises(StorageFailed):
-            log.begin_at(40, Epoch(1), 1)
+            log.begin_at(40, Epoch(1))
     assert sorted(path.name for path in log_folder.glob("*.active")) == segments
     crash(log)
     again = open_log(log_folder)

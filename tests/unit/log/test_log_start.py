@@ -90,7 +90,7 @@ def test_a_replica_that_lost_its_first_segment_is_repaired_from_another(tmp_path
     damaged = open_log(tmp_path / "copy", SMALL)
     start = damaged.first_damaged_offset()
     assert start == 0
-    damaged.discard_from(start, 1)
+    damaged.discard_from(start)
     assert damaged.failure is None
     damaged.append_copies(batches_of(leader))
     damaged.close()
@@ -253,7 +253,7 @@ def test_rebuilt_epochs_behind_retention_say_the_same_of_every_offset(log_folder
 
 def test_lost_leader_epochs_of_a_log_without_messages_are_no_default(log_folder: Path) -> None:
     log = open_log(log_folder, replicas=3)
-    log.begin_at(40, Epoch(3), 1)
+    log.begin_at(40, Epoch(3))
     log.close()
     (log_folder / "leader-epochs").unlink()
     with pytest.raises(CorruptLog, match="leader-epochs is missing"):

@@ -91,7 +91,7 @@ def test_log_begins_anew_where_the_leader_begins(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", 30)
     copy = copy_of(leader, tmp_path / "copy")
     copy.checkpoint()
-    copy.begin_at(40, leader.epochs.last_epoch_before(40), 1)
+    copy.begin_at(40, leader.epochs.last_epoch_before(40))
     assert (copy.log_start_offset, copy.log_end_offset, copy.high_watermark) == (40, 40, 40)
     copy.append_copies(batches_of(leader, 40))
     copy.close()
@@ -114,7 +114,7 @@ def test_damage_is_discarded_and_fetched_again(tmp_path: Path) -> None:
     assert damaged.failure is not None
     start = damaged.first_damaged_offset()
     assert start is not None
-    damaged.discard_from(start, 1)
+    damaged.discard_from(start)
     assert damaged.failure is None
     damaged.append_copies(batches_of(leader, start))
     damaged.close()
@@ -136,7 +136,7 @@ def test_damage_in_the_last_batch_is_cut_away_with_it(tmp_path: Path, commits: i
     damaged = open_log(tmp_path / "copy")
     start = damaged.first_damaged_offset()
     assert start == 2 * commits - 2
-    damaged.discard_from(start, 1)
+    damaged.discard_from(start)
     damaged.append_copies(batches_of(leader, start))
     damaged.close()
     again = open_log(tmp_path / "copy")
@@ -159,7 +159,7 @@ def test_damaged_sealed_segment_is_discarded_whole(tmp_path: Path) -> None:
         victim.write_bytes(data)
         start = copy.first_damaged_offset()
         assert start == int(victim.stem), f"case {number}"
-        copy.discard_from(start, 1)
+        copy.discard_from(start)
         assert copy.log_end_offset == start
     copy.append_copies(batches_of(leader))
     copy.chain.committed = copy.log_end_offset
@@ -258,7 +258,7 @@ def test_what_is_known_to_be_committed_is_damage_and_never_torn(tmp_path: Path) 
 
 def test_log_that_begins_anew_says_which_epoch_lay_below(tmp_path: Path) -> None:
     copy = copy_of(filled(tmp_path / "leader", 5), tmp_path / "copy")
-    copy.begin_at(40, Epoch(3), 1)
+    copy.begin_at(40, Epoch(3))
     copy.close()
     again = open_log(tmp_path / "copy", SMALL)
     assert again.epochs.last_epoch_before(40) == 3

@@ -178,7 +178,7 @@ def test_log_cut_at_any_byte_of_a_run_has_all_of_it_or_nothing_once_it_leads(log
             (log_folder / leftover).unlink(missing_ok=True)
         one = crashed_at(log_folder, size_bytes, whole)
         assert one.failure is None
-        assert one.settled_end_offset == (run.end if size_bytes == len(whole) else run.start)
+        assert one.whole_end_offset == (run.end if size_bytes == len(whole) else run.start)
         one.chain.committed = one.checkpointed  # as a broker opens it
         one.begin_epoch(one.epoch + 1)
         one.chain.committed = None
@@ -198,13 +198,13 @@ def test_follower_keeps_a_part_of_a_run_and_goes_on_with_it(log_folder: Path) ->
     run = append_run(log, "q", 0, [[b"a"], [b"b"], [b"c"]])
     first, second, third = copies(log)
     copy.append_copies([first, second])
-    assert (copy.unfinished_run, copy.settled_end_offset, copy.log_end_offset) == (run, 0, 2)
+    assert (copy.unfinished_run, copy.whole_end_offset, copy.log_end_offset) == (run, 0, 2)
     assert copy.last_run("q") is None
     copy.close()
     copy = open_log(log_folder.parent / "copy")
     assert (copy.unfinished_run, copy.log_end_offset) == (run, 2)
     copy.append_copies([third])
-    assert (copy.settled_end_offset, copy.last_run("q")) == (3, run)
+    assert (copy.whole_end_offset, copy.last_run("q")) == (3, run)
 
 
 # ---- what producers committed ----
@@ -267,7 +267,7 @@ def test_table_of_producers_survives_whatever_became_of_its_file(log_folder: Pat
     if harm == "ahead":  # the log was shortened behind the file's back: a replica that lost its end
         log = open_log(log_folder, SMALL)
         log.chain.committed = 0
-        log.discard_from(log.chain.last.base_offset, 1)
+        log.discard_from(log.chain.last.base_offset)
         end = log.log_end_offset
         for segment in log.chain.unsealed:
             segment.close()

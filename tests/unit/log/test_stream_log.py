@@ -80,7 +80,7 @@ def test_sealing_large_commits_rewrites_nothing(log_folder: Path) -> None:
     log.append(rows([b"y" * 600_000]), 2)
     active = log.chain.segments[0].path
     inode, head = active.stat().st_ino, active.read_bytes()
-    log.roll_if_due(3)
+    log.roll()
     assert log.seal_next()
     sealed = active.with_suffix(".arrow")
     assert sealed.stat().st_ino == inode
@@ -249,8 +249,9 @@ def test_idle_stream_shrinks_and_keeps_its_end(log_folder: Path) -> None:
     """The active segment rolls by age, so that retention can drop what was the last segment."""
     log = open_log(log_folder, max_age_s=8.0)
     log.append(rows([b"x"] * 10), 1_000_000)
-    assert not log.roll_if_due(1_500_000)
-    assert log.roll_if_due(2_000_000)  # an eighth of max_age
+    assert not log.is_roll_due(1_500_000)
+    assert log.is_roll_due(2_000_000)  # an eighth of max_age
+    log.roll()
     assert log.seal_next()
     assert log.enforce_retention(10_000_000) == 1
     assert (log.log_start_offset, log.high_watermark) == (10, 10)
@@ -326,7 +327,7 @@ def test_full_disk_refuses_before_anything_is_lost_and_resumes(
     log = open_log(log_folder)
     log.append(rows([b"a"]), 1)
     with monkeypatch.context() as patch:
-        patch.setattr("natslog.log.stream_log.free_bytes", lambda folder: 0)
+        patch.setattr("natslog.log.room.free_bytes", lambda folder: 0)
         time.sleep(0.11)  # what was free a tenth of a second ago is taken to be free still
         for _ in range(2):
             with pytest.raises(StorageFull):

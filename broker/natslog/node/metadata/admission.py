@@ -19,7 +19,7 @@ from natslog.node.peers.messages import Welcome
 
 logger = logging.getLogger("natslog.cluster")
 
-SAY_EVERY_MS = 30_000.0
+LOG_EVERY_MS = 30_000.0
 _MOST_REFUSALS_SAID = 32
 
 
@@ -158,7 +158,7 @@ class Admission:
         if isinstance(error, NotReady):
             return  # it passes
         now_ms = monotonic_ms()
-        self._refused_ms = {said: at for said, at in self._refused_ms.items() if now_ms - at < SAY_EVERY_MS}
+        self._refused_ms = {said: at for said, at in self._refused_ms.items() if now_ms - at < LOG_EVERY_MS}
         if error.message not in self._refused_ms and len(self._refused_ms) < _MOST_REFUSALS_SAID:
             self._refused_ms[error.message] = now_ms
             logger.warning("a broker's link was refused: %s", error.message)

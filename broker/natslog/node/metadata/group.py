@@ -218,11 +218,11 @@ class MetadataGroup:
             self._compacted = ready.snapshot.index
             for proposal_id in list(self._waiting):
                 if (outcome := self.state.outcome_of(proposal_id)) is not None:
-                    self._tell(proposal_id, outcome)
+                    self._complete(proposal_id, outcome)
         for proposal in commands_of(ready.committed):
             outcome = self.state.decide(proposal)
             logger.debug("metadata: %s → %s", proposal.command, outcome)
-            self._tell(proposal.id, outcome)
+            self._complete(proposal.id, outcome)
         if self.state.feature_level > level and level:
             logger.info("the cluster is at feature level %d", self.state.feature_level)
         if ready.committed or ready.snapshot is not None:
@@ -230,7 +230,7 @@ class MetadataGroup:
             self._applied_something = asyncio.Event()
             self._on_applied()
 
-    def _tell(self, proposal_id: str, outcome: Outcome) -> None:
+    def _complete(self, proposal_id: str, outcome: Outcome) -> None:
         future = self._waiting.get(proposal_id)
         if future is not None and not future.done():
             future.set_result(outcome)
@@ -299,7 +299,7 @@ class MetadataGroup:
             self._leader_seen_s = time.monotonic()
 
     def submit(self, command: BackgroundCommand) -> None:
-        """Proposes and forgets: the outcome is seen in the state, and who misses it proposes anew."""
+        """Proposes and forgets: the outcome is seen in the state, and proposed anew where it is missing."""
         proposal = Proposal(id="" if self._by_age else secrets.token_hex(8), command=command)
         try:
             self._propose_once(proposal)
@@ -431,18 +431,18 @@ class MetadataGroup:
         if self.raft.membership != wanted:
             raise MembershipChanging(f"the change of the members in term {term} was lost: ask again")
 
-    async def silent(self, brokers: set[BrokerId]) -> set[BrokerId]:
-        """Of the leader: those of these that give no sign of life from now on, within an election timeout.
+    async def unresponsive(self, brokers: set[BrokerId]) -> set[BrokerId]:
+        """Of the leader: those of these that answer nothing from now on, within an election timeout.
 
-        A session is no such sign: it outlives its broker by three seconds.
+        A session is no answer: it outlives its broker by three seconds.
         """
-        asked, silent = self.raft.now, brokers
+        asked, unresponsive = self.raft.now, brokers
         for _ in range(ELECTION_TICKS):
             await asyncio.sleep(TICK_S)
-            silent = brokers - self.raft.active_since(asked + 1)
-            if not silent:
+            unresponsive = brokers - self.raft.active_since(asked + 1)
+            if not unresponsive:
                 break
-        return silent
+        return unresponsive
 
     def transfer(self, to: BrokerId) -> None:
         """Hands the metadata leadership over. Raises NotMetadataLeader, InvalidRequest."""

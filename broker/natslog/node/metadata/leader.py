@@ -1,4 +1,4 @@
-"""What falls to the broker that leads the metadata: it hears what the others report, decides, and grows the voters.
+"""What falls to the broker that leads the metadata: it collects reports, decides, and grows the voters.
 
 Theory of operation. Every broker runs this; it does something only while it leads. A new term begins with a new
 `Controller`, which knows nothing of what was reported to an earlier one: brokers report again within half a second.
@@ -21,7 +21,7 @@ from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.metadata.group import SESSION_TICKS, TICK_S, MetadataGroup
-from natslog.node.peers.messages import HandOver
+from natslog.node.peers.messages import TransferLeadership
 
 logger = logging.getLogger("natslog.cluster")
 
@@ -32,7 +32,7 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 200.0, 10_000.0
 class Repeats:
     """Proposes a decision again only where it was not applied: the first time after 0.2 s, then ever more seldom.
 
-    A decision that the state machine refuses leaves the state as it was, and is made again at every look.
+    A decision that the state machine refuses leaves the state as it was, and is made again at every tick.
     """
 
     def __init__(self) -> None:
@@ -55,18 +55,21 @@ class Repeats:
 
 
 class MetadataLeading:
-    """Args: `ask_to_hand_over`: sends the frame to the broker that leads the streams in it.
+    """Args: `request_transfer`: sends the frame to the broker that leads the streams in it.
 
     Attributes:
-        lives: the incarnation in which each broker was heard last, with its nonce.
+        lives: the incarnation that each broker last sent, with its nonce.
     """
 
     def __init__(
-        self, group: MetadataGroup, clock: ClusterClock, ask_to_hand_over: Callable[[BrokerId, HandOver], None]
+        self,
+        group: MetadataGroup,
+        clock: ClusterClock,
+        request_transfer: Callable[[BrokerId, TransferLeadership], None],
     ) -> None:
         self.lives: dict[BrokerId, str] = {}
         self._group, self._clock = group, clock
-        self._ask_to_hand_over = ask_to_hand_over
+        self._request_transfer = request_transfer
         self._of_term = -1
         self._controller: Controller | None = None
         self._repeats = Repeats()
@@ -79,42 +82,42 @@ class MetadataLeading:
 
     # ---- what is reported ----
 
-    def missed(self, by: BrokerId, replicas: Iterable[tuple[StreamId, Epoch]]) -> None:
+    def reported_unresponsive(self, by: BrokerId, replicas: Iterable[tuple[StreamId, Epoch]]) -> None:
         if self._controller is not None and self._group.is_leader:
             for stream_id, epoch in replicas:
-                self._controller.missed(stream_id, epoch, by, monotonic_ms())
+                self._controller.reported_unresponsive(stream_id, epoch, by, monotonic_ms())
 
-    def positioned(self, by: BrokerId, positions: Iterable[tuple[StreamId, int, Epoch, int]]) -> None:
+    def reported_position(self, by: BrokerId, positions: Iterable[tuple[StreamId, int, Epoch, int]]) -> None:
         if self._controller is not None and self._group.is_leader:
             for stream_id, version, last_epoch, end in positions:
-                self._controller.positioned(stream_id, version, by, last_epoch, end, monotonic_ms())
+                self._controller.reported_position(stream_id, version, by, last_epoch, end, monotonic_ms())
 
-    def hearing(self, by: BrokerId, hears_nats: bool) -> None:
+    def reported_nats(self, by: BrokerId, reaches_nats: bool) -> None:
         if self._controller is not None and self._group.is_leader:
-            self._controller.hearing(by, hears_nats, monotonic_ms())
+            self._controller.reported_nats(by, reaches_nats, monotonic_ms())
 
     # ---- what is decided ----
 
     async def run(self) -> None:
-        """A look at everything, every tick."""
+        """Decides anew every tick."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._group.is_leader:
-                await self._look()
+                await self._decide()
 
-    async def _look(self) -> None:
+    async def _decide(self) -> None:
         term = self._group.raft.term
         if self._controller is None or self._of_term != term:
             self._controller, self._of_term, self._repeats = Controller(monotonic_ms()), term, Repeats()
             return
         state, alive = self._group.state, self._alive()
-        if len(alive) < len(state.brokers) and not self._controller.is_settled(monotonic_ms()):
-            return  # a new leader hears the others first
+        if len(alive) < len(state.brokers) and not self._controller.has_waited_for_brokers(monotonic_ms()):
+            return  # a new leader waits for reports first
         decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
         for command in self._repeats.due(decisions.commands, state.version, monotonic_ms()):
             self._group.submit(command)
-        for handover in decisions.handovers:
-            self._ask_to_hand_over(handover.leader, HandOver(((handover.stream_id, handover.to),)))
+        for transfer in decisions.transfers:
+            self._request_transfer(transfer.leader, TransferLeadership(((transfer.stream_id, transfer.to),)))
         await self._promote_learners()
 
     async def _promote_learners(self) -> None:

@@ -1,6 +1,6 @@
 """The last resort: a majority of the brokers is lost for good, and one that is left begins a new cluster.
 
-An operator's explicit act, on a stopped broker. What only the lost brokers had is gone, and nobody can say how much
+An operator's explicit act, on a stopped broker. What only the lost brokers had is gone, and how much cannot be known
 that was: so the new cluster has another id, in which no old broker can take part with its old folder.
 """
 
@@ -60,7 +60,7 @@ def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
 def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
     store, identity = RaftStore(data_dir.raft), data_dir.identity
     me = BrokerId(identity.broker_id)
-    state = _all_that_is_known(store)
+    state = _replayed_state(store)
     kept = {name: record for name, record in state.streams.items() if me in record.replicas}
     recovered = Recovered(
         cluster_id=secrets.token_hex(8),
@@ -94,7 +94,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
     return recovered
 
 
-def _all_that_is_known(store: RaftStore) -> Metadata:
+def _replayed_state(store: RaftStore) -> Metadata:
     """Committed or not: what was proposed and reached this disk is more than nothing."""
     state = decode_state(store.snapshot.data)
     check_entries(store.entries)

@@ -18,7 +18,7 @@ from natslog.cluster.incarnations import NONCE_LEVEL, outdated_folder
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OutdatedFolder, StorageUnavailable
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import REMEDY, DataDir
-from natslog.node.metadata.admission import SAY_EVERY_MS, Admission
+from natslog.node.metadata.admission import LOG_EVERY_MS, Admission
 from natslog.node.metadata.entries import Request
 from natslog.node.metadata.group import TICK_S
 from natslog.node.peers.links import DialledLink
@@ -37,7 +37,7 @@ class Registration:
         self._admission, self._data_dir, self._links = admission, data_dir, links
         self._group, self._life = admission.group, data_dir.life
         self._refused: OutdatedFolder | None = None
-        self._said_ms = -SAY_EVERY_MS
+        self._logged_ms = -LOG_EVERY_MS
 
     @property
     def _is_alone(self) -> bool:
@@ -68,10 +68,10 @@ class Registration:
                 return refusal
         return self._refused
 
-    def say_if_outdated(self) -> None:
+    def log_if_outdated(self) -> None:
         outdated = self.outdated
-        if outdated is not None and monotonic_ms() - self._said_ms >= SAY_EVERY_MS:
-            self._said_ms = monotonic_ms()
+        if outdated is not None and monotonic_ms() - self._logged_ms >= LOG_EVERY_MS:
+            self._logged_ms = monotonic_ms()
             logger.error("this broker neither votes nor serves: %s", outdated.message)
 
     # ---- registering ----

@@ -31,7 +31,7 @@ import msgspec
 from natslog.consensus import MAX_BROKER_ID, MAX_COUNT
 from natslog.errors import ClusterMismatch, InvalidRequest, natslog_version
 from natslog.model import BrokerId
-from natslog.node.peers.keys import Key, KeyRing, Session
+from natslog.node.peers.keys import Key, KeyRing, LinkSession
 from natslog.urls import MAX_URL_CHARS, normal_url
 
 PROTOCOL = 2
@@ -146,7 +146,7 @@ class Met:
     """The acceptor has proven itself. `link` is the header that opens the WebSocket, once."""
 
     peer: Hello
-    session: Session
+    session: LinkSession
     link: str
 
 
@@ -185,7 +185,7 @@ class Greeted:
     _body: bytes
     _key: Key
 
-    def session(self, proof: str) -> Session:
+    def session(self, proof: str) -> LinkSession:
         """Raises ClusterMismatch: whoever says so has not seen the answer, or does not hold the secret."""
         if not self._key.proves(proof, "dialler", self._body, self.answer):
             raise another_secret(f"whoever opens a link as broker {self.peer.broker}")

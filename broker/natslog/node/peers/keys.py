@@ -53,15 +53,15 @@ class Key:
     def proves(self, proof: str, step: Step, *messages: bytes) -> bool:
         return hmac.compare_digest(proof.encode(), self.proof(step, *messages).encode())
 
-    def session(self, role: Literal["dialler", "acceptor"], *messages: bytes) -> Session:
+    def session(self, role: Literal["dialler", "acceptor"], *messages: bytes) -> LinkSession:
         """The seals of one link, as that side uses them."""
         salt = hashlib.sha256(_transcript(*messages)).digest()
         derive = HKDF(algorithm=SHA256(), length=64, salt=salt, info=b"natslog link 2 session").derive
         keys = derive(self._sessions)
         from_dialler, from_acceptor = keys[:32], keys[32:]
         if role == "dialler":
-            return Session(Sealer(from_dialler), Opener(from_acceptor))
-        return Session(Sealer(from_acceptor), Opener(from_dialler))
+            return LinkSession(Sealer(from_dialler), Opener(from_acceptor))
+        return LinkSession(Sealer(from_acceptor), Opener(from_dialler))
 
 
 def _derived(secret: bytes, label: bytes) -> bytes:
@@ -118,7 +118,7 @@ def _nonce(number: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LinkSession:
     """The seals of one link. They start at frame 0, and a session is never used for a second link."""
 
     sealer: Sealer

@@ -26,7 +26,7 @@ from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, Not
 from natslog.model import BrokerId
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, Hello
 from natslog.node.peers.introduction import introduce
-from natslog.node.peers.keys import Session
+from natslog.node.peers.keys import LinkSession
 from natslog.node.peers.messages import MAX_FRAME_BYTES, Answered, Ask, FetchResponse, Frame, decode_value
 from natslog.node.peers.outbox import Outbox, received
 from natslog.node.peers.owner import LinkOwner
@@ -184,7 +184,7 @@ class DialledLink:
         await asyncio.wait([self._task])
 
 
-async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hello, session: Session) -> None:
+async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hello, session: LinkSession) -> None:
     """The other end of a dialled link, from its first frame to its end."""
     outbox = Outbox(socket, session.sealer)
 
@@ -246,14 +246,14 @@ class Links:
             link.hang_up()
 
     def keep(self, url: str) -> None:
-        """For a while, and from the next `dial` on: what a broker says that is no known member must be answered."""
+        """For a while, and from the next `dial` on: requests of a broker that is no known member must be answered."""
         self._guests[url] = time.monotonic() + _GUEST_S
 
     async def meet(self, url: str) -> Hello:
         """Who is at this URL; the link stays for a while.
 
         Raises:
-            BrokerUnavailable: nobody answers there, or not as a broker of this cluster would.
+            BrokerUnavailable: nothing answers there, or not as a broker of this cluster would.
         """
         self.dial({*self._by_url, url})
         self._guests[url] = time.monotonic() + _GUEST_S

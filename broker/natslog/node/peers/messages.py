@@ -47,7 +47,7 @@ class Forwarded(msgspec.Struct, frozen=True, tag="propose", array_like=True):
     proposal: Proposal
 
 
-class Missed(msgspec.Struct, frozen=True, tag="missed", array_like=True):
+class UnresponsiveLeaders(msgspec.Struct, frozen=True, tag="missed", array_like=True):
     """To the metadata leader: these leaders have not answered for a while."""
 
     replicas: tuple[tuple[StreamName, EpochCount], ...]
@@ -59,13 +59,13 @@ class Positioned(msgspec.Struct, frozen=True, tag="positioned", array_like=True)
     positions: tuple[tuple[StreamName, Count, EpochCount, Count], ...]
 
 
-class Hearing(msgspec.Struct, frozen=True, tag="hearing", array_like=True):
+class NatsReachability(msgspec.Struct, frozen=True, tag="hearing", array_like=True):
     """To the metadata leader, twice a second: whether this broker's NATS server answers it."""
 
-    hears_nats: bool
+    reaches_nats: bool
 
 
-class HandOver(msgspec.Struct, frozen=True, tag="hand over", array_like=True):
+class TransferLeadership(msgspec.Struct, frozen=True, tag="hand over", array_like=True):
     """From the metadata leader to a stream's leader."""
 
     streams: tuple[tuple[StreamName, Id], ...]
@@ -123,10 +123,10 @@ Frame: TypeAlias = (
     Welcome
     | RaftMessages
     | Forwarded
-    | Missed
+    | UnresponsiveLeaders
     | Positioned
-    | Hearing
-    | HandOver
+    | NatsReachability
+    | TransferLeadership
     | FetchRequest
     | FetchResponse
     | Ask

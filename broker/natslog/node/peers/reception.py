@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from natslog.errors import ClusterMismatch, NatslogError
 from natslog.node.peers.handshake import Greeted, Hello, checked_hello, greeted
-from natslog.node.peers.keys import KeyRing, Session
+from natslog.node.peers.keys import KeyRing, LinkSession
 from natslog.node.peers.owner import LinkOwner
 from natslog.urls import normal_url
 
@@ -104,7 +104,7 @@ class Reception:
         self._tickets.put(answered.nonce, address, _Ticket(answered, expires_s))
         return answered.answer, answered.proof
 
-    def admitted(self, link: str) -> tuple[Hello, Session]:
+    def admitted(self, link: str) -> tuple[Hello, LinkSession]:
         """Who opens a link with this header, and its seals. A header is good for one link.
 
         Raises:

@@ -24,8 +24,8 @@ from natslog.node.replicas.stream import HostedStream
 
 _WAIT_S = 0.5
 _HIGH_WATERMARK_WAITS_S = 0.01
-_RESTS = 2.0
-_RESTS_AT_MOST_S = 1.0
+_PAUSE_FACTOR = 2.0
+_PAUSE_AT_MOST_S = 1.0
 
 
 @dataclass(slots=True)
@@ -37,16 +37,16 @@ class _Part:
     appended_bytes: int
     got_bytes: int = 0
 
-    def rest_s(self, now_s: float, appended_bytes: int) -> float:
-        """How long it rests after it: twice as long as the part took, so that those in sync keep their pace. But so
+    def pause_s(self, now_s: float, appended_bytes: int) -> float:
+        """How long to pause after it: twice as long as the part took, so that those in sync keep their pace. But so
         that it comes nearer as fast as the log grows: then it has caught up in the time it was away.
         """
         took_s = now_s - self.due_s
         grew_bytes_per_s = (appended_bytes - self.appended_bytes) / max(now_s - self.asked_s, 1e-6)
-        rest_s = min(_RESTS * took_s, _RESTS_AT_MOST_S)
+        pause_s = min(_PAUSE_FACTOR * took_s, _PAUSE_AT_MOST_S)
         if grew_bytes_per_s:
-            rest_s = min(rest_s, self.got_bytes / (2 * grew_bytes_per_s) - took_s)
-        return max(rest_s, 0.0)
+            pause_s = min(pause_s, self.got_bytes / (2 * grew_bytes_per_s) - took_s)
+        return max(pause_s, 0.0)
 
 
 class FetchSession:
@@ -59,7 +59,7 @@ class FetchSession:
     def __init__(self, follower: BrokerId, find: Callable[[StreamId], HostedStream | None], executor: Executor) -> None:
         self.follower = follower
         self.incarnation = ""
-        self.heard_s = time.monotonic()
+        self.last_contact_s = time.monotonic()
         self._find = find
         self._executor = executor
         self._positions: dict[StreamId, FetchPosition] = {}
@@ -78,10 +78,10 @@ class FetchSession:
             self._wake.set()
         elif stream_id not in self._due_later:
             if not self._due_later:
-                asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._tell_high_watermarks)
+                asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
             self._due_later.add(stream_id)
 
-    def _tell_high_watermarks(self) -> None:
+    def _send_high_watermarks(self) -> None:
         self._due |= dict.fromkeys(self._due_later)
         self._due_later.clear()
         if self._due:
@@ -89,7 +89,7 @@ class FetchSession:
 
     async def serve(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
         """The answer, when there is one; an empty one after half a second."""
-        self.heard_s = time.monotonic()
+        self.last_contact_s = time.monotonic()
         self.incarnation = request.incarnation
         for stream_id in request.forget:
             self._positions.pop(stream_id, None)
@@ -120,7 +120,7 @@ class FetchSession:
         if stream.is_at_tail(position.offset) or len(stream.record.isr) < stream.record.settings.min_isr:
             return 0.0
         now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
-        pause_s = 0.0 if last is None else last.rest_s(now_s, appended_bytes)
+        pause_s = 0.0 if last is None else last.pause_s(now_s, appended_bytes)
         self._catching_up[stream_id] = _Part(now_s, now_s + pause_s, appended_bytes)
         return pause_s
 

@@ -51,7 +51,7 @@ class Fetcher:
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
         self.leader = leader
-        self.heard_ms = monotonic_ms()
+        self.last_contact_ms = monotonic_ms()
         self.fetched_bytes = 0
         self._link = link
         self._incarnation = incarnation
@@ -127,7 +127,7 @@ class Fetcher:
             return
         async with asyncio.timeout(_ANSWER_WITHIN_S):
             response, payload = await self._response
-        self.heard_ms = monotonic_ms()
+        self.last_contact_ms = monotonic_ms()
         await self._take(response, payload)
 
     def _on_fetched(self, response: FetchResponse, payload: memoryview) -> None:

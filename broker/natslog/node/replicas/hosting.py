@@ -16,7 +16,7 @@ from typing import Any
 from natslog.cluster.commands import LeaveReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
-from natslog.errors import NatslogError, StreamNotFound
+from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
@@ -89,12 +89,6 @@ class Hosting:
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
 
-    def hosted(self, name: str) -> HostedStream:
-        """Raises StreamNotFound."""
-        if name not in self.streams:
-            raise StreamNotFound(f"there is no stream {name!r} on this broker", stream=name)
-        return self.streams[name]
-
     def start(self) -> None:
         self._spawn(self._tick(), "replicas")
         self.reconcile()
@@ -133,12 +127,12 @@ class Hosting:
             stream = self._by_id.pop(stream_id)
             if self.streams.get(stream.name) is stream:
                 del self.streams[stream.name]
-            self._spawn(self._let_go(stream), f"closing stream {stream.name}")
+            self._spawn(self._stop_hosting(stream), f"closing stream {stream.name}")
 
     def _is_leaving(self, stream_id: StreamId) -> bool:
         return any(stream.id == stream_id for stream in self._leaving)
 
-    async def _let_go(self, stream: HostedStream) -> None:
+    async def _stop_hosting(self, stream: HostedStream) -> None:
         """Deleted, or moved away; the files stay until their tombstone is due."""
         self._leaving.add(stream)
         stream.changed(None)
@@ -151,9 +145,9 @@ class Hosting:
         while not self._is_closing:
             await asyncio.sleep(_TICK_S)
             self.reconcile()
-            heard_ms = {broker: session.heard_s * 1000 for broker, session in self.sessions.items()}
+            contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
             for stream in list(self.streams.values()):
-                stream.tick(heard_ms)
+                stream.tick(contact_ms)
 
     async def reconciled(self, stream: HostedStream) -> None:
         """Returns when the replica is as its record says, as far as it can be."""
@@ -177,16 +171,16 @@ class Hosting:
 
     # ---- what is reported to the metadata leader ----
 
-    def missed(self) -> list[tuple[StreamId, Epoch]]:
+    def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
         """Streams whose leader has not answered for too long."""
         return [
             (stream.id, epoch)
             for fetcher in self.fetchers.values()
             for stream in fetcher.streams
-            if (epoch := stream.misses_leader(fetcher.heard_ms)) is not None
+            if (epoch := stream.unresponsive_leader(fetcher.last_contact_ms)) is not None
         ]
 
-    def positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
+    def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
         found = ((stream.id, stream.unproven_position()) for stream in self.streams.values())
         return [(stream_id, *where) for stream_id, where in found if where is not None]
@@ -198,7 +192,7 @@ class Hosting:
         if (stream := self.find(stream_id)) is not None:
             self._spawn(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
-    async def hand_over_all(self) -> None:
+    async def transfer_all_leadership(self) -> None:
         """Before the broker stops: transfers what another in-sync replica can lead, then leaves the in-sync replicas of
         what others lead, where enough stay.
         """

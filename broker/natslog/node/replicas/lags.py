@@ -1,6 +1,6 @@
 """Lags of readers at streams, wherever their leaders are; and of the cursors on those led here.
 
-Files are looked into, so it is done in a reader's thread. A lag is stated by the stream's leader alone, and only with a
+Files are read, so it is done in a reader's thread. A lag is stated by the stream's leader alone, and only with a
 session (`Positions`).
 """
 
@@ -55,7 +55,7 @@ class Lags:
         """At a stream led here. The caller checks afterwards that it still is.
 
         Raises:
-            CorruptLog, OSError: its files cannot be looked into.
+            CorruptLog, OSError: its files cannot be read.
         """
         log = stream.usable_log()
         lag = await asyncio.get_running_loop().run_in_executor(self._readers, log.reader.lag, offset)

@@ -11,7 +11,6 @@ from natslog.errors import NatslogError, StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import sync_folder
 from natslog.model import StreamRecord
-from natslog.node.clock import now_us
 
 logger = logging.getLogger("natslog.node")
 
@@ -45,7 +44,7 @@ class LogFolder:
         start = log.first_damaged_offset()
         if start is not None:
             logger.warning("stream %s: damaged from offset %d on; it is fetched again from the leader", name, start)
-            log.discard_from(start, now_us())
+            log.discard_from(start)
 
     def set_aside(self, name: str) -> None:
         """Keeps a folder that cannot be opened under another name.
@@ -67,6 +66,6 @@ class LogFolder:
 
 
 def storage_error(error: OSError, what: str) -> NatslogError:
-    """What the caller can do about it: wait for room, or look at the disk."""
+    """What the caller can do about it: wait for room, or check the disk."""
     kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
     return kind(f"{what}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Where streams stand: log start, high watermark, size. Stated by a stream's leader alone, and only with a session.
+"""Positions of streams: log start, high watermark, size. Stated by a stream's leader alone, and only with a session.
 
 A broker without a session may have been replaced as a leader: what it holds as the high watermark may be too low. See
 `node.metadata.session`.

@@ -38,7 +38,7 @@ from natslog.errors import CorruptLog, NatslogError, NoLeader, StorageFailed
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
-from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
@@ -90,7 +90,7 @@ class HostedStream:
         self._paused = record.paused
         self._settings = record.settings
 
-    # ---- where it stands: from the event loop ----
+    # ---- its state: from the event loop ----
 
     @property
     def leader_epoch(self) -> Epoch:
@@ -178,8 +178,8 @@ class HostedStream:
             raise self._replica.problem or CorruptLog(f"the log of stream {self.name!r} is not open yet")
         return self._log
 
-    def misses_leader(self, heard_ms: float) -> Epoch | None:
-        return self._replica.misses_leader(heard_ms)
+    def unresponsive_leader(self, contact_ms: float) -> Epoch | None:
+        return self._replica.unresponsive_leader(contact_ms)
 
     def unproven_position(self) -> tuple[int, Epoch, int] | None:
         return self._replica.unproven_position()
@@ -202,18 +202,17 @@ class HostedStream:
         self._adopt_settings()
         self._act()
 
-    def tick(self, heard_ms: dict[BrokerId, float]) -> None:
+    def tick(self, contact_ms: dict[BrokerId, float]) -> None:
         failure = self._log.failure if self._log is not None else None
         if isinstance(failure, StorageFailed):
             self._replica.damaged(failure)
-        self._replica.tick(monotonic_ms(), heard_ms)
+        self._replica.tick(monotonic_ms(), contact_ms)
         self._act()
 
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         self._replica.appended(end_offset, run_start)
-        for session in self.sessions:
-            session.mark(self.id, has_records=True)
+        self._mark_sessions()
         self._act()
 
     def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> Verdict:
@@ -305,12 +304,7 @@ class HostedStream:
 
     def log_start_moved(self) -> None:
         """Retention has removed the oldest messages of the log that is led here. From any thread."""
-
-        def mark() -> None:
-            for session in self.sessions:
-                session.mark(self.id, has_records=True)
-
-        self._loop.call_soon_threadsafe(mark)
+        self._loop.call_soon_threadsafe(self._mark_sessions)
 
     async def _change_log(self, step: Copy | CutTo | BeginAt, append: Callable[[ReplicaLog], Any] | None) -> None:
         log = self.usable_log()
@@ -329,7 +323,7 @@ class HostedStream:
                 await self._in_thread(log.cut_to, end)
             case BeginAt(log_start_offset=start, epoch=epoch):
                 logger.warning("stream %s: begins anew at %d, where the leader's log begins", self.name, start)
-                await self._in_thread(log.begin_at, start, epoch, now_us())
+                await self._in_thread(log.begin_at, start, epoch)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
         """As `run_in_executor`; a thread cannot be cancelled, so a cancelled caller waits for it."""
@@ -346,7 +340,7 @@ class HostedStream:
         self._release()
         step = self._replica.next_step() if self._task is None else None
         for notice in self._replica.take_notices():
-            self._hand_on(notice)
+            self._dispatch(notice)
         if step is not None:
             self._task = self._services.spawn(self._carry_out(step), f"stream {self.name}")
 
@@ -357,16 +351,20 @@ class HostedStream:
         self._log.chain.committed = self._replica.high_watermark
         self._wake()
         if self._replica.leading is not None:
-            for session in self.sessions:
-                session.mark(self.id, has_records=False)
+            self._mark_sessions(has_records=False)
         if self._ingest is not None:
             self._ingest.release(self._replica.high_watermark)
+
+    def _mark_sessions(self, *, has_records: bool = True) -> None:
+        """There is something new for the followers: records, another log start or role, or only another HW."""
+        for session in self.sessions:
+            session.mark(self.id, has_records=has_records)
 
     def _wake(self) -> None:
         self.advanced.set()
         self.advanced = asyncio.Event()
 
-    def _hand_on(self, notice: Notice) -> None:
+    def _dispatch(self, notice: Notice) -> None:
         services = self._services
         match notice:
             case Follow(leader=leader):
@@ -402,7 +400,7 @@ class HostedStream:
             self._adopt_settings()
             step = self._replica.next_step()
             for notice in self._replica.take_notices():
-                self._hand_on(notice)
+                self._dispatch(notice)
         self._task = None
         self.reconciled.set()
         self.reconciled = asyncio.Event()
@@ -417,8 +415,7 @@ class HostedStream:
             log("stream %s: leads epoch %d from %d", self.name, leading.epoch, leading.epoch_start)
         else:
             logger.info("stream %s: stopped leading", self.name)
-        for session in self.sessions:
-            session.mark(self.id, has_records=True)
+        self._mark_sessions()
         self._wake()
 
     async def _perform(self, step: Step) -> None:

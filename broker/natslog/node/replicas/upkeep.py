@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from natslog.cluster.commands import BuryStream, Tombstone
+from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
 from natslog.log import ReplicaLog
@@ -107,7 +107,7 @@ class Upkeep:
             first = self._rounds % max(1, len(due))
             due = due[first:] + due[:first]  # where there is time for one segment only, it is another stream's
             is_behind = await loop.run_in_executor(self._executor, self._maintain, due)
-            await self._bury_tombstones()
+            await self._delete_expired_streams()
             await self._staging.drop_forgotten()
             self._warn_of_clocks()
 
@@ -131,7 +131,7 @@ class Upkeep:
 
     # ---- what was deleted ----
 
-    async def _bury_tombstones(self) -> None:
+    async def _delete_expired_streams(self) -> None:
         """Removes the files of replicas deleted longer ago than the grace period; what fails is tried again."""
         mine = {key: one for key, one in self._group.state.tombstones.items() if one.broker == self._hosting.me}
         now = time.monotonic()
@@ -141,7 +141,7 @@ class Upkeep:
             if self._stopping.is_set() or not is_there or not self._is_due(tombstone, now):
                 continue
             try:
-                await self._bury(tombstone)
+                await self._delete_stream(tombstone)
             except (NatslogError, OSError) as error:
                 logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
 
@@ -155,17 +155,17 @@ class Upkeep:
         is_past = time_us is not None and time_us - tombstone.deleted_us >= grace_s * 1_000_000
         return is_past and seen_s >= min(grace_s, _SEEN_AT_LEAST_S)
 
-    async def _bury(self, tombstone: Tombstone) -> None:
+    async def _delete_stream(self, tombstone: Tombstone) -> None:
         await self._hosting.delete_files(tombstone.id)
         logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
-        await self._group.propose(BuryStream(id=tombstone.id, broker=tombstone.broker))
+        await self._group.propose(DropTombstone(id=tombstone.id, broker=tombstone.broker))
 
 
 def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     """Ends active segments that are full or old, and the costliest ones where a start would have too much to read.
 
     Returns:
-        The streams with work for a thread. A look at one that rests costs microseconds.
+        The streams with work for a thread. Checking an idle one costs microseconds.
     """
     recovery_bytes = {stream.name: stream.usable_log().recovery_bytes for stream in streams}
     excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES

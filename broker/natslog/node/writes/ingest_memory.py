@@ -42,7 +42,7 @@ class IngestMemory:
             return BatchBuilder()
 
     def take_back(self, builder: BatchBuilder) -> None:
-        """Of a builder whose rows nobody looks at any more. From any thread."""
+        """Of a builder whose rows are not used any more. From any thread."""
         builder.clear()
         if len(self._spare) < _BUILDERS_KEPT and not builder.is_bloated:
             self._spare.append(builder)

@@ -54,7 +54,7 @@ logger = logging.getLogger("natslog.ingest")
 _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
 _QUICK_S = 0.001
-_LOOK_AGAIN_S = 0.005
+_POLL_S = 0.005
 _QUICK_BYTES = 32 * 1024
 _WAITING_BYTES = 256  # of a commit's own record
 
@@ -152,7 +152,7 @@ class StreamIngest:
         """Appends what has been received, then ends; what is committed by then is acked."""
         with self._lock:
             self._closing = True
-            self._see_to_turn()
+            self._ensure_turn()
         await self._stopped.wait()
 
     async def abandon(self) -> None:
@@ -167,7 +167,7 @@ class StreamIngest:
     async def drained(self) -> None:
         """Returns when all that was received so far is appended; nothing more must be coming."""
         while self._gathered or self._has_turn:  # noqa: ASYNC110 (the writer's thread sets no event)
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # what the last turn handed to the loop is through
 
     # ---- receiving: the event loop ----
@@ -219,7 +219,7 @@ class StreamIngest:
             last = self._gathered[-1]
             last.builder.add(frames, survey)
             last.frame_bytes += survey.frame_bytes
-            self._see_to_turn()
+            self._ensure_turn()
 
     def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
         """Answers those who wait for an ack; the loss of the others is counted and logged."""
@@ -275,13 +275,13 @@ class StreamIngest:
         """Another deduplication window; the writer rebuilds it between two commits."""
         with self._lock:
             self._new_window_s = window_s
-            self._see_to_turn()
+            self._ensure_turn()
 
     def roll(self) -> None:
         """Ends the active segment, so that it can be sealed; the writer does it, as the log's only one."""
         with self._lock:
             self._roll_due = True
-            self._see_to_turn()
+            self._ensure_turn()
 
     def hand_to_writer(self, errand: Callable[[], None]) -> None:
         """Has the log's only writer do this between two commits; what it raises is a bug.
@@ -293,9 +293,9 @@ class StreamIngest:
             if self._closing:
                 raise ShuttingDown("the broker is shutting down, or leads no more: ask again")
             self._errands.append(errand)
-            self._see_to_turn()
+            self._ensure_turn()
 
-    def _see_to_turn(self) -> None:
+    def _ensure_turn(self) -> None:
         """In the event loop, under the lock."""
         if self._has_turn:
             return
@@ -354,7 +354,7 @@ class StreamIngest:
                 return partial(self._commit, self._gathered.popleft(), finish)
             if self._closing:
                 self._loop.call_soon_threadsafe(self._stopped.set)
-                return None  # the turn is kept: nobody writes any more
+                return None  # the turn is kept: nothing is written any more
             if self._roll_due:
                 return self._roll
             self._has_turn = False
@@ -372,7 +372,7 @@ class StreamIngest:
         with self._lock:
             self._roll_due = False
         try:
-            self.log.roll(self.stream_time.now_us())
+            self.log.roll()
         except NatslogError as error:
             logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
 

@@ -16,7 +16,7 @@ from natslog.cluster.commands import FinalizeUpgrade, Proposal
 from natslog.cluster.encoding import decode_proposal, decode_state, encode_proposal, encode_state
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
-from natslog.cluster.outcomes import Answered
+from natslog.cluster.outcomes import RecentOutcomes
 from natslog.consensus import AppendRequest, Entry, HardState, Member, Membership, Message, Snapshot
 from natslog.errors import UpgradeRequired
 from natslog.log.checked_file import read_checked, write_checked
@@ -47,7 +47,7 @@ def structs_in(kind: Any, found: set[Any]) -> set[Any]:
 
 def test_every_struct_of_the_metadata_rejects_unknown_fields() -> None:
     found: set[Any] = set()
-    roots = (Metadata, Answered, Proposal, Entry, Snapshot, Membership, Identity, _Stored, Message)
+    roots = (Metadata, RecentOutcomes, Proposal, Entry, Snapshot, Membership, Identity, _Stored, Message)
     for root in (*roots, _Contents, Manifest, _Record):
         structs_in(root, found)
     assert len(found) > 30

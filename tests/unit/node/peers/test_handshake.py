@@ -21,7 +21,7 @@ from natslog.node.peers.handshake import (
     refusal_for_protocol_1,
 )
 from natslog.node.peers.keys import KeyRing
-from natslog.node.peers.messages import Hearing, decode_frame, encode_frame
+from natslog.node.peers.messages import NatsReachability, decode_frame, encode_frame
 
 SECRET, NEWER, OTHER = b"the cluster's secret", b"the secret after that", b"of another cluster"
 ONE, TWO, ATTACKER = "http://one:9292", "http://two:9292", "http://attacker:80"
@@ -74,8 +74,10 @@ def test_both_sides_know_each_other_and_share_a_session() -> None:
     session = answer.session(proof_in(met.link))
     for sealer, opener in ((met.session.sealer, session.opener), (session.sealer, met.session.opener)):
         for says in (True, False):
-            frame, payload = decode_frame(opener.opened(sealer.seal(encode_frame(Hearing(says), [b"pay", b"load"]))))
-            assert (frame, bytes(payload)) == (Hearing(says), b"payload")
+            frame, payload = decode_frame(
+                opener.opened(sealer.seal(encode_frame(NatsReachability(says), [b"pay", b"load"])))
+            )
+            assert (frame, bytes(payload)) == (NatsReachability(says), b"payload")
 
 
 OTHERS: dict[str, Any] = {
@@ -192,7 +194,7 @@ def test_proofs_of_one_step_are_good_for_no_other() -> None:
 def test_frames_that_are_reflected_do_not_verify() -> None:
     met, _ = shaken()
     with pytest.raises(ClusterMismatch, match="not authentic"):
-        met.session.opener.opened(met.session.sealer.seal(encode_frame(Hearing(True))))
+        met.session.opener.opened(met.session.sealer.seal(encode_frame(NatsReachability(True))))
 
 
 # ---- replay ----
@@ -211,7 +213,7 @@ def test_replayed_hello_is_answered_and_opens_nothing() -> None:
 
 def test_frames_of_one_link_do_not_verify_on_the_next() -> None:
     (met, _), (_, answer) = shaken(), shaken()
-    frame = met.session.sealer.seal(encode_frame(Hearing(True)))
+    frame = met.session.sealer.seal(encode_frame(NatsReachability(True)))
     with pytest.raises(ClusterMismatch, match="not authentic"):
         answer.session(answer._key.proof("dialler", answer._body, answer.answer)).opener.opened(frame)
 
@@ -236,7 +238,7 @@ def test_brokers_that_share_a_secret_meet_at_every_step_of_a_rotation(
 ) -> None:
     met, answer = shaken(KeyRing(dialler), KeyRing(acceptor))
     session = answer.session(proof_in(met.link))
-    session.opener.opened(met.session.sealer.seal(encode_frame(Hearing(True))))
+    session.opener.opened(met.session.sealer.seal(encode_frame(NatsReachability(True))))
     common = next(secret for secret in dialler if secret in acceptor)
     assert answer.proof.startswith(KeyRing([common]).ids[0] + ":"), "the dialler's first one that both have"
 

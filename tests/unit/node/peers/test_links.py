@@ -20,7 +20,14 @@ from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, N
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.nats_server import free_port
 from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Met
-from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse, Hearing, RaftMessages, encode_frame
+from natslog.node.peers.messages import (
+    FetchAnswer,
+    FetchRequest,
+    FetchResponse,
+    NatsReachability,
+    RaftMessages,
+    encode_frame,
+)
 from natslog.node.peers.reception import MAX_PLACES_OF_ONE_ADDRESS
 from tests.unit.node.peers.nodes import Node, Wire, node, two, until
 
@@ -47,9 +54,9 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
             assert link.peer is not None
             assert (link.peer.min_level, link.peer.max_level) == (1, 2)
             for number in range(100):
-                assert link.send(Hearing(number % 2 == 0))
+                assert link.send(NatsReachability(number % 2 == 0))
             await until(lambda: len(other.frames) == 100)
-            assert other.frames[1] == (1, Hearing(False))
+            assert other.frames[1] == (1, NatsReachability(False))
             fetched: list[int] = []
             link.on_fetched = lambda response, payload: fetched.append(len(payload))
             link.send(FetchRequest(1, "d.1"))
@@ -76,23 +83,26 @@ def test_frame_changed_on_the_wire_ends_the_link_and_is_not_received(
                 await linked(one, urls[0])
                 link = one.links.to(urls[0])
                 assert link is not None
-                link.send(Hearing(True))
-                await until(lambda: other.frames == [(1, Hearing(True))])
+                link.send(NatsReachability(True))
+                await until(lambda: other.frames == [(1, NatsReachability(True))])
                 changes = {
                     "bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
                     "repeated": lambda data: data + data,
                     "dropped": lambda data: b"",
                 }
                 wire.changed = changes[attack]
-                link.send(Hearing(False))
+                link.send(NatsReachability(False))
                 if attack == "dropped":
                     await asyncio.sleep(0.3)
                     wire.changed = lambda data: data
-                    link.send(Hearing(True))
+                    link.send(NatsReachability(True))
                 await until(lambda: "not authentic" in caplog.text)
                 wire.changed = lambda data: data
                 received = [frame for _, frame in other.frames]
-                assert received == [Hearing(True), *([Hearing(False)] if attack == "repeated" else [])]
+                assert received == [
+                    NatsReachability(True),
+                    *([NatsReachability(False)] if attack == "repeated" else []),
+                ]
                 await until(lambda: wire.connections >= 2 and link.is_up)
 
     asyncio.run(main())
@@ -118,7 +128,7 @@ def test_broker_that_joins_while_it_says_hello_says_it_again(tmp_path: Path) -> 
                 await linked(one, urls[0])
                 link = one.links.to(urls[0])
                 assert link is not None
-                await until(lambda: link.send(Hearing(True)) and bool(other.frames))
+                await until(lambda: link.send(NatsReachability(True)) and bool(other.frames))
                 assert other.peer.cluster_id == "c"
 
     asyncio.run(main())
@@ -447,21 +457,6 @@ def test_protocol_1_is_told_what_to_do_and_nothing_is_read_from_it(
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert "dials as natslog 0.1.0 does, which has link protocol 1" in caplog.text
-
-
-def test_levels_of_members_are_those_of_the_links_that_are_up(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two(tmp_path) as (one, other):
-            await linked(one, other.config.url)
-            peer = next(link.peer for link in one.links.all)
-            assert peer is not None
-            one._found([peer])
-            await until(lambda: one.levels_of_members() == {1: (1, 2), 2: (1, 2)})
-            await other.links.close()
-            one.links.dial(set())
-            await until(lambda: one.levels_of_members() == {1: (1, 2), 2: None})
-
-    asyncio.run(main())
 
 
 def test_refusals_of_many_kinds_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

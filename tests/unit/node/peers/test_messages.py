@@ -24,11 +24,11 @@ from natslog.node.peers.messages import (
     FetchResponse,
     Forwarded,
     Frame,
-    HandOver,
-    Hearing,
-    Missed,
+    NatsReachability,
     Positioned,
     RaftMessages,
+    TransferLeadership,
+    UnresponsiveLeaders,
     Welcome,
     decode_frame,
     decode_value,
@@ -70,9 +70,9 @@ def answer(verdict: Any) -> FetchResponse:
 
 FRAMES: list[tuple[Frame, bytes]] = [
     (RaftMessages((TimeoutNow(sender=ONE, to=TWO, term=Term(4)),)), b""),
-    (Missed(((S, E),)), b""),
+    (UnresponsiveLeaders(((S, E),)), b""),
     (Positioned(((S, 4, E, 9),)), b""),
-    (HandOver(((S, TWO),)), b""),
+    (TransferLeadership(((S, TWO),)), b""),
     (FetchRequest(5, "d.1", ((S, FetchPosition(E, 9, E, 2)),), (S,)), b""),
     (answer(Matching()), PAYLOAD),
     (answer(Fenced(E)), PAYLOAD),
@@ -82,7 +82,7 @@ FRAMES: list[tuple[Frame, bytes]] = [
     (Answered(6, b"1"), b""),
     (Forwarded(Proposal(id="p", command=RegisterBroker(broker=Record(id=ONE, url="http://x", life=4)))), b""),
     (Welcome(cluster_id="c"), b""),
-    (Hearing(True), b""),
+    (NatsReachability(True), b""),
 ]
 
 
@@ -91,7 +91,7 @@ def test_absurd_number_anywhere_in_a_frame_is_refused(frame: Frame, payload: byt
     header = msgspec.msgpack.decode(msgspec.msgpack.encode(frame))
     assert read(header, payload) == frame
     places = positions(header)
-    assert bool(places) == (type(frame) not in (Welcome, Hearing))
+    assert bool(places) == (type(frame) not in (Welcome, NatsReachability))
     for place in places:
         if place[-1] == "id":
             continue  # a broker's id in a proposal: the state machine looks it up

@@ -115,9 +115,9 @@ class ReplicaStage:
         """The metadata says this now; returns when the replica has done what follows."""
         record = record or msgspec.structs.replace(stream.record, version=stream.record.version + 1, **changes)
         stream.changed(record)
-        await self.settle(stream)
+        await self.wait_until_idle(stream)
 
-    async def settle(self, stream: HostedStream) -> None:
+    async def wait_until_idle(self, stream: HostedStream) -> None:
         async with asyncio.timeout(20):
             while stream._task is not None:
                 await stream.reconciled.wait()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster.commands import BuryStream, Tombstone
+from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.model import BrokerId, StreamId
@@ -39,7 +39,7 @@ class _Group:
     def __init__(self, *tombstones: Tombstone) -> None:
         self.state = Metadata(cluster_id="c", tombstones={one.key: one for one in tombstones})
 
-    async def propose(self, command: BuryStream) -> bool:
+    async def propose(self, command: DropTombstone) -> bool:
         return self.state.tombstones.pop(f"{command.id}/{command.broker}", None) is not None
 
 
@@ -81,11 +81,11 @@ def test_files_of_a_deleted_stream_go_after_the_grace_period_and_not_because_the
         config = BrokerConfig(data_dir="unused", broker_id=1, tombstone_grace_s=3600.0)
         group: Any = _Group(mine, theirs)
         upkeep = Upkeep(config, group, broker.clock, hosting, None, None)  # type: ignore[arg-type]
-        await upkeep._bury_tombstones()
+        await upkeep._delete_expired_streams()
         assert hosting.deleted == []
         machine.ahead_s = jump_s
         broker.after(seen_s)
-        await upkeep._bury_tombstones()
+        await upkeep._delete_expired_streams()
 
     asyncio.run(run())
     assert hosting.deleted == ([mine.id] if is_deleted else [])
@@ -98,7 +98,7 @@ def test_only_the_leader_decides_what_expires_and_by_stream_time(
     stream = hosted(tmp_path / "orders", 1)
     log = stream.usable_log()
     log.settings = msgspec.structs.replace(log.settings, max_age_s=40.0)
-    log.roll(2_000_000)
+    log.roll()
     assert log.seal_next()
     pacer = Pacer(lambda: False)
     stream.is_leading = leads

@@ -131,13 +131,13 @@ def test_without_a_metadata_session_it_takes_no_messages_and_states_no_position(
         stream = await led(stage)
         stage.has_session = False
         stream.tick({})
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         assert stage.nats.subjects == []
         assert not stream.is_leading
         assert stream.may_serve
         stage.has_session = True
         stream.tick({})
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         assert stage.nats.subjects == ["orders.>"]
         assert stream.is_leading
         await stream.stop()
@@ -155,7 +155,7 @@ def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Pa
         append(stream, b"one")
         transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
         await asyncio.sleep(0)
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         assert stream.is_transferring
         assert stage.nats.subjects == []
         stage.proposed.clear()
@@ -179,11 +179,11 @@ def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
         append(stream, b"one")
         transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
         await asyncio.sleep(0)
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         late_ms = monotonic_ms() + 4000
         monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
         stream.tick({})
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         async with asyncio.timeout(5):
             await transfer
         assert stage.nats.subjects == ["orders.>"], "it goes on leading"
@@ -215,11 +215,11 @@ def test_an_epoch_that_had_no_room_begins_when_there_is_room(tmp_path: Path, mon
         later_ms = monotonic_ms() + 5000
         monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: later_ms)
         stream.tick({})
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         assert not stream.is_ready, "there is no room yet"
         stage.disk.free_bytes = 2**60
         stream.tick({})
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         assert stream.is_ready
         assert stream.problem is None
         await stream.stop()
@@ -264,7 +264,7 @@ def test_refused_proposals_of_the_only_candidate_are_not_repeated(
         for _ in range(400):  # 100 s
             clock[0] += 250
             stream.tick({})
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         disabling = [one for one in stage.proposed if isinstance(one, DisableReplicas)]
         assert 5 <= len(disabling) <= 15
         await stage.change(stream, isr=(ME,), eligible=())
@@ -312,7 +312,7 @@ def test_damage_found_while_copying_leads_to_a_repair_that_keeps_what_is_whole(t
             file.write(b"\xff\xff\xff\xff")
         stream.note_damage(CorruptLog("found by a reader"))
         await asyncio.sleep(0)
-        await stage.settle(stream)
+        await stage.wait_until_idle(stream)
         assert stream.leading is None, "a damaged leader with an in-sync replica beside it stops leading"
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
         assert stream.damage is None

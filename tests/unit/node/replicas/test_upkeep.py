@@ -54,7 +54,7 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     monkeypatch.setattr(upkeep_module, "_RECOVERY_BYTES", total - 1)
     rolled_and_due(streams)
     assert [stream.ingest.rolls for stream in streams] == [0, 1, 0]
-    streams[1].usable_log().roll(1_000_002)
+    streams[1].usable_log().roll()
     assert rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
     assert streams[1].usable_log().seal_next()
     assert not streams[1].usable_log().needs_upkeep()
@@ -83,7 +83,7 @@ def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else
     stream = hosted(tmp_path / "orders", 20)
     log = stream.usable_log()
     for _ in range(2):
-        log.roll(1_000_002)
+        log.roll()
         log.append(rows([b"x" * 1000]), 1_000_000)
     pacer = _Overtaken(stream)
     maintain([stream], pacer)
@@ -113,7 +113,7 @@ class _Overwhelmed(Pacer):
         log = self.stream.usable_log()
         for _ in range(2):
             log.append(rows([b"x" * 1000]), 1_000_000)
-        log.roll(1_000_001)
+        log.roll()
 
 
 def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_other(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_
         for at in range(30):
             stream.usable_log().append(rows([b"x" * 1000]), 1_000_000)
             if at % 3 == 0:
-                stream.usable_log().roll(1_000_001)
+                stream.usable_log().roll()
     quiet.usable_log().settings = StreamSettings(subject="orders.>", max_messages=10)
     pacer = _Overwhelmed(flooded)
     assert maintain([flooded, quiet], pacer, sealing_s=0.3), "there is more to be sealed: the next round is due at once"

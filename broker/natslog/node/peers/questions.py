@@ -1,0 +1,63 @@
+"""Questions of other brokers (`Ask`), answered each in a task of its own, a bounded number at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from natslog.errors import NatslogError, Overloaded
+from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, decode_value
+
+logger = logging.getLogger("natslog.cluster")
+
+_MOST_QUESTIONS = 1024
+
+Reply = Callable[[Frame, list[bytes] | None], None]
+Answerer = Callable[..., Awaitable[Any]]
+
+
+class Questions:
+    """Attributes: `answerers`: what answers each kind of question, given its arguments by name."""
+
+    def __init__(self, **answerers: Answerer) -> None:
+        self.answerers = answerers
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def received(self, ask: Ask, reply: Reply) -> None:
+        """Answers on the link that the question came from."""
+        if len(self._tasks) >= _MOST_QUESTIONS:
+            reply(_failure(ask, Overloaded("too many questions at once")), None)
+            return
+        task = asyncio.create_task(self._answer(ask, reply), name=f"answering {ask.what}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, ask: Ask, reply: Reply) -> None:
+        try:
+            result = await self.answerers[ask.what](**decode_value(ask.arguments))
+        except NatslogError as error:
+            answer = _failure(ask, error)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.exception("the question %r could not be answered", ask.what)
+            answer = _failure(ask, NatslogError(f"{ask.what}: {error!r}"))
+        else:
+            answer = _answered(ask, msgspec.json.encode(result))
+        reply(answer, None)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _answered(ask: Ask, result: bytes) -> Answered:
+    if len(result) <= MAX_VALUE_BYTES:
+        return Answered(ask.number, result)
+    return _failure(ask, NatslogError(f"{ask.what}: the answer has {len(result)} bytes"))
+
+
+def _failure(ask: Ask, error: NatslogError) -> Answered:
+    return Answered(ask.number, error=msgspec.json.encode(error.to_json()["error"], enc_hook=str))
