@@ -40,6 +40,7 @@ from natslog.node.writes.stream_ingest import StreamIngest
 logger = logging.getLogger("natslog.node")
 
 _COMMITTED_WITHIN_S = 30.0
+_PAUSE_AT_MOST_S = 2.0
 
 _Outcome: TypeAlias = tuple[RunMark, bool] | NatslogError
 """The producer's last run and whether it is new, or why nothing was appended."""
@@ -71,6 +72,7 @@ async def _append_once(stream: HostedStream, key: BatchKey, parts: list[StagedPa
     if leading is None or ingest is None or stream.is_transferring:
         raise _not_leading(stream)
     _, producer, batch = key
+    started = time.monotonic()
     work = _Work(stream, ingest, producer, batch, parts, asyncio.get_running_loop().create_future())
     ingest.hand_to_writer(work)
     outcome = await work.done
@@ -80,7 +82,16 @@ async def _append_once(stream: HostedStream, key: BatchKey, parts: list[StagedPa
     await _wait_until_committed(stream, leading, run.end)
     if is_new:
         ingest.stats.committed += run.end - run.start
+        await _let_replicas_catch_up(stream, time.monotonic() - started)
     return Appended(run.start, run.end, not is_new) if run.batch == batch else Appended(None, None, duplicate=True)
+
+
+async def _let_replicas_catch_up(stream: HostedStream, took_s: float) -> None:
+    """Producers append as fast as the leader takes runs. Where that is as fast as a replica out of sync can copy, it
+    would never be in sync again: each producer pauses for as long as its append took.
+    """
+    if stream.outpaces_replica:
+        await asyncio.sleep(min(took_s, _PAUSE_AT_MOST_S))
 
 
 async def _wait_until_committed(stream: HostedStream, leading: LeaderReplica, end: int) -> None:

@@ -26,26 +26,39 @@ _WAIT_S = 0.5
 _HIGH_WATERMARK_WAITS_S = 0.01
 _PAUSE_FACTOR = 2.0
 _PAUSE_AT_MOST_S = 1.0
+_GROWTH_OVER_S = 3.0
+_OUTPACED_HOLDS_S = 2.0
 
 
 @dataclass(slots=True)
 class _Part:
-    """The last one that a replica out of sync asked for: when, when its turn came, how far the log was, what it got."""
+    """The last one that a replica out of sync asked for: when, when its turn came, how far the log was, what it got.
+
+    `growth_bytes_per_s`: of the log, over the last seconds: runs make it grow in bursts. `is_outpaced`: it cannot come
+    nearer as fast as it should, even without a pause.
+    """
 
     asked_s: float
     due_s: float
     appended_bytes: int
+    growth_bytes_per_s: float = 0.0
+    is_outpaced: bool = False
     got_bytes: int = 0
 
-    def pause_s(self, now_s: float, appended_bytes: int) -> float:
+    def growth_until(self, now_s: float, appended_bytes: int) -> float:
+        passed_s = max(now_s - self.asked_s, 1e-6)
+        share = min(1.0, passed_s / _GROWTH_OVER_S) if self.growth_bytes_per_s else 1.0
+        latest = (appended_bytes - self.appended_bytes) / passed_s
+        return self.growth_bytes_per_s + share * (latest - self.growth_bytes_per_s)
+
+    def pause_s(self, now_s: float, growth_bytes_per_s: float) -> float:
         """How long to pause after it: twice as long as the part took, so that those in sync keep their pace. But so
         that it comes nearer as fast as the log grows: then it has caught up in the time it was away.
         """
         took_s = now_s - self.due_s
-        grew_bytes_per_s = (appended_bytes - self.appended_bytes) / max(now_s - self.asked_s, 1e-6)
         pause_s = min(_PAUSE_FACTOR * took_s, _PAUSE_AT_MOST_S)
-        if grew_bytes_per_s:
-            pause_s = min(pause_s, self.got_bytes / (2 * grew_bytes_per_s) - took_s)
+        if growth_bytes_per_s:
+            pause_s = min(pause_s, self.got_bytes / (2 * growth_bytes_per_s) - took_s)
         return max(pause_s, 0.0)
 
 
@@ -120,9 +133,16 @@ class FetchSession:
         if stream.is_at_tail(position.offset) or len(stream.record.isr) < stream.record.settings.min_isr:
             return 0.0
         now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
-        pause_s = 0.0 if last is None else last.pause_s(now_s, appended_bytes)
-        self._catching_up[stream_id] = _Part(now_s, now_s + pause_s, appended_bytes)
+        growth = 0.0 if last is None else last.growth_until(now_s, appended_bytes)
+        pause_s = 0.0 if last is None else last.pause_s(now_s, growth)
+        is_outpaced = growth > 0 and not pause_s
+        self._catching_up[stream_id] = _Part(now_s, now_s + pause_s, appended_bytes, growth, is_outpaced)
         return pause_s
+
+    def is_outpaced(self, stream_id: StreamId) -> bool:
+        """Whether the follower catches up with the stream too slowly because the log grows as fast as it can copy."""
+        part = self._catching_up.get(stream_id)
+        return part is not None and part.is_outpaced and time.monotonic() - part.asked_s < _OUTPACED_HOLDS_S
 
     def _make_due(self, stream_id: StreamId) -> None:
         if stream_id in self._positions:

@@ -57,6 +57,8 @@ class SessionMark(Protocol):
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None: ...
 
+    def is_outpaced(self, stream_id: StreamId) -> bool: ...
+
 
 class HostedStream:
     """A replica on this broker.
@@ -167,6 +169,11 @@ class HostedStream:
             broker=self.me,
             problem=problem.code,
         )
+
+    @property
+    def outpaces_replica(self) -> bool:
+        """Whether a replica is catching up, and the log grows as fast as it can copy."""
+        return any(session.is_outpaced(self.id) for session in self.sessions)
 
     @property
     def successor(self) -> BrokerId | None:

@@ -124,13 +124,42 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
         assert pause_after(0.1, 2) == 0.2
         assert pause_after(0.05, 3) == 0.1
         assert pause_after(9.0, 4) == 1.0, "a long interruption is not paid twice"
-        assert pause_after(0.1, 5, grew_bytes=1) == 0.2
+        assert pause_after(0.1, 5) == 0.2
         # 1,000 bytes in 0.1 s; the log grows by 4,000 a second: 8,000 a second are to come
         assert pause_after(0.1, 6, grew_bytes=1200) == 0.025
-        assert pause_after(0.1, 7, grew_bytes=2000) == 0.0, "it grows faster than can be fetched"
+        assert not session.is_outpaced(first.id)
+        assert pause_after(0.1, 7, grew_bytes=20_000) == 0.0, "it grows faster than can be fetched"
+        with monkeypatch.context() as patch:
+            patch.setattr("natslog.node.replicas.fetch_sessions.time.monotonic", lambda: now_s)
+            assert session.is_outpaced(first.id), "then writers are to wait for it"
         needs(2, (ME,))
         assert pause_after(0.1, 8) == 0.0, "without it nothing is written"
         assert pause_after(0.1, 19) == 0.0, "hardly anything is missing"
+
+    with_streams(tmp_path, story)
+
+
+def test_replica_comes_nearer_also_where_the_log_grows_in_bursts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Direct appends come as runs of megabytes with pauses between them: the pauses are no idle log."""
+
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        first.record = msgspec.structs.replace(
+            first.record, settings=msgspec.structs.replace(first.record.settings, min_isr=1), isr=(ME,)
+        )
+        session, log = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1)), first.usable_log()
+        now_s, fetched_bytes, begin_s, begin_bytes = 100.0, 0, 100.0, log.appended_bytes
+        monkeypatch.setattr("natslog.node.replicas.fetch_sessions.time.monotonic", lambda: now_s)
+        while now_s < begin_s + 60:
+            log.appended_bytes = begin_bytes + 10_000 * int(now_s - begin_s)  # a run each second
+            now_s += session._pause_s(first.id, FetchPosition(Epoch(1), 1, Epoch(1)))
+            now_s += 0.05
+            session._catching_up[first.id].got_bytes = 1000
+            fetched_bytes += 1000
+        assert not session.is_outpaced(first.id)
+        assert fetched_bytes > 1.5 * (log.appended_bytes - begin_bytes)
 
     with_streams(tmp_path, story)
 
