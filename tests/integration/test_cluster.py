@@ -84,6 +84,26 @@ def test_change_sent_twice_is_applied_once(cluster: Cluster, filled: str) -> Non
     assert [answer.status for answer in answers] == [204, 204], "the retry has the outcome of the first"
 
 
+def test_drain_that_is_sent_again_does_not_undo_what_was_asked_for_later(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own", brokers=2) as cluster:
+        leader = eventually(cluster.metadata_leader, 20)
+        assert leader is not None
+
+        def drain(is_draining: bool, request_id: str) -> int:
+            headers = {"Natslog-Request-Id": request_id, "Content-Type": "application/json"}
+            body = json.dumps({"draining": is_draining}).encode()
+            url = f"{leader.url}/v1/cluster/brokers/{leader.number}"
+            return leader._pool.request("PATCH", url, body=body, headers=headers).status
+
+        def is_draining() -> bool:
+            (found,) = (one for one in leader.json("/v1/cluster")["brokers"] if one["id"] == leader.number)
+            return bool(found["draining"])
+
+        assert (drain(True, "the-first-one"), is_draining()) == (200, True)
+        assert (drain(False, "a-later-one"), is_draining()) == (200, False)
+        assert (drain(True, "the-first-one"), is_draining()) == (200, False)
+
+
 def test_broker_that_was_pointed_to_and_does_not_lead_says_who_does(cluster: Cluster, filled: str) -> None:
     leader = cluster.broker(cluster.client().stream(filled)["leader"])
     follower = next(broker for broker in cluster.brokers if broker is not leader)

@@ -7,18 +7,16 @@ from typing import Any, TypeGuard
 
 from aiohttp import web
 
-from natslog.cluster.commands import DrainBroker, ForgetBroker, MoveReplicas
 from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import (
     BrokerUnavailable,
     InvalidRequest,
     MetadataUnavailable,
-    NotEnoughBrokers,
     NotMetadataLeader,
     natslog_version,
 )
-from natslog.http.context import BROKER, broker_of, leading, query
+from natslog.http.context import BROKER, broker_of, leading, query, request_id
 from natslog.http.streams import json_body
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
@@ -90,7 +88,7 @@ async def cluster(request: web.Request) -> web.Response:
         "metadata_leader": node.group.leader,
         "metadata_term": node.group.raft.term,
         "is_current": is_current,
-        "brokers": [_broker_json(broker, number) for number in _numbers(broker)],
+        "brokers": [_broker_json(broker, number) for number in broker.operations.brokers],
         "streams": len(state.streams),
         "under_replicated": sum(len(one.isr) < len(one.replicas) for one in state.streams.values()),
         "leaderless": sum(one.leader is None for one in state.streams.values()),
@@ -103,14 +101,9 @@ async def cluster(request: web.Request) -> web.Response:
     return web.json_response(body)
 
 
-def _numbers(broker: Broker) -> list[BrokerId]:
-    members = broker.cluster.group.raft.membership.members
-    return sorted({member.id for member in members} | set(broker.state.brokers))
-
-
 def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
     node, state = broker.cluster, broker.state
-    member, known = node.group.raft.membership.find(number), state.brokers.get(number)
+    member, known = broker.operations.member(number), state.brokers.get(number)
     records = state.streams.values()
     return {
         "id": number,
@@ -161,7 +154,7 @@ async def add_broker(request: web.Request) -> web.Response:
         raise InvalidRequest('name the newcomer\'s URL: {"url": "http://host:9292"}')
     url = normal_url(url)
     broker = _at_metadata_leader(request)
-    number = await broker.change_cluster(broker.cluster.add(url))
+    number = await broker.change_cluster(broker.operations.add(url))
     return web.json_response(_broker_json(broker, number), status=201)
 
 
@@ -173,9 +166,7 @@ async def drain_broker(request: web.Request) -> web.Response:
     if not isinstance(draining, bool):
         raise InvalidRequest("draining must be true or false")
     broker, number = _at_metadata_leader(request), _path_number(request)
-    if draining:
-        _check_can_be_drained(broker, number)
-    await broker.cluster.group.propose(DrainBroker(broker=number, is_draining=draining))
+    await broker.change_cluster(broker.operations.drain(number, draining, request_id(request)))
     return web.json_response(_broker_json(broker, number))
 
 
@@ -186,45 +177,13 @@ def _path_number(request: web.Request) -> BrokerId:
     return BrokerId(int(text))
 
 
-def _check_can_be_drained(broker: Broker, number: BrokerId) -> None:
-    """Raises NotEnoughBrokers: a stream would have nowhere to go. InvalidRequest: no such broker, or the last one."""
-    state = broker.state
-    if number not in _numbers(broker):
-        raise InvalidRequest(f"there is no broker {number}; there are {_numbers(broker)}", broker=number)
-    staying = [one for one in state.brokers if one != number and not state.brokers[one].is_draining]
-    if not staying:
-        raise InvalidRequest(f"broker {number} is the last one: a cluster keeps at least one broker", broker=number)
-    for record in state.streams.values():
-        if number in record.replicas and record.settings.replicas > len(staying):
-            raise NotEnoughBrokers(
-                f"stream {record.name!r} has {record.settings.replicas} replicas, and without broker {number} there "
-                f"are {len(staying)} brokers: add one first (natslog cluster add URL)",
-                stream=record.name,
-                brokers=len(staying),
-            )
-
-
 @routes.delete("/v1/cluster/brokers/{id}")
 async def remove_broker(request: web.Request) -> web.Response:
     """Out of the group. It must keep nothing any more, unless `force=true`: then it is gone for good."""
     values = query(request, "force")
     broker, number = _at_metadata_leader(request), _path_number(request)
-    if number not in _numbers(broker):
-        raise InvalidRequest(f"there is no broker {number}; there are {_numbers(broker)}", broker=number)
-    keeps = sorted(record.name for record in broker.state.streams.values() if number in record.replicas)
-    if keeps and values.get("force") != "true":
-        raise InvalidRequest(
-            f"broker {number} keeps {len(keeps)} streams: drain it first (natslog cluster remove does), or, if it is "
-            "lost for good, use --force",
-            broker=number,
-            streams=keeps[:10],
-        )
-    await broker.cluster.check_removable(number)  # before anything is changed
-    if not keeps:  # before it is out: this broker may be the one, and decides nothing afterwards
-        await broker.cluster.group.propose(ForgetBroker(broker=number))
-    else:
-        await broker.cluster.group.propose(DrainBroker(broker=number, is_draining=True))
-    await broker.change_cluster(broker.cluster.remove(number))
+    is_forced = values.get("force") == "true"
+    await broker.change_cluster(broker.operations.remove(number, force=is_forced, request=request_id(request)))
     return web.Response(status=204)
 
 
@@ -233,7 +192,7 @@ async def transfer(request: web.Request) -> web.Response:
     """`{"metadata": true, "to": 2}`: the metadata leadership."""
     body = await json_body(request)
     broker = _at_metadata_leader(request)
-    broker.cluster.group.transfer(_number(body, "to"))
+    broker.operations.transfer_metadata(_number(body, "to"))
     return web.json_response({"to": body["to"]}, status=202)
 
 
@@ -261,7 +220,7 @@ async def transfer_stream(request: web.Request) -> web.Response:
         )
     preferred = (to, *(one for one in record.replicas if one != to))
     if not record.target:
-        await broker.change_cluster(broker.cluster.group.propose(MoveReplicas(name=record.name, target=preferred)))
+        await broker.change_cluster(broker.operations.move(record.name, preferred, request_id(request)))
     if to != record.leader:
         await broker.change_cluster(stream.transfer_leadership(to))
         if broker.state.stream(record.name).leader != to:
@@ -277,7 +236,6 @@ async def move_stream(request: web.Request) -> web.Response:
     if not isinstance(brokers, list) or not all(map(_is_broker_number, brokers)):
         raise InvalidRequest("brokers must be a list of brokers' numbers")
     record = await broker.record(request.match_info["name"])
-    await broker.change_cluster(
-        broker.cluster.group.propose(MoveReplicas(name=record.name, target=tuple(map(BrokerId, brokers))))
-    )
+    target = [BrokerId(one) for one in brokers]
+    await broker.change_cluster(broker.operations.move(record.name, target, request_id(request)))
     return web.json_response({"stream": record.name, "brokers": brokers}, status=202)

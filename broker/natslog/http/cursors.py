@@ -86,7 +86,7 @@ async def set_cursor(request: web.Request) -> web.Response:
         offset=Offset(offset),
         set_us=set_us,
     )
-    await broker.change_cluster(broker.cluster.group.propose(command, request_id(request)))
+    await broker.change(command, request_id(request))
     return web.json_response(_cursor_json(broker.state.cursor(consumer, name)))
 
 
@@ -96,7 +96,7 @@ async def drop_cursor(request: web.Request) -> web.Response:
     consumer, name = _names(request)
     broker = broker_of(request)
     command = DropCursor(consumer=consumer, stream=name)
-    await broker.change_cluster(broker.cluster.group.propose(command, request_id(request)))
+    await broker.change(command, request_id(request))
     return web.Response(status=204)
 
 

@@ -33,6 +33,7 @@ from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.entries import Request
+from natslog.node.operations import Operations
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.questions import Reply
@@ -116,6 +117,7 @@ class Broker:
             link_to=self.cluster.link_to,
             on_bug=self._halt,
         )
+        self.operations = Operations(self.cluster)
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
         cluster = self.cluster
@@ -420,6 +422,10 @@ class Broker:
 
     async def _propose(self, command: Command, request: Request | None = None) -> bool:
         return await self.cluster.group.propose(command, request)
+
+    async def change(self, command: Command, request: Request) -> bool:
+        """A change of the metadata, to the end. Raises what it is refused with, MetadataUnavailable, ShuttingDown."""
+        return await self._to_the_end(self._propose(command, request))
 
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """An operator's change, to the end. Raises what it raises, and ShuttingDown."""

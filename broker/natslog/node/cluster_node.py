@@ -28,13 +28,10 @@ from natslog.cluster.commands import Proposal, Tombstone
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
-from natslog.consensus import Member, Message, require_safe_change
+from natslog.consensus import Member, Message
 from natslog.errors import (
-    ClusterMismatch,
     CorruptLog,
-    InvalidRequest,
     NatslogError,
-    NotMetadataLeader,
     OutdatedFolder,
 )
 from natslog.log.checked_file import read_checked
@@ -65,7 +62,6 @@ from natslog.node.peers.messages import (
 )
 from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
-from natslog.urls import normal_url
 
 logger = logging.getLogger("natslog.cluster")
 
@@ -405,57 +401,6 @@ class ClusterNode(Admission):
 
     async def _answer_clock(self) -> int:
         return now_us()
-
-    # ---- what operators ask for: of the metadata leader ----
-
-    async def add(self, url: str) -> BrokerId:
-        """Makes the broker at this URL a member; it becomes a voter when it has caught up.
-
-        Raises:
-            NotMetadataLeader, MembershipChanging. InvalidRequest: it is no URL of a broker. ClusterMismatch,
-            BrokerUnavailable: why it cannot be added.
-        """
-        self._require_leader()
-        hello = await self.links.meet(normal_url(url))
-        known = self.group.raft.membership.find(hello.broker)
-        if known is None:
-            if hello.cluster_id:
-                raise ClusterMismatch(f"the broker at {url} belongs to a cluster already: give it an empty data folder")
-            newcomer = Member(id=hello.broker, directory=hello.directory, url=hello.url, is_voter=False)
-            await self.group.change_members(lambda membership: membership.with_member(newcomer))
-        return hello.broker
-
-    async def remove(self, broker: BrokerId) -> None:
-        """Takes a broker out of the group. Raises as `check_removable`, and MembershipChanging."""
-        await self.check_removable(broker)
-        await self.group.change_members(lambda membership: membership.without(broker))
-
-    async def check_removable(self, broker: BrokerId) -> None:
-        """A membership is in force as soon as it is proposed: without a majority of it alive nothing would be decided
-        any more, not even to take it back.
-
-        Raises:
-            NotMetadataLeader. InvalidRequest: it is the last voter, or most of the others are down.
-        """
-        self._require_leader()
-        membership = self.group.raft.membership
-        require_safe_change(membership, membership.without(broker))
-        left = set(membership.voters) - {broker}
-        down = sorted(await self.group.unresponsive(left))
-        self._require_leader()
-        if broker in membership.voters and 2 * len(down) >= len(left):
-            raise InvalidRequest(
-                f"without broker {broker} the cluster could decide nothing any more: of {sorted(left)}, {down} are "
-                "down. Start those, or remove them first",
-                broker=broker,
-                down=down,
-            )
-
-    def _require_leader(self) -> None:
-        if not self.group.is_leader:
-            raise NotMetadataLeader(
-                f"broker {self.group.leader} leads the metadata group: ask it", leader=self.group.leader
-            )
 
 
 def former_metadata(path: Path) -> Metadata | None:
