@@ -27,7 +27,15 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 from crc32c import crc32c
 
-from natslog.errors import InvalidRequest, Overloaded, PartsMissing, PayloadTooLarge, StorageFull, StorageUnavailable
+from natslog.errors import (
+    DataDirError,
+    InvalidRequest,
+    Overloaded,
+    PartsMissing,
+    PayloadTooLarge,
+    StorageFull,
+    StorageUnavailable,
+)
 from natslog.ingest.staged_rows import RowRules, read_rows, regrouped
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
@@ -103,6 +111,9 @@ class Staging:
 
     Args:
         max_bytes: of one run. `min_free_bytes`: what the disk keeps free.
+
+    Raises:
+        DataDirError: the folder cannot be made.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int, min_free_bytes: int) -> None:
@@ -114,7 +125,13 @@ class Staging:
         self._numbers = itertools.count()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stage")
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise DataDirError(
+                f"the folder {folder} cannot be made ({error.strerror}): free space on that disk, or correct its "
+                "permissions, then start the broker again"
+            ) from error
 
     @property
     def staged_bytes(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from natslog.errors import InvalidRequest, StorageUnavailable
+from natslog.errors import DataDirError, InvalidRequest, StorageUnavailable
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import StreamId
 from natslog.node.writes.staging import Staging
@@ -60,3 +60,9 @@ def test_disk_error_during_an_upload_is_retriable(tmp_path: Path, monkeypatch: p
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     asyncio.run(upload())
+
+
+def test_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "staged").write_text("no folder")
+    with pytest.raises(DataDirError, match="deeper cannot be made .* start the broker again"):
+        Staging(tmp_path / "staged" / "deeper", max_bytes=1, min_free_bytes=0)
