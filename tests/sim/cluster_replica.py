@@ -341,9 +341,9 @@ class SimReplica:
             self.gathered = []  # refused
             return self.written()
         self.checker.appends(leader.record)
-        base = len(log.records)
+        base, time_us = len(log.records), self.stream_time_us()
         log.records += [(leader.epoch, message) for message in self.gathered]
-        self.checker.stamps |= dict.fromkeys(log.records[base:], self.stream_time_us())
+        self.checker.stamps |= dict.fromkeys(log.records[base:], time_us)
         self.written_ms = self.world.now_ms
         added = [(base + at, message) for at, message in enumerate(self.gathered)]
         self.stored.update((message, offset) for offset, message in added)
