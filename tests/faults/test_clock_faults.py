@@ -165,6 +165,7 @@ def test_a_message_id_is_stored_once_when_leadership_passes_over_a_broker_whose_
         cluster.set_clock(3, 0)
 
 
+@pytest.mark.long
 def test_a_leader_and_a_follower_whose_clock_is_ahead_remove_nothing_early(cluster: Cluster) -> None:
     with cluster.client() as client:
         client.create_stream("orders", "orders.>", replicas=3, min_isr=2, max_age="40m")

@@ -183,6 +183,7 @@ def test_leader_paused_until_it_is_a_zombie_changes_nothing_when_it_wakes(cluste
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_all_killed_at_once_loses_nothing(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         with load.fault("all killed", keeps_majority=False) as event:

@@ -33,7 +33,7 @@ from tests.harness import eventually
 STREAM, STALE, TRUE = "orders", 640, 1200
 SUCCEEDED_WITHIN_S = 20.0
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
 def publish(cluster: Cluster, first: int, count: int) -> None:

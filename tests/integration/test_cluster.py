@@ -209,6 +209,7 @@ def newcomer(cluster: Cluster, number: int, folder: Path, **settings: object) ->
     return ClusterBroker(number, folder, cluster.nats.url, "127.0.0.1", free_port(), **wanted)
 
 
+@pytest.mark.long
 def test_broker_is_added_takes_replicas_and_is_removed(cluster: Cluster, filled: str, tmp_path: Path) -> None:
     fourth, url = newcomer(cluster, 4, tmp_path / "fourth"), cluster.brokers[0].url
     fourth.spawn()

@@ -88,6 +88,7 @@ def check_all_is_there(broker: BrokerProcess, marks: list[str]) -> None:
             assert all_values(client, f"made-by-{mark}") == [mark.encode()]
 
 
+@pytest.mark.long
 def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, BrokerProcess]) -> None:
     server, broker = single
     broker.start()

@@ -221,7 +221,8 @@ query.awaitTermination()
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [1, pytest.param(DRIVER_KILLS, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [1, DRIVER_KILLS])
 def test_driver_killed_in_mid_run_and_restarted_writes_every_offset_exactly_once(
     spark: SparkSession,
     broker: BrokerProcess,

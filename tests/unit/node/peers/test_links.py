@@ -217,9 +217,9 @@ async def _page(request: web.Request) -> web.Response:
     ("handler", "problem"),
     [
         (_endless, "more than 64 KiB"),
-        (_elsewhere, "HTTP 307"),
+        pytest.param(_elsewhere, "HTTP 307", marks=pytest.mark.long),
         (_protocol_1, f"link protocol 2 of natslog {natslog_version()}.*0.1.0, which has link protocol 1"),
-        (_page, "does not prove"),
+        pytest.param(_page, "does not prove", marks=pytest.mark.long),
     ],
 )
 def test_server_that_is_no_broker_is_not_added_and_the_reason_is_named(
