@@ -35,6 +35,7 @@ from natslog.http.context import (
 from natslog.http.sending import UnreadableFile, send_file
 from natslog.log import ReadPlan, StreamLog
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.threads import in_thread
 from natslog.subjects import check_subject, wildcard_regex
 
 logger = logging.getLogger("natslog.http")
@@ -120,7 +121,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     )
     with await _or_elsewhere(request, stream, _held(planning)) as plan:
         rewrite = asked.changes_rows or _is_crumbly(plan)
-        rewriting = loop.run_in_executor(broker.readers, _rewritten, plan, asked) if rewrite else None
+        rewriting = in_thread(broker.readers, _rewritten, plan, asked) if rewrite else None  # it reads the plan's files
         body = None if rewriting is None else await _or_elsewhere(request, stream, rewriting)
         headers = _headers(stream, log, plan)
         if states_end:

@@ -15,6 +15,8 @@ from concurrent.futures import Executor
 
 from aiohttp import web
 
+from natslog.node.threads import in_thread
+
 logger = logging.getLogger("natslog.http")
 
 _PIECE_BYTES = 1024 * 1024
@@ -49,7 +51,7 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
     except OSError as error:
         failure = str(error)
     logger.info("an answer to the reader at %s was not sent to its end: %s", reader, failure)
-    problem = await loop.run_in_executor(readers, _reading_problem, fd, position, length)
+    problem = await in_thread(readers, _reading_problem, fd, position, length)
     transport.abort()
     if problem is not None:
         raise UnreadableFile(problem)

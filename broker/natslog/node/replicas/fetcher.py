@@ -23,6 +23,7 @@ from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.replication")
 
@@ -194,12 +195,7 @@ class Fetcher:
 
     async def _append_in_thread(self, log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:
         started = time.perf_counter()
-        running = asyncio.get_running_loop().run_in_executor(self._executor, _append_copies, log, name, epoch, data)
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:  # a thread cannot be cancelled
-            await asyncio.wait([running])
-            raise
+        await in_thread(self._executor, _append_copies, log, name, epoch, data)
         if len(data) <= _SMALL_BYTES:
             self._note_time(started)
 

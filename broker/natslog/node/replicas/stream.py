@@ -42,6 +42,7 @@ from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
+from natslog.node.threads import in_thread
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.ingest_memory import IngestStats
 from natslog.node.writes.stream_ingest import StreamIngest
@@ -333,13 +334,7 @@ class HostedStream:
                 await self._in_thread(log.begin_at, start, epoch)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
-        """As `run_in_executor`; a thread cannot be cancelled, so a cancelled caller waits for it."""
-        running = self._loop.run_in_executor(self._services.writers, work, *arguments)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            raise
+        return await in_thread(self._services.writers, work, *arguments)
 
     # ---- what follows from an input ----
 

@@ -40,6 +40,7 @@ from natslog.ingest.staged_rows import RowRules, read_rows, regrouped
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
 from natslog.model import PartReceipt, StreamId
+from natslog.node.threads import in_thread, until_done
 
 logger = logging.getLogger("natslog.node")
 
@@ -184,17 +185,19 @@ class Staging:
     async def _write(self, upload: _Upload, chunks: AsyncIterator[bytes]) -> None:
         """One chunk is written while the next one arrives."""
         fd = os.open(upload.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
-        writing = self._in_thread(upload.write, fd, b"")
+        writing = asyncio.create_task(self._in_thread(upload.write, fd, b""))
         try:
             while chunk := await _next(chunks):
                 await writing
                 upload.size_bytes += len(chunk)
                 self._check_room(upload)
-                writing = self._in_thread(upload.write, fd, chunk)
+                writing = asyncio.create_task(self._in_thread(upload.write, fd, chunk))
             await writing
         finally:
-            await asyncio.wait([writing])
-            os.close(fd)
+            try:
+                await until_done(writing)
+            finally:
+                os.close(fd)  # not before: the next file that is opened gets its number
 
     def _check_room(self, upload: _Upload) -> None:
         batch_bytes = self._uploaded_bytes(upload.key)
@@ -214,8 +217,8 @@ class Staging:
             max_bytes=self.max_bytes,
         )
 
-    def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await in_thread(self._threads, work, *arguments)
 
     def named(self, key: BatchKey, receipts: Iterable[PartReceipt]) -> list[StagedPart]:
         """The parts that a commit names, in that order.

@@ -5,21 +5,30 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from natslog.errors import DataDirError, InvalidRequest, StorageUnavailable
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import StreamId
-from natslog.node.writes.staging import Staging
+from natslog.node.writes.staging import Staging, _StagedBatch
 
 KEY = (StreamId("0" * 32), "query", 0)
 
 
 async def half_and_then_silence() -> AsyncIterator[bytes]:
     yield b"half"
+    await asyncio.Event().wait()
+
+
+async def two_pieces_and_then_silence() -> AsyncIterator[bytes]:
+    yield b"half"
+    yield b"more"
     await asyncio.Event().wait()
 
 
@@ -66,3 +75,59 @@ def test_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> 
     (tmp_path / "staged").write_text("no folder")
     with pytest.raises(DataDirError, match="deeper cannot be made .* start the broker again"):
         Staging(tmp_path / "staged" / "deeper", max_bytes=1, min_free_bytes=0)
+
+
+def test_file_of_an_upload_whose_client_leaves_is_closed_when_its_thread_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread cannot be cancelled. It wrote into whatever file had been given the same descriptor since."""
+    is_writing, may_write, closed_early = threading.Event(), threading.Event(), []
+
+    def write_late(upload: Any, fd: int, chunk: bytes) -> None:
+        if chunk:
+            is_writing.set()
+            may_write.wait(10)
+            try:
+                os.fstat(fd)
+            except OSError as error:
+                closed_early.append(error)
+
+    async def story() -> None:
+        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        monkeypatch.setattr("natslog.node.writes.staging._Upload.write", write_late)
+        upload = asyncio.create_task(
+            staging.receive(KEY, "0", 0, RowRules("orders", "orders"), two_pieces_and_then_silence())
+        )
+        await asyncio.to_thread(is_writing.wait, 10)
+        upload.cancel()
+        await asyncio.sleep(0.05)
+        may_write.set()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        staging._threads.shutdown(wait=True)
+
+    asyncio.run(story())
+    assert closed_early == []
+
+
+def test_files_of_a_batch_are_deleted_though_the_client_leaves_meanwhile(tmp_path: Path) -> None:
+    async def story() -> None:
+        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        file = tmp_path / "staged" / "part"
+        file.write_text("rows")
+        staging._batches[KEY] = batch = _StagedBatch()
+        batch.parts["0", 0] = SimpleNamespace(path=file)  # type: ignore[assignment]
+        may_go_on = threading.Event()
+        busy = [staging._threads.submit(may_go_on.wait, 10) for _ in range(16)]
+        dropping = asyncio.create_task(staging.drop(KEY))
+        await asyncio.sleep(0.05)
+        dropping.cancel()
+        await asyncio.sleep(0.05)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await dropping
+        staging._threads.shutdown(wait=True)
+        assert all(one.done() for one in busy)
+        assert not file.exists()
+
+    asyncio.run(story())
