@@ -300,6 +300,10 @@ class HostedStream:
                 self._replica.failed(error)
                 self._act()
                 raise
+            except asyncio.CancelledError:  # the follower is closed; the thread has come to its end
+                self._replica.done()
+                self._act()
+                raise
             self._replica.done()
         self._act()
         return step is not None

@@ -337,6 +337,29 @@ def test_a_folder_that_cannot_be_opened_is_kept_under_another_name(tmp_path: Pat
     run(tmp_path, story)
 
 
+def test_a_follower_that_is_stopped_while_it_copies_ends_in_order(tmp_path: Path) -> None:
+    """Its step was under way for ever, and the broker ended uncleanly after some seconds."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
+
+        async def copy() -> None:
+            await asyncio.Event().wait()
+
+        copying = asyncio.create_task(stream.answered(Epoch(2), Matching(), lambda log: copy(), 1))
+        await asyncio.sleep(0)
+        copying.cancel()  # as the fetcher does when it is closed
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        async with asyncio.timeout(5):
+            await stream.stop()
+        assert stream.log is None
+
+    run(tmp_path, story)
+
+
 def test_a_follower_behind_leaves_and_rejoins_through_its_leader(tmp_path: Path) -> None:
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
