@@ -79,14 +79,17 @@ def judge(
     """What a leader of `epoch` makes of a follower's position."""
     if position.epoch != epoch:
         return Fenced(epoch)
+    epoch_below = epochs.last_epoch_before(log_start_offset)
+    from_start = BeforeStart(log_start_offset, epoch_below)
     if position.offset < log_start_offset:
-        return BeforeStart(log_start_offset, epochs.last_epoch_before(log_start_offset))
+        return from_start
     if position.offset == log_start_offset and position.last_epoch < epochs.last_epoch_before(log_start_offset + 1):
-        return Matching()  # it holds nothing that the leader could compare with
+        is_comparable = NO_EPOCH not in (position.last_epoch, epoch_below)
+        return from_start if is_comparable and position.last_epoch != epoch_below else Matching()
     found, end_offset = epochs.end_of(position.last_epoch, log_end_offset)
-    if found != position.last_epoch or end_offset < position.offset:
-        return Diverging(found, max(end_offset, log_start_offset))
-    return Matching()
+    if found == position.last_epoch and end_offset >= position.offset:
+        return Matching()
+    return Diverging(found, end_offset) if end_offset >= log_start_offset else from_start
 
 
 @dataclass(slots=True)

@@ -86,14 +86,34 @@ def test_judge_of_a_whole_log(position: FetchPosition, verdict: Verdict) -> None
     ("position", "verdict"),
     [
         (FetchPosition(5, 3, 2), BeforeStart(7, 4)),
-        (FetchPosition(5, 7, 2), Matching()),
+        (FetchPosition(5, 7, 2), BeforeStart(7, 4)),
+        (FetchPosition(5, 7, 4), Matching()),
         (FetchPosition(5, 7, 0), Matching()),
-        (FetchPosition(5, 8, 2), Diverging(0, 7)),
+        (FetchPosition(5, 8, 2), BeforeStart(7, 4)),
+        (FetchPosition(5, 9, 4), Diverging(4, 8)),
     ],
 )
 def test_judge_after_retention(position: FetchPosition, verdict: Verdict) -> None:
     epochs = EpochHistory([(4, 6), (5, 8)])
     assert judge(position, epoch=5, epochs=epochs, log_start_offset=7, log_end_offset=10) == verdict
+
+
+def test_tail_that_was_never_committed_does_not_survive_where_it_begins_below_the_leaders_log_start() -> None:
+    """[90, 120) of epoch 1 was never committed. The leader of epoch 2 began at 90, and its retention has passed 100."""
+    asked = {"epoch": 2, "epochs": EpochHistory([(1, 0), (2, 90)]), "log_start_offset": 100, "log_end_offset": 200}
+    verdict = judge(FetchPosition(2, 120, 1), **asked)
+    assert verdict == BeforeStart(100, 2), "it was cut to 100, and kept [90, 100)"
+    assert judge(FetchPosition(2, 100, 1), **asked) == BeforeStart(100, 2), "it was taken for the leader's own"
+    begun = EpochHistory([(2, 99)])
+    assert judge(FetchPosition(2, 100, begun.last_epoch_before(100)), **asked) == Matching()
+    follower = follower_of()
+    answer = {"epochs": EpochHistory([(1, 0)]), "log_end_offset": 120}
+    assert follower.answered(follower.epoch, BeforeStart(100, 2), 1.0, **answer) == BeginAt(100, 2), "and does not halt"
+
+
+def test_leader_that_knows_no_epoch_below_its_log_start_lets_a_follower_begin_there() -> None:
+    asked = {"epoch": 2, "epochs": EpochHistory([(2, 99)]), "log_start_offset": 100, "log_end_offset": 200}
+    assert judge(FetchPosition(2, 120, 1), **asked) == BeforeStart(100, 2), "it said that the logs part at 0: a halt"
 
 
 def test_replica_that_began_at_its_leaders_start_matches_the_next_leader_whose_log_starts_lower() -> None:
