@@ -425,7 +425,8 @@ class Replica:
         match step:
             case Open():
                 self.state = Closed(error)
-                if isinstance(error, CorruptLog | DataDirError):
+                is_of_disk = isinstance(error, StorageFailed) and self.others_hold_it
+                if is_of_disk or isinstance(error, CorruptLog | DataDirError):
                     self.damaged(error)
                     self._not_before_ms = self._now_ms  # nothing is gained by waiting
             case BeginEpoch():
@@ -520,6 +521,8 @@ class Replica:
             return None
         if state.problem is not None and self._now_ms < self._not_before_ms:
             return None
+        if isinstance(self.damage, StorageFailed) and not self.others_hold_it:
+            self.damage = None  # nobody else has it: the disk is tried again and again
         if self.damage is not None:
             return SetAside() if self._may_repair(record) else None
         if state.problem is not None and isinstance(state.problem, CorruptLog):

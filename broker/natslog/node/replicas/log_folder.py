@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from natslog.errors import NatslogError, StorageFailed, StorageFull
+from natslog.errors import NatslogError, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import sync_folder
 from natslog.model import StreamRecord
@@ -66,6 +66,10 @@ class LogFolder:
 
 
 def storage_error(error: OSError, what: str) -> NatslogError:
-    """What the caller can do about it: wait for room, or check the disk."""
-    kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
-    return kind(f"{what}: {error.strerror or error}")
+    """What the caller can do about it: wait for room, try again, or check the disk."""
+    message = f"{what}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull(message)
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return StorageUnavailable(message)
+    return StorageFailed(message)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplicas, IsrChange
 from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
-from natslog.errors import CorruptLog, StorageFull
+from natslog.errors import CorruptLog, StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.segment import read_at
 from natslog.model import Epoch, StreamSettings
@@ -76,6 +76,66 @@ def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts
         assert stream.damage is None
         assert stream.following is not None
         assert stream.usable_log().log_end_offset == 0
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: LogFolder, record: Any, *, must_exist: bool) -> NoReturn:
+        raise StorageFailed("Input/output error")
+
+    monkeypatch.setattr(LogFolder, "open", fail)
+
+
+def test_a_log_that_cannot_be_read_leaves_the_candidates_and_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was opened again every second for ever, and its stream had no leader where the record named this one."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"acked")
+        await stream.stop()
+        with monkeypatch.context() as patch:
+            cannot_be_read(patch)
+            stream = await stage.host(stream.record)
+            stage.proposed.clear()
+            stream.tick({})
+            (proposed,) = stage.proposed
+            assert isinstance(proposed, DisableReplicas)
+        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
+        assert stream.following is not None
+        assert stream.usable_log().log_end_offset == 0
+        await stream.stop()
+
+    run(tmp_path, story)
+    assert list(tmp_path.glob("*.damaged-1")), "what could not be read is kept"
+
+
+def test_the_only_candidate_whose_log_cannot_be_read_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"acked")
+        await stage.change(stream, isr=(ME,))
+        await stream.stop()
+        with monkeypatch.context() as patch:
+            cannot_be_read(patch)
+            stream = await stage.host(stream.record)
+            stage.proposed.clear()
+            stream.tick({})
+            assert (stage.proposed, stream.log) == ([], None)
+
+        def is_open() -> bool:
+            stream.tick({})
+            return stream.leading is not None
+
+        async with asyncio.timeout(10):
+            while not is_open():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert stream.usable_log().log_end_offset == 1
         await stream.stop()
 
     run(tmp_path, story)
