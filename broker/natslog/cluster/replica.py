@@ -236,7 +236,7 @@ class Replica:
         state = self.state
         if isinstance(state, Leading):
             self._reached(state.role.update(record, self._now_ms))
-            if self._transfer is not None and self._transfer.to not in record.isr:
+            if self._transfer is not None and not _is_proven(record, self._transfer.to):
                 self._transfer = None
         elif isinstance(state, Following):
             state.role.record = record
@@ -261,7 +261,7 @@ class Replica:
         """
         self._now_ms = now_ms
         record = self.record
-        if record is None or record.leader != self.me or to == self.me or to not in record.isr:
+        if record is None or record.leader != self.me or to == self.me or not _is_proven(record, to):
             return False
         if self.leading is None:  # its epoch could not begin, so nothing was appended in it
             self._propose_leader(record, to)
@@ -630,3 +630,8 @@ class Replica:
 
     def _may_propose(self, kind: str, version: int) -> bool:
         return self._surroundings.has_session and self._attempts.may(kind, version, self._now_ms)
+
+
+def _is_proven(record: StreamRecord, broker: BrokerId) -> bool:
+    """Whether it is in sync in its present life: what a life said of its log that ended uncleanly is void."""
+    return broker in record.isr and broker not in record.unproven

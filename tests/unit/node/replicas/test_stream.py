@@ -233,6 +233,27 @@ def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Pa
     run(tmp_path, story)
 
 
+def test_leadership_is_not_transferred_to_a_replica_that_has_restarted_uncleanly(tmp_path: Path) -> None:
+    """What its former life had is void: it may have lost it, and would have led without it."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        assert isinstance(stream.fetched(OTHER, position(stream, 1), "other.1"), Matching)
+        stage.proposed.clear()
+        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        await asyncio.sleep(0)
+        await stage.change(stream, unproven=(OTHER,))
+        async with asyncio.timeout(5):
+            await transfer
+            await stream.transfer_leadership(OTHER)
+        stream.tick({})
+        assert not any(isinstance(one, AppointLeaders) for one in stage.proposed)
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
 def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
