@@ -81,8 +81,12 @@ class _StagedBatch:
     touched_s: float = 0.0
 
     def unlink_files(self) -> None:
+        """What cannot be deleted is deleted at the next start."""
         for part in self.parts.values():
-            part.path.unlink(missing_ok=True)
+            try:
+                part.path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("the staged part %s could not be deleted: %s", part.path, error)
 
 
 @dataclass(slots=True, eq=False)

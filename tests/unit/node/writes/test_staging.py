@@ -131,3 +131,17 @@ def test_files_of_a_batch_are_deleted_though_the_client_leaves_meanwhile(tmp_pat
         assert not file.exists()
 
     asyncio.run(story())
+
+
+def test_part_that_cannot_be_deleted_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        part = tmp_path / "staged" / "part"
+        part.mkdir()  # unlink fails
+        staging._batches[KEY] = batch = _StagedBatch()
+        batch.parts["0", 0] = SimpleNamespace(path=part)  # type: ignore[assignment]
+        await staging.drop(KEY)
+        staging.close()
+
+    asyncio.run(story())
+    assert "could not be deleted" in caplog.text
