@@ -104,6 +104,16 @@ def test_drain_that_is_sent_again_does_not_undo_what_was_asked_for_later(tmp_pat
         assert (drain(True, "the-first-one"), is_draining()) == (200, False)
 
 
+def test_removal_that_is_sent_again_has_the_outcome_of_the_first(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own", brokers=3) as cluster:
+        leader = eventually(cluster.metadata_leader, 20)
+        assert leader is not None
+        other = next(broker for broker in cluster.brokers if broker is not leader)
+        url, headers = f"{leader.url}/v1/cluster/brokers/{other.number}", {"Natslog-Request-Id": "remove-it-once"}
+        answers = [leader._pool.request("DELETE", url, headers=headers) for _ in range(2)]
+        assert [answer.status for answer in answers] == [204, 204], answers[1].data
+
+
 def test_broker_that_was_pointed_to_and_does_not_lead_says_who_does(cluster: Cluster, filled: str) -> None:
     leader = cluster.broker(cluster.client().stream(filled)["leader"])
     follower = next(broker for broker in cluster.brokers if broker is not leader)

@@ -87,6 +87,8 @@ class Operations:
             MembershipChanging.
         """
         self._require_leader()
+        if broker not in self.brokers and self._group.state.outcome_of(request.id) is not None:
+            return  # asked again: it is done
         self._require_known(broker)
         keeps = sorted(record.name for record in self._group.state.streams.values() if broker in record.replicas)
         if keeps and not force:
