@@ -19,6 +19,7 @@ from natslog.consensus import AppendRequest, Index, Term
 from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, NotReady, natslog_version
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.nats_server import free_port
+from natslog.node.operations import Operations
 from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Met
 from natslog.node.peers.messages import (
     FetchAnswer,
@@ -251,7 +252,7 @@ def test_url_that_cannot_be_a_brokers_is_not_dialled(tmp_path: Path, url: str) -
         async with node(tmp_path, 1) as one:
             one.group.raft.role = "leader"
             with pytest.raises(InvalidRequest, match="URL") as refused:
-                await one.add(url)
+                await Operations(one).add(url)
             assert "pass" not in refused.value.message
             assert one.links.all == []
 
