@@ -522,7 +522,7 @@ class Replica:
         if state.problem is not None and self._now_ms < self._not_before_ms:
             return None
         if isinstance(self.damage, StorageFailed) and not self.others_hold_it:
-            self.damage = None  # nobody else has it: the disk is tried again and again
+            self.damage = None  # no other replica holds it: opening is tried again
         if self.damage is not None:
             return SetAside() if self._may_repair(record) else None
         if state.problem is not None and isinstance(state.problem, CorruptLog):
@@ -633,5 +633,5 @@ class Replica:
 
 
 def _is_proven(record: StreamRecord, broker: BrokerId) -> bool:
-    """Whether it is in sync in its present life: what a life said of its log that ended uncleanly is void."""
+    """Whether it is in sync in its present life: positions from a life that ended uncleanly do not count."""
     return broker in record.isr and broker not in record.unproven

@@ -1,6 +1,6 @@
 """What a member of the group is at this moment, and the one way back to being a follower. The other parts build on it.
 
-`RaftState` <- `RaftFollower` <- `RaftLeader` <- `RaftElections` <- `Raft`: each part knows those before it.
+`RaftState` <- `RaftFollower` <- `RaftLeader` <- `RaftElections` <- `Raft`: each part uses those before it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         known = NotFound if error.status == 404 else InvalidRequest
         return error_response(known(f"{request.method} {request.path}: {error.reason}"), error.status)
     except ConnectionError:
-        raise  # the client disconnected, or was disconnected: there is no one to answer
+        raise  # the connection is closed: no answer can be sent
     except Exception as error:
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(NatslogError(f"internal error ({type(error).__name__}); the broker's log has the trace"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.errors import InvalidRequest
 from natslog.ingest.staged_rows import GROUPED_BYTES, GROUPED_ROWS, RowRules, read_rows, regrouped
 
@@ -48,15 +48,22 @@ def test_message_of_another_kind_in_the_place_of_the_schema_is_refused(tmp_path:
 
 
 def test_garbled_streams_are_read_or_refused(tmp_path: Path) -> None:
-    chance = random.Random(7)
+    chance, taken, refused = random.Random(7), 0, 0
     wholes = [stream_of(values(20), values(3)), stream_of(values(50), compression="zstd")]
     for _ in range(1500):
         upload = bytearray(chance.choice(wholes))
         for _ in range(chance.choice((1, 1, 4))):
             at = chance.randrange(min(len(upload), 600))
             upload[at] = chance.choice((0, 127, 255, upload[at] ^ 1 << chance.randrange(8)))
-        with contextlib.suppress(InvalidRequest):
-            list(read(tmp_path / "part", bytes(upload)))
+        try:
+            batches = list(read(tmp_path / "part", bytes(upload)))
+        except InvalidRequest:
+            refused += 1
+        else:
+            pa.Table.from_batches(batches, PAYLOAD_SCHEMA).validate(full=True)
+            taken += 1
+    assert refused > 300, "most of these bytes say how the rows are laid out"
+    assert taken > 300, "others are not looked at"
 
 
 def test_file_that_is_not_what_was_written_is_an_error_of_the_disk(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from natslog.cluster.replica_steps import (
     Unsubscribe,
 )
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
-from natslog.errors import CorruptLog, NatslogError, NoLeader, StorageFailed
+from natslog.errors import CorruptLog, NatslogError, NoLeader, ShuttingDown, StorageFailed
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
@@ -300,8 +300,8 @@ class HostedStream:
                 self._replica.failed(error)
                 self._act()
                 raise
-            except asyncio.CancelledError:  # the follower is closed; the thread has come to its end
-                self._replica.done()
+            except asyncio.CancelledError:  # the fetcher is closed; what the thread has done is found in the log
+                self._replica.failed(ShuttingDown("fetching has ended"))
                 self._act()
                 raise
             self._replica.done()

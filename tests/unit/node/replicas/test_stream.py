@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +17,7 @@ from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
 from natslog.errors import CorruptLog, StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.segment import read_at
-from natslog.model import Epoch, StreamSettings
+from natslog.model import Epoch, StreamRecord, StreamSettings
 from natslog.node.clock import monotonic_ms
 from natslog.node.replicas.log_folder import LogFolder
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
@@ -81,11 +83,24 @@ def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts
     run(tmp_path, story)
 
 
-def cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def unreadable_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def fail(folder: LogFolder, record: Any, *, must_exist: bool) -> NoReturn:
         raise StorageFailed("Input/output error")
 
-    monkeypatch.setattr(LogFolder, "open", fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFolder, "open", fail)
+        yield
+
+
+async def acked_and_stopped(stage: ReplicaStage, **changes: Any) -> StreamRecord:
+    """The record of a stream with one message, whose replica here is closed."""
+    stream = await led(stage)
+    append(stream, b"acked")
+    await stage.change(stream, **changes)
+    await stream.stop()
+    stage.proposed.clear()
+    return stream.record
 
 
 def test_a_log_that_cannot_be_read_leaves_the_candidates_and_is_fetched_again(
@@ -94,16 +109,11 @@ def test_a_log_that_cannot_be_read_leaves_the_candidates_and_is_fetched_again(
     """It was opened again every second for ever, and its stream had no leader where the record named this one."""
 
     async def story(stage: ReplicaStage) -> None:
-        stream = await led(stage)
-        append(stream, b"acked")
-        await stream.stop()
-        with monkeypatch.context() as patch:
-            cannot_be_read(patch)
-            stream = await stage.host(stream.record)
-            stage.proposed.clear()
+        record = await acked_and_stopped(stage)
+        with unreadable_logs(monkeypatch):
+            stream = await stage.host(record)
             stream.tick({})
-            (proposed,) = stage.proposed
-            assert isinstance(proposed, DisableReplicas)
+            assert [type(one) for one in stage.proposed] == [DisableReplicas]
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
         assert stream.following is not None
         assert stream.usable_log().log_end_offset == 0
@@ -117,23 +127,14 @@ def test_the_only_candidate_whose_log_cannot_be_read_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(stage: ReplicaStage) -> None:
-        stream = await led(stage)
-        append(stream, b"acked")
-        await stage.change(stream, isr=(ME,))
-        await stream.stop()
-        with monkeypatch.context() as patch:
-            cannot_be_read(patch)
-            stream = await stage.host(stream.record)
-            stage.proposed.clear()
+        record = await acked_and_stopped(stage, isr=(ME,))
+        with unreadable_logs(monkeypatch):
+            stream = await stage.host(record)
             stream.tick({})
             assert (stage.proposed, stream.log) == ([], None)
-
-        def is_open() -> bool:
-            stream.tick({})
-            return stream.leading is not None
-
         async with asyncio.timeout(10):
-            while not is_open():  # noqa: ASYNC110
+            while stream.leading is None:
+                stream.tick({})
                 await asyncio.sleep(0.05)
         assert stream.usable_log().log_end_offset == 1
         await stream.stop()
