@@ -184,8 +184,10 @@ class Replica:
 
     @property
     def is_transferring(self) -> bool:
-        """Whether it has stopped taking messages, so that another replica may become leader."""
-        return self._transfer is not None
+        """Whether it takes no messages, so that another replica may become leader; or until those that it had taken
+        are appended, where that was given up meanwhile.
+        """
+        return self._transfer is not None or isinstance(self._step, Drain)
 
     @property
     def is_busy(self) -> bool:

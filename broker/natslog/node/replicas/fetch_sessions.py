@@ -28,6 +28,7 @@ _PAUSE_FACTOR = 2.0
 _PAUSE_AT_MOST_S = 1.0
 _GROWTH_OVER_S = 3.0
 _OUTPACED_HOLDS_S = 2.0
+_READ_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -130,7 +131,8 @@ class FetchSession:
         stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
         if stream is None or stream.log is None or self.follower in stream.record.isr:
             return 0.0
-        if stream.is_at_tail(position.offset) or len(stream.record.isr) < stream.record.settings.min_isr:
+        is_near = stream.is_at_tail(position.offset) or position.offset >= stream.log.log_end_offset
+        if is_near or len(stream.record.isr) < stream.record.settings.min_isr:
             return 0.0
         now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
         growth = 0.0 if last is None else last.growth_until(now_s, appended_bytes)
@@ -192,6 +194,8 @@ class FetchSession:
                     part.got_bytes = sum(len(piece) for piece in data)
                 if stream.leading is not leading:  # what was read may be another leader's by now
                     return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
+            if not data:
+                asyncio.get_running_loop().call_later(_READ_AGAIN_S, self._make_due, stream_id)
         return (
             FetchAnswer(
                 stream_id,
@@ -206,7 +210,9 @@ class FetchSession:
 
     @staticmethod
     def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
-        """Whole batches from `start` on, as they are in the files; one that begins below `start` is cut there."""
+        """Whole batches from `start` on, as they are in the files; one that begins below `start` is cut there.
+        Nothing where they cannot be read now.
+        """
         try:
             with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
                 pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
@@ -214,7 +220,7 @@ class FetchSession:
             stream.note_damage(error)
             return []
         except (NatslogError, OSError):
-            return []  # retention took it, say: the follower asks again
+            return []  # retention took it, say
         return [from_offset(pieces[0], start), *pieces[1:]] if pieces else []
 
     def close(self) -> None:

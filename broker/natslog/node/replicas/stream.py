@@ -68,7 +68,8 @@ class HostedStream:
         record: as the metadata has it now, or had it last.
         sessions: followers' links that are told of news.
         advanced: set, and replaced, whenever HW moves or the role changes.
-        reconciled: set, and replaced, whenever the replica has become what its record says, as far as it can.
+        reconciled: set, and replaced, whenever the replica has become what its record says, as far as it can, and when
+            a transfer of its leadership has ended.
         sent_bytes: to readers, from this replica, as far as answers were begun.
         leader_log_start: of a follower: what its leader has told.
     """
@@ -92,6 +93,7 @@ class HostedStream:
         self._task: asyncio.Task[None] | None = None
         self._paused = record.paused
         self._settings = record.settings
+        self._is_transferring = False
 
     # ---- its state: from the event loop ----
 
@@ -245,8 +247,9 @@ class HostedStream:
         """Returns when it was transferred, or could not be in time: then this replica goes on leading."""
         if not self._replica.transfer(to, monotonic_ms()):
             return
+        self._is_transferring = True
         self._act()
-        while self._replica.is_transferring:
+        while self._is_transferring:
             await self.reconciled.wait()
 
     def leave(self) -> bool:
@@ -349,6 +352,9 @@ class HostedStream:
             self._dispatch(notice)
         if step is not None:
             self._task = self._services.spawn(self._carry_out(step), f"stream {self.name}")
+        if self._is_transferring and not self._replica.is_transferring:
+            self._is_transferring = False
+            self._note_reconciled()
 
     def _release(self) -> None:
         """HW is here now."""
@@ -408,9 +414,12 @@ class HostedStream:
             for notice in self._replica.take_notices():
                 self._dispatch(notice)
         self._task = None
+        self._note_reconciled()
+        self._act()
+
+    def _note_reconciled(self) -> None:
         self.reconciled.set()
         self.reconciled = asyncio.Event()
-        self._act()
 
     def _role_changed(self) -> None:
         """It has begun to lead, or ended: readers and followers that wait are told."""

@@ -13,6 +13,7 @@ import pytest
 from natslog.cluster.roles import Fenced, FetchPosition
 from natslog.errors import CorruptAnswer
 from natslog.log import LogOptions, ReplicaLog
+from natslog.log.sealed import SealedSegment
 from natslog.log.segment import read_at
 from natslog.model import Epoch, StreamId
 from natslog.node.peers.messages import FetchRequest, FetchResponse
@@ -160,6 +161,55 @@ def test_replica_comes_nearer_also_where_the_log_grows_in_bursts(
             fetched_bytes += 1000
         assert not session.is_outpaced(first.id)
         assert fetched_bytes > 1.5 * (log.appended_bytes - begin_bytes)
+
+    with_streams(tmp_path, story)
+
+
+def test_replica_that_has_caught_up_with_a_sealed_end_is_told_of_what_comes_next(tmp_path: Path) -> None:
+    """The log has no active segment where a loss of power has taken the empty one."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await stage.host(record_of(holders=(), isr=(ME,)))
+        await stage.change(stream, holders=(ME, OTHER))
+        append(stream, b"sealed")
+        log = stream.usable_log()
+        log.roll()
+        assert log.seal_next()
+        await stream.stop()
+        (empty,) = (stage.folder / stream.id).glob("*.active")
+        empty.unlink()
+        stream = await stage.host(stream.record)
+        assert isinstance(stream.usable_log().chain.last, SealedSegment)
+        with ThreadPoolExecutor(1) as executor:
+            session = FetchSession(OTHER, {stream.id: stream}.get, executor)
+            await asked(session, 1, {stream.id: stream}, 1)
+            append(stream, b"next")
+            response, payload = await session.serve(FetchRequest(2, "life"))
+        assert [answer.stream_id for answer in response.answers] == [stream.id]
+        assert payload
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_records_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower has got nothing, so it does not ask again: a failure that passes must not leave it behind."""
+
+    def unreadable(*arguments: Any) -> bytes:
+        raise OSError(24, "Too many open files")
+
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        monkeypatch.setattr("natslog.node.replicas.fetch_sessions._READ_AGAIN_S", 0.01)
+        with ThreadPoolExecutor(1) as executor:
+            session = FetchSession(OTHER, streams.get, executor)
+            with monkeypatch.context() as patched:
+                patched.setattr("natslog.node.replicas.fetch_sessions.read_at", unreadable)
+                response = await asked(session, 1, {first.id: first}, 0)
+                assert [answer.length for answer in response.answers] == [0]
+            response, payload = await session.serve(FetchRequest(2, "life"))
+        assert [answer.stream_id for answer in response.answers] == [first.id]
+        assert payload
 
     with_streams(tmp_path, story)
 

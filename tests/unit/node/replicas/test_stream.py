@@ -274,6 +274,53 @@ def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
     run(tmp_path, story)
 
 
+def test_direct_appends_wait_until_a_transfer_that_was_given_up_has_been_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise new appends come in front of the end that draining waits for, and the leader never subscribes again."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        assert stream.ingest is not None
+        drained = asyncio.Event()
+        monkeypatch.setattr(stream.ingest, "drained", drained.wait)
+        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        while stage.nats.subjects:
+            await asyncio.sleep(0.001)
+        late_ms = monotonic_ms() + 4000
+        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
+        stream.tick({})
+        assert stream.is_transferring, "direct appends are refused while it drains"
+        drained.set()
+        await stage.wait_until_idle(stream)
+        async with asyncio.timeout(5):
+            await transfer
+        assert not stream.is_transferring
+        assert stage.nats.subjects == ["orders.>"], "it goes on leading"
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_transfer_that_is_given_up_without_a_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing is left to be done, and who waits for the transfer has to be told all the same."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        await asyncio.sleep(0)
+        await stage.wait_until_idle(stream)
+        stage.has_session = False
+        late_ms = monotonic_ms() + 4000
+        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
+        stream.tick({})
+        async with asyncio.timeout(5):
+            await transfer
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
 def test_an_epoch_that_had_no_room_begins_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica was neither damaged nor forgotten."""
 
