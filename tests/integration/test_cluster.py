@@ -270,6 +270,24 @@ def test_last_broker_is_not_removed(tmp_path: Path) -> None:
         assert "voter" in done.stderr
 
 
+def test_lost_broker_that_kept_replicas_is_removed_and_forgotten_when_they_are_elsewhere(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own") as cluster:
+        client = cluster.client()
+        client.create_stream("orders", "orders", replicas=2)
+        publish_acked(cluster.nats.url, "orders", [b"%d" % at for at in range(50)])
+        leader = cluster.leader_of("orders")
+        (lost,) = set(client.stream("orders")["replica_ids"]) - {leader.number}
+        cluster.brokers[lost - 1].kill()
+        natslog("cluster", "remove", str(lost), "--force", url=leader.url)
+
+        def left() -> list[int]:
+            return [one["id"] for one in client_of(leader).cluster()["brokers"]]
+
+        eventually(lambda: left() == sorted({1, 2, 3} - {lost}), 60, "the broker is forgotten")
+        assert sorted(client_of(leader).stream("orders")["replica_ids"]) == left()
+        assert all_values(client_of(leader), "orders") == [b"%d" % at for at in range(50)]
+
+
 @pytest.mark.long
 def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own") as old:

@@ -233,10 +233,17 @@ def needs_room(command: Command) -> bool:
 
 
 BackgroundCommand: TypeAlias = (
-    ChangeIsrs | AppointLeaders | DisableReplicas | HoldReplicas | LeaveReplicas | MoveReplicas | FinishMoves
+    ChangeIsrs
+    | AppointLeaders
+    | DisableReplicas
+    | HoldReplicas
+    | LeaveReplicas
+    | MoveReplicas
+    | FinishMoves
+    | ForgetBroker
 )
-"""Decisions of brokers. Applied late or twice they change nothing: each names the version, the life or the target that
-it was made for. So they are proposed without an id, and no outcome of them is kept.
+"""Decisions of brokers. Applied late or twice they change nothing: each names the version, the life, the target or the
+former member that it was made for. So they are proposed without an id, and no outcome of them is kept.
 """
 
 

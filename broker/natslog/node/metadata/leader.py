@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from natslog.cluster.commands import BackgroundCommand, FinishMoves
+from natslog.cluster.commands import BackgroundCommand, FinishMoves, ForgetBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.incarnations import is_life
 from natslog.consensus import Member
@@ -114,11 +114,20 @@ class MetadataLeading:
         if len(alive) < len(state.brokers) and not self._controller.has_waited_for_brokers(monotonic_ms()):
             return  # a new leader waits for reports first
         decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
-        for command in self._repeats.due(decisions.commands, state.version, monotonic_ms()):
+        commands = [*decisions.commands, *self._removed_brokers()]
+        for command in self._repeats.due(commands, state.version, monotonic_ms()):
             self._group.submit(command)
         for transfer in decisions.transfers:
             self._request_transfer(transfer.leader, TransferLeadership(((transfer.stream_id, transfer.to),)))
         await self._promote_learners()
+
+    def _removed_brokers(self) -> list[ForgetBroker]:
+        """Brokers that are no members any more and keep no replica: they were removed while they kept some."""
+        state, members = self._group.state, {member.id for member in self._group.raft.membership.members}
+        removed = set(state.brokers) - members
+        if removed:
+            removed.difference_update(*(record.replicas for record in state.streams.values()))
+        return [ForgetBroker(broker=broker) for broker in sorted(removed)]
 
     async def _promote_learners(self) -> None:
         raft = self._group.raft

@@ -285,8 +285,8 @@ def test_direct_appends_wait_until_a_transfer_that_was_given_up_has_been_drained
         drained = asyncio.Event()
         monkeypatch.setattr(stream.ingest, "drained", drained.wait)
         transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
-        while stage.nats.subjects:
-            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert stage.nats.subjects == [], "it has reached the step Drain"
         late_ms = monotonic_ms() + 4000
         monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
         stream.tick({})
