@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from natslog.errors import InvalidRequest
 
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST_US = -62_135_596_800_000_000  # year 1
 _YEAR_10000_US = 253_402_300_800_000_000
@@ -19,7 +21,7 @@ def parse_timestamp_us(text: str | int, name: str = "timestamp") -> int:
     """
     compact = str(text).strip()
     try:
-        if compact.lstrip("-").isdigit():
+        if _WHOLE.fullmatch(compact):
             timestamp_us = int(compact) * 1000
         else:
             moment = datetime.fromisoformat(compact)

@@ -23,7 +23,7 @@ def parse_duration_s(text: str | int | float, name: str = "duration") -> float:
         InvalidRequest: not a duration, or not above zero.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        seconds = float(min(text, 2**63))
+        seconds = float(min(max(text, -1), 2**63))
     else:
         compact = str(text).strip().lower()
         parts = list(_PART.finditer(compact))

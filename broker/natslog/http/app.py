@@ -1,61 +1,34 @@
-"""The HTTP server: routes, and errors as JSON."""
+"""The HTTP server: routes, and from start to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from natslog.config import BrokerConfig
-from natslog.errors import ConfigError, InvalidRequest, NatslogError, NotFound, PayloadTooLarge
+from natslog.errors import ConfigError
 from natslog.http import appends, cluster, cursors, messages, openapi, status, streams
 from natslog.http.answers import Answers
+from natslog.http.connections import MOST_CONNECTIONS, Connection, Connections, count_requests, raise_file_limit
 from natslog.http.context import ANSWERS, BROKER
+from natslog.http.errors_as_json import MAX_BODY_BYTES, errors_as_json, plain_bodies_only
 from natslog.node.broker import Broker
 
 logger = logging.getLogger("natslog.http")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_MAX_BODY_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What is a `NatslogError` inside is a JSON error outside; a bug is a 500 with its trace in the log."""
-    try:
-        return await handler(request)
-    except NatslogError as error:
-        return error_response(error)
-    except web.HTTPRequestEntityTooLarge:
-        return error_response(PayloadTooLarge(f"a request body has at most {_MAX_BODY_BYTES} bytes"))
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        known = NotFound if error.status == 404 else InvalidRequest
-        return error_response(known(f"{request.method} {request.path}: {error.reason}"), error.status)
-    except ConnectionError:
-        raise  # the connection is closed: no answer can be sent
-    except Exception as error:
-        logger.exception("%s %s failed", request.method, request.path)
-        return error_response(NatslogError(f"internal error ({type(error).__name__}); the broker's log has the trace"))
-
-
-def error_response(error: NatslogError, status_code: int | None = None) -> web.Response:
-    return web.json_response(error.to_json(), status=status_code or error.status, dumps=_dumps)
-
-
-def _dumps(body: object) -> str:
-    return json.dumps(body, default=str)
+_FINISH_WITHIN_S = 1.0
+_BACKLOG = 512
+_ACCEPTED_AT_ONCE = 32
 
 
 def make_app(broker: Broker) -> web.Application:
-    app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[count_requests, errors_as_json, plain_bodies_only], client_max_size=MAX_BODY_BYTES
+    )
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, broker.readers, min_free_bytes=broker.config.min_free_bytes)
     app.add_routes(
@@ -76,13 +49,9 @@ class HttpServer:
     """Serves one broker. `start` binds; `stop` answers what is under way and closes."""
 
     def __init__(self, broker: Broker, config: BrokerConfig) -> None:
-        self._runner = web.AppRunner(
-            make_app(broker),
-            access_log=None,
-            max_line_size=_MAX_LINE_BYTES,
-            handler_cancellation=True,
-            shutdown_timeout=2,
-        )
+        self._runner = web.AppRunner(make_app(broker), handler_cancellation=True, shutdown_timeout=_FINISH_WITHIN_S)
+        self._connections = Connections(min(MOST_CONNECTIONS, raise_file_limit() // 2))
+        self._listening: asyncio.Server | None = None
         self._config = config
 
     async def start(self) -> int:
@@ -94,16 +63,29 @@ class HttpServer:
         await self._runner.setup()
         host, port = self._config.http_host, self._config.http_port
         try:
-            await web.TCPSite(self._runner, host, port, backlog=512).start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._connection, host, port, backlog=_ACCEPTED_AT_ONCE
+            )
         except OSError as error:
             await self._runner.cleanup()
             taken = error.errno == errno.EADDRINUSE
             why = "is taken by another program: stop it, or choose another with --http-port" if taken else str(error)
             raise ConfigError(f"HTTP port {port} on {host} {why}", port=port) from error
-        return int(self._runner.addresses[0][1])
+        for listening in self._listening.sockets:
+            with listening.dup() as same:  # asyncio accepts as many in one turn as may wait: they would be uncounted
+                same.listen(_BACKLOG)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    def _connection(self) -> Connection:
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        return Connection(
+            self._connections, server, access_log=None, max_line_size=_MAX_LINE_BYTES, auto_decompress=False
+        )
 
     async def stop(self) -> None:
-        try:
-            await asyncio.wait_for(self._runner.cleanup(), 4)
-        except TimeoutError:
-            logger.warning("not every connection could be closed in time; they end with this process")
+        """Answers that take longer than a second are cut off."""
+        if self._listening is not None:
+            self._listening.close()
+        asyncio.get_running_loop().call_later(_FINISH_WITHIN_S, self._connections.abort)
+        await self._runner.cleanup()

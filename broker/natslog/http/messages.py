@@ -87,7 +87,9 @@ def _question(request: web.Request, log: StreamLog) -> _Question:
     columns = tuple(values["columns"].split(",")) if values.get("columns") else None
     for name in columns or ():
         if name not in COLUMNS:
-            raise InvalidRequest(f"unknown column {name!r}; known are {', '.join(COLUMNS)}", column=name)
+            raise InvalidRequest(f"unknown column {name[:40]!r}; known are {', '.join(COLUMNS)}", column=name[:40])
+    if columns is not None and len(set(columns)) < len(columns):
+        raise InvalidRequest("a column is named twice: each can be asked for once", parameter="columns")
     return _Question(
         start=start,
         end=end,

@@ -25,7 +25,7 @@ from natslog.http.context import (
 from natslog.log import StreamLog
 from natslog.model import StreamRecord, parse_settings, setting_fields
 from natslog.node.broker import Broker
-from natslog.subjects import check_name
+from natslog.subjects import MAX_NAME_CHARS, check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
@@ -74,6 +74,8 @@ async def list_streams(request: web.Request) -> web.Response:
     `Natslog-Current: false`: no majority confirmed that this broker has received all changes; the list may be outdated.
     """
     values = query(request, "pattern", "group")
+    if len(values.get("pattern", "")) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"a pattern has at most {MAX_NAME_CHARS} characters, as names have", parameter="pattern")
     broker = broker_of(request)
     is_current = await broker.up_to_date()
     positions = await broker.positions.everywhere()

@@ -1,0 +1,161 @@
+"""The connections of clients: how many there are, what happens to one more, and errors of the protocol as JSON.
+
+Theory of operation. A connection is an open file, and so are logs, links between brokers and NATS. Of the files that
+this process may open, connections get at most `MOST_CONNECTIONS` and at most one half. For one more than that, the
+connection that has been idle for the longest time is closed; clients open a new one when they need it. Where every
+connection has a request under way, the new one is let in all the same, up to `_RESERVED` of them, but it is answered
+only what brokers and operators ask (`ALWAYS_ANSWERED`), and 503 otherwise. Beyond that it is closed at once.
+
+All of this belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any
+
+from aiohttp import web
+
+from natslog.errors import InvalidRequest, NatslogError, Overloaded
+from natslog.http.errors_as_json import error_response
+from natslog.node.peers.handshake import LINK_PATH
+
+logger = logging.getLogger("natslog.http")
+
+MOST_CONNECTIONS = 8192
+ALWAYS_ANSWERED = frozenset({LINK_PATH, "/healthz", "/readyz", "/metrics"})
+_MOST_FILES = 1024 * 1024
+_RESERVED = 64
+_WARN_EVERY_S = 60.0
+
+
+def raise_file_limit() -> int:
+    """Lets this process open as many files as the system permits it to. Returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class Connections:
+    """Those of one server.
+
+    Args:
+        most: how many there may be, apart from the reserved ones.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._all: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}  # the one that has been idle for the longest time first
+        self._warned_s = -_WARN_EVERY_S
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def opened(self, connection: Connection) -> bool:
+        """Returns whether it may stay."""
+        if len(self._all) >= self._most:
+            self._warn()
+            if self._idle:
+                oldest = next(iter(self._idle))
+                self.closed(oldest)
+                oldest.force_close()
+            elif len(self._all) >= self._most + _RESERVED:
+                return False
+            else:
+                connection.is_reserved = True
+        self._all.add(connection)
+        self._idle[connection] = None
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._idle.pop(connection, None)
+
+    def begun(self, connection: Connection) -> None:
+        """A request has come on it."""
+        self._idle.pop(connection, None)
+
+    def ended(self, connection: Connection) -> None:
+        """Its request is answered."""
+        if connection in self._all:
+            self._idle[connection] = None
+
+    def abort(self) -> None:
+        """Ends all of them at once, whatever is under way."""
+        for connection in list(self._all):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    def _warn(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = now_s
+            logger.warning(
+                "%d HTTP connections are open, which is the limit: idle ones are closed for new ones, and where there "
+                "are none, new ones are refused. The limit is half of the files that this process may open, at most %d",
+                len(self._all),
+                MOST_CONNECTIONS,
+            )
+
+
+class Connection(web.RequestHandler):
+    """One client's. `is_reserved`: it came when there was no room."""
+
+    def __init__(self, connections: Connections, server: web.Server, **settings: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **settings)
+        self.is_reserved = False
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not self._connections.opened(self):
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.closed(self)
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP, and what failed outside of all handlers. The connection is closed."""
+        if status >= 500:
+            logger.error("%s %s failed", request.method, request.path, exc_info=exc)
+            error = NatslogError("internal error; the broker's log has the trace")
+        else:
+            logger.debug("request from %s refused: %s", request.remote, message)
+            said = " ".join((message or "it cannot be parsed").split())[:200]
+            error = InvalidRequest(f"the request is not valid HTTP: {said}")
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has been begun, so no error can be sent")
+        response = error_response(error, status)
+        response.force_close()
+        return response
+
+
+@web.middleware
+async def count_requests(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Tells which connections are idle. Refuses what came when there was no room."""
+    connection = request.protocol
+    assert isinstance(connection, Connection), "the server makes no others"
+    connections = connection._connections
+    if connection.is_reserved and request.path not in ALWAYS_ANSWERED:
+        response = error_response(Overloaded("this broker has too many open connections: ask again in a moment"))
+        response.force_close()
+        return response
+    connections.begun(connection)
+    try:
+        answer: web.StreamResponse = await handler(request)
+        return answer
+    finally:
+        connections.ended(connection)

@@ -1,0 +1,65 @@
+"""Every error as the JSON that errors.py describes, with its HTTP status."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from natslog.errors import InvalidRequest, NatslogError, NotFound, PayloadTooLarge
+
+logger = logging.getLogger("natslog.http")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_BODY_BYTES = 64 * 1024
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What is a `NatslogError` inside is a JSON error outside; a bug is a 500 with its trace in the log."""
+    try:
+        return await handler(request)
+    except NatslogError as error:
+        return error_response(error)
+    except web.HTTPRequestEntityTooLarge:
+        return error_response(PayloadTooLarge(f"a request body has at most {MAX_BODY_BYTES} bytes"))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        known = NotFound if error.status == 404 else InvalidRequest
+        response = error_response(known(f"{request.method} {request.path}: {error.reason}"), error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except ConnectionError:
+        raise  # the connection is closed: no answer can be sent
+    except web.RequestPayloadError as error:
+        response = error_response(InvalidRequest(f"the request body cannot be read to its end: {error}"))
+        response.force_close()
+        return response
+    except Exception as error:
+        logger.exception("%s %s failed", request.method, request.path)
+        return error_response(NatslogError(f"internal error ({type(error).__name__}); the broker's log has the trace"))
+
+
+def error_response(error: NatslogError, status_code: int | None = None) -> web.Response:
+    return web.json_response(error.to_json(), status=status_code or error.status, dumps=_dumps)
+
+
+def _dumps(body: object) -> str:
+    return json.dumps(body, default=str)
+
+
+@web.middleware
+async def plain_bodies_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A compressed request body could need far more time and memory than its size says, so none is unpacked."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        message = f"Content-Encoding {encoding[:40]!r} is not supported: send the request body without compression"
+        response = error_response(InvalidRequest(message), 415)
+        response.force_close()  # the body is not read
+        return response
+    return await handler(request)
