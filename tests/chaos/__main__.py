@@ -273,7 +273,7 @@ class Run:
         for one in self.streams:
             copies[one.stream], more = served_copies(cluster, one.stream)
             found += more
-        found += end_all(cluster)
+        found += end_all(cluster, {scene.ids[name]: brokers for name, brokers in holders.items()})
         for one in self.streams:
             stored, more = stored_copies(holders[one.stream], scene.ids[one.stream])
             copies[one.stream] += stored

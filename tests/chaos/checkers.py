@@ -93,9 +93,15 @@ def stored_copy(broker: ClusterBroker, stream_id: str) -> Copy:
     return Copy(broker.number, "stored", pa.concat_tables(tables))
 
 
-def check_files(folder: Path, broker: int) -> list[Violation]:
-    """Every CRC, as `natslog verify` does."""
-    reports = [check_file(path) for path in files_of(folder) if ".damaged-" not in str(path)]
+def check_files(folder: Path, broker: int, left: set[str]) -> list[Violation]:
+    """Every CRC, as `natslog verify` does.
+
+    Args:
+        left: streams that this broker is no replica of any more: what is left of them is deleted later, and not
+            repaired before.
+    """
+    paths = [path for path in files_of(folder) if ".damaged-" not in str(path) and path.parent.name not in left]
+    reports = [check_file(path) for path in paths]
     return [
         Violation("2 one history", f"broker {broker}: {report.file}: {'; '.join(report.problems)}")
         for report in reports
@@ -378,8 +384,12 @@ def served_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Viola
     return copies, found
 
 
-def end_all(cluster: Cluster) -> list[Violation]:
-    """All brokers are stopped in order, and every file is read."""
+def end_all(cluster: Cluster, holders: dict[str, list[ClusterBroker]]) -> list[Violation]:
+    """All brokers are stopped in order, and every file is read.
+
+    Args:
+        holders: the replicas of each stream, by its id.
+    """
     found = []
     for broker in cluster.brokers:
         try:
@@ -389,7 +399,10 @@ def end_all(cluster: Cluster) -> list[Violation]:
             found.append(
                 Violation("5 ended by itself", f"broker {broker.number} did not end in order: {str(error)[-300:]}")
             )
-    return found + [one for broker in cluster.brokers for one in check_files(broker.folder, broker.number)]
+    for broker in cluster.brokers:
+        left = {stream_id for stream_id, brokers in holders.items() if broker not in brokers}
+        found += check_files(broker.folder, broker.number, left)
+    return found
 
 
 def stored_copies(brokers: list[ClusterBroker], stream_id: str) -> tuple[list[Copy], list[Violation]]:

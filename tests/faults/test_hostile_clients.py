@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from natslog.nats_server import NatsServer
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 FILES = 1024
 
@@ -92,3 +94,86 @@ def test_more_long_polls_than_connections_are_refused_and_operators_still_served
         assert publish_acked(nats.url, "orders", [b"a"])[0]["offset"] == 0
         assert waiting[0].recv(12) == b"HTTP/1.1 200"
         assert "Traceback" not in broker.output()
+
+
+ROWS, VALUE = 20_000, b"v" * 1000
+
+
+class Honest:
+    """A publisher that waits for acks, and a reader of whole ranges: what each gets done in a second."""
+
+    def __init__(self, nats: NatsServer, broker: BrokerProcess) -> None:
+        self._nats, self._client = nats, broker.client()
+
+    def rates(self, seconds: float = 5) -> tuple[float, float]:
+        acked, read = 0, 0
+
+        def publish() -> None:
+            nonlocal acked
+            while time.monotonic() < ends:
+                acked += len(publish_acked(self._nats.url, "honest", [VALUE] * 500))
+
+        def fetch() -> None:
+            nonlocal read
+            while time.monotonic() < ends:
+                read += sum(batch.num_rows for batch in self._client.read("orders"))
+
+        started = time.monotonic()
+        ends = started + seconds
+        with ThreadPoolExecutor(2) as pool:
+            for task in [pool.submit(publish), pool.submit(fetch)]:
+                task.result()
+        passed = time.monotonic() - started
+        return acked / passed, read / passed
+
+
+@contextmanager
+def watched(broker: BrokerProcess) -> Iterator[list[int]]:
+    """The broker's memory in use meanwhile, in bytes: the last element is the most there was."""
+    most, stop = [0], threading.Event()
+
+    def watch() -> None:
+        process = psutil.Process(broker.pid)
+        while not stop.wait(0.05):
+            most.append(max(most[-1], process.memory_info().rss))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def with_orders(folder: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A broker with a stream of 20 MB, and one for an honest publisher."""
+    with running(folder) as (nats, broker):
+        for name in ("orders", "honest"):
+            broker.client().create_stream(name, name)
+        for _ in range(ROWS // 2000):
+            publish_acked(nats.url, "orders", [VALUE] * 2000)
+        yield nats, broker
+
+
+def test_slow_readers_of_rewritten_answers_take_little_from_the_others(tmp_path: Path) -> None:
+    with with_orders(tmp_path / "own") as (nats, broker), ExitStack() as slow:
+        honest = Honest(nats, broker)
+        honest.rates(2)
+        before = honest.rates()
+        with watched(broker) as memory:
+            head = (
+                b"GET /v1/streams/orders/messages?start=0 HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\n\r\n"
+            )
+            for _ in range(500):
+                one = slow.enter_context(connect(broker))
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.sendall(head)
+            during = honest.rates()
+        print("honest before", before, "during", during, "RSS", memory[-1] / 2**20)
+        assert memory[-1] < 600 * 2**20
+        assert during[0] > 0.5 * before[0]
+        assert during[1] > 0.5 * before[1]
+        seconds = broker.terminate(30)
+        assert seconds < 5, seconds

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from natslog.arrow.messages_json import json_line
+from natslog.arrow.messages_json import json_lines
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.cli.common import global_of, position_of
 from natslog.client import NatslogClient
@@ -77,6 +77,6 @@ def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[p
 
 def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
     if as_json:
-        return b"".join(map(json_line, batch.to_pylist()))
+        return json_lines(batch)
     values: list[Any] = batch.column("value").to_pylist()
     return b"".join(value + b"\n" for value in values)

@@ -1,8 +1,13 @@
 """Answers that were made in memory, and clients that take their time with them.
 
-Theory of operation. A rewritten answer has up to 16 MiB, and its client may need minutes for it. All of them together
-hold up to `IN_MEMORY_BYTES` of memory; what comes beyond that waits in a file without a name on the data disk, which
-goes with this process, and is sent from there.
+Theory of operation. A rewritten answer has up to some 16 MiB, and its client may need minutes for it. So three things
+are bounded before one is made: how many are made at once (`slot`; clients on different hosts take turns), how much
+memory all of them together hold (`IN_MEMORY_BYTES`), and how much of the data disk: what memory has no room for waits
+in a file without a name, which goes with this process, and is sent from there. Where other clients wait for a slot, it
+stays unused after each answer for a multiple of the time that the answer took, so that publishing and reading whole
+ranges go on beside it.
+
+A client that takes too little of its answer is disconnected (`sending`).
 """
 
 from __future__ import annotations
@@ -10,24 +15,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import Executor
-from contextlib import ExitStack
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from aiohttp import web
 
 from natslog.errors import Overloaded
-from natslog.http.sending import UnreadableFile, send_file
+from natslog.http.fair_slots import FairSlots
+from natslog.http.sending import UnreadableFile, disconnecting_slow_client, send_bytes, send_file
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
+from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.http")
 
 IN_MEMORY_BYTES = 64 * 1024 * 1024
-_SLICE_BYTES = 256 * 1024
+ON_DISK_BYTES = 1024 * 1024 * 1024
+_USUAL_BYTES = 16 * 1024 * 1024
 _FIRST_BYTES = 4096  # of an answer on disk, with the headers
+_SLOTS = 1
+_PAUSE_FACTOR = 2.0
+_MOST_WAITING = 1024
+_WAIT_S = 30.0
+_MOST_PAUSE_S = 2.0
 
 
 class Answers:
@@ -35,62 +49,49 @@ class Answers:
 
     Args:
         folder: where answers wait that memory has no room for; `min_free_bytes` of its disk stay free.
-        executor: its threads write them there.
     """
 
-    def __init__(self, folder: Path, executor: Executor, *, min_free_bytes: int) -> None:
+    def __init__(self, folder: Path, *, min_free_bytes: int) -> None:
+        self._builders = ThreadPoolExecutor(_SLOTS, thread_name_prefix="answer")
         self.held_bytes = 0
+        self.disk_bytes = 0
         self._folder = folder
-        self._executor = executor
         self._min_free_bytes = min_free_bytes
+        self._slots = FairSlots(_SLOTS, _MOST_WAITING, _WAIT_S)
 
-    async def send(
-        self, request: web.Request, body: memoryview, content_type: str, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
-        """Args: `body` is the callee's: it is released when it lies on disk.
+    @asynccontextmanager
+    async def slot(self, host: str) -> AsyncIterator[ThreadPoolExecutor]:
+        """For the time in which one answer is made, in the thread that is given, and kept. Raises Overloaded."""
+        async with self._slots.slot(host):
+            if self.disk_bytes + _USUAL_BYTES > ON_DISK_BYTES:
+                raise self._full("as much as they may")
+            started_s = time.monotonic()
+            yield self._builders
+            if self._slots.waiting:
+                await asyncio.sleep(min(_PAUSE_FACTOR * (time.monotonic() - started_s), _MOST_PAUSE_S))
+
+    async def keep(self, body: memoryview) -> Answer:
+        """The answer that is to be sent, in memory or on disk; it is to be closed. `body` is the callee's.
 
         Raises:
             Overloaded: neither memory nor disk have room.
         """
-        response = web.StreamResponse(headers=headers)
-        response.content_type, response.content_length = content_type, len(body)
-        if self.held_bytes + len(body) <= IN_MEMORY_BYTES:
-            await self._send_from_memory(request, response, body)
-        else:
-            await self._send_from_disk(request, response, body)
-        return response
-
-    async def _send_from_memory(self, request: web.Request, response: web.StreamResponse, body: memoryview) -> None:
         size_bytes = len(body)
-        self.held_bytes += size_bytes
+        if self.held_bytes + size_bytes <= IN_MEMORY_BYTES:
+            return Answer(self, size_bytes, body)
         try:
-            await response.prepare(request)
-            for start in range(0, size_bytes, _SLICE_BYTES):  # what is handed over at once is copied at once
-                await response.write(body[start : start + _SLICE_BYTES])
-            await response.write_eof()
-        finally:
-            self.held_bytes -= size_bytes
-
-    async def _send_from_disk(self, request: web.Request, response: web.StreamResponse, body: memoryview) -> None:
-        loop = asyncio.get_running_loop()
-        size_bytes, first = len(body), bytes(body[:_FIRST_BYTES])
-        try:
-            file = await loop.run_in_executor(self._executor, self._aside, body)
+            file = await in_thread(self._builders, self._aside, body)
         except OSError as error:
-            raise Overloaded(
-                f"this broker holds {self.held_bytes} bytes of answers for slow clients, and its disk takes no more "
-                f"({error}): ask again in a moment, or for less at once (max_bytes)"
-            ) from error
-        with file:
-            body.release()
-            await response.prepare(request)
-            await response.write(first)  # with the headers
-            try:
-                await send_file(request, file.fileno(), len(first), size_bytes - len(first), self._executor)
-            except UnreadableFile as error:  # no part of a log: whoever asks again has a new one
-                logger.error("an answer that waited in a file of %s was lost: %s", self._folder, error)
-                raise ConnectionResetError("the answer cannot be ended") from error
-            await response.write_eof()
+            raise self._full(str(error)) from error
+        first = memoryview(bytes(body[:_FIRST_BYTES]))
+        body.release()
+        return Answer(self, size_bytes, first, file)
+
+    def _full(self, why: str) -> Overloaded:
+        return Overloaded(
+            f"this broker holds {self.held_bytes} bytes of answers for slow clients in memory and {self.disk_bytes} on "
+            f"disk, and its disk takes no more ({why}): ask again in a moment, or for less at once (max_bytes)"
+        )
 
     def _aside(self, body: memoryview) -> BinaryIO:
         """In a thread: the file that holds the answer."""
@@ -101,3 +102,48 @@ class Answers:
             write_all(file.fileno(), [body])
             closing.pop_all()
         return file
+
+    def close(self) -> None:
+        """What is not begun is dropped."""
+        self._builders.shutdown(wait=False, cancel_futures=True)
+
+
+class Answer:
+    """One that is ready to be sent: all of it in memory, or its first bytes and a file. A context manager."""
+
+    def __init__(self, answers: Answers, size_bytes: int, body: memoryview, file: BinaryIO | None = None) -> None:
+        self._answers, self._size_bytes, self._body, self._file = answers, size_bytes, body, file
+        answers.held_bytes += len(body)
+        answers.disk_bytes += size_bytes if file is not None else 0
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answers.held_bytes -= len(self._body)
+        if self._file is not None:
+            self._answers.disk_bytes -= self._size_bytes
+            self._file.close()
+        self._body.release()
+
+    async def send(
+        self, request: web.Request, content_type: str, headers: Mapping[str, str], readers: ThreadPoolExecutor
+    ) -> web.StreamResponse:
+        """Raises ConnectionResetError: the client has left, or takes too little."""
+        response = web.StreamResponse(headers=headers)
+        response.content_type, response.content_length = content_type, self._size_bytes
+        await response.prepare(request)
+        with disconnecting_slow_client(request):
+            await send_bytes(response, self._body)
+            if self._file is not None:
+                await self._send_file(request, self._file, readers)
+            await response.write_eof()
+        return response
+
+    async def _send_file(self, request: web.Request, file: BinaryIO, readers: ThreadPoolExecutor) -> None:
+        start = len(self._body)
+        try:
+            await send_file(request, file.fileno(), start, self._size_bytes - start, readers)
+        except UnreadableFile as error:  # no part of a log: whoever asks again has a new one
+            logger.error("an answer that waited in a temporary file was lost: %s", error)
+            raise ConnectionResetError("the answer cannot be ended") from error

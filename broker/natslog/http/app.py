@@ -30,7 +30,7 @@ def make_app(broker: Broker) -> web.Application:
         middlewares=[count_requests, errors_as_json, plain_bodies_only], client_max_size=MAX_BODY_BYTES
     )
     app[BROKER] = broker
-    app[ANSWERS] = Answers(broker.data_path, broker.readers, min_free_bytes=broker.config.min_free_bytes)
+    app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app.add_routes(
         [
             *streams.routes,
@@ -49,7 +49,9 @@ class HttpServer:
     """Serves one broker. `start` binds; `stop` answers what is under way and closes."""
 
     def __init__(self, broker: Broker, config: BrokerConfig) -> None:
-        self._runner = web.AppRunner(make_app(broker), handler_cancellation=True, shutdown_timeout=_FINISH_WITHIN_S)
+        app = make_app(broker)
+        self._answers = app[ANSWERS]
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_FINISH_WITHIN_S)
         self._connections = Connections(min(MOST_CONNECTIONS, raise_file_limit() // 2))
         self._listening: asyncio.Server | None = None
         self._config = config
@@ -88,4 +90,5 @@ class HttpServer:
         if self._listening is not None:
             self._listening.close()
         asyncio.get_running_loop().call_later(_FINISH_WITHIN_S, self._connections.abort)
+        self._answers.close()
         await self._runner.cleanup()

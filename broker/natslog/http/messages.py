@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -18,7 +20,7 @@ import pyarrow.compute as pc
 from aiohttp import web
 
 from natslog.arrow import ipc
-from natslog.arrow.messages_json import json_line
+from natslog.arrow.messages_json import json_lines
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange, StorageUnavailable
 from natslog.http.context import (
@@ -32,8 +34,9 @@ from natslog.http.context import (
     query,
     whole,
 )
-from natslog.http.sending import UnreadableFile, send_file
+from natslog.http.sending import UnreadableFile, disconnecting_slow_client, send_file
 from natslog.log import ReadPlan, StreamLog
+from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 from natslog.subjects import check_subject, wildcard_regex
@@ -49,11 +52,12 @@ NDJSON = "application/x-ndjson"
 _DEFAULT_BYTES = 8 * 1024 * 1024
 _MAX_BYTES = 1024 * 1024 * 1024
 _MAX_REWRITTEN_BYTES = 8 * 1024 * 1024
+_QUICK_BYTES = 256 * 1024
 _MAX_DECODED_BYTES = 16 * 1024 * 1024
 _MAX_WAIT_MS = 60_000
 _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
-_ROWS_AS_OBJECTS = 4096
+_ROWS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +120,30 @@ async def messages(request: web.Request) -> web.StreamResponse:
     stream, asked, states_end = await _serving(request)
     log = stream.usable_log()
     await _wait_for_data(stream, log, asked)
-    loop = asyncio.get_running_loop()
-    limit_bytes = min(asked.max_bytes, _MAX_REWRITTEN_BYTES) if asked.changes_rows else asked.max_bytes
-    planning = loop.run_in_executor(
-        broker.readers, lambda: log.reader.plan_read(asked.start, asked.end, max_bytes=limit_bytes)
-    )
-    with await _or_elsewhere(request, stream, _held(planning)) as plan:
-        rewrite = asked.changes_rows or _is_crumbly(plan)
-        rewriting = in_thread(broker.readers, _rewritten, plan, asked) if rewrite else None  # it reads the plan's files
-        body = None if rewriting is None else await _or_elsewhere(request, stream, rewriting)
-        headers = _headers(stream, log, plan)
-        if states_end:
-            check_still_leading(request, stream)
-        stream.sent_bytes += plan.length if body is None else len(body)
-        if body is None:
+    async with AsyncExitStack() as making:
+        plan = making.enter_context(await _or_elsewhere(request, stream, _held(_planning(broker, log, asked))))
+        if not asked.changes_rows and not _is_crumbly(plan):
+            headers = _headers(request, stream, plan, states_end)
+            stream.sent_bytes += plan.length
             return await _send_whole(request, stream, plan, headers)
-    kind = NDJSON if asked.ndjson else ARROW_STREAM
-    return await request.app[ANSWERS].send(request, body, kind, headers | {"Natslog-Batches": "exact"})
+        answers, threads = request.app[ANSWERS], broker.readers
+        if plan.length > _QUICK_BYTES:
+            plan.close()  # while others have their turn, this one keeps no file open
+            threads = await making.enter_async_context(answers.slot(request.remote or ""))
+            plan = making.enter_context(await _or_elsewhere(request, stream, _held(_planning(broker, log, asked))))
+        rewriting = in_thread(threads, _rewritten, plan, asked)  # it reads the plan's files
+        body = await _or_elsewhere(request, stream, rewriting)
+        headers = _headers(request, stream, plan, states_end) | {"Natslog-Batches": "exact"}
+        stream.sent_bytes += len(body)
+        answer = await answers.keep(body)
+    with answer:
+        return await answer.send(request, NDJSON if asked.ndjson else ARROW_STREAM, headers, broker.readers)
+
+
+def _planning(broker: Broker, log: StreamLog, asked: _Question) -> asyncio.Future[ReadPlan]:
+    limit_bytes = min(asked.max_bytes, _MAX_REWRITTEN_BYTES) if asked.changes_rows else asked.max_bytes
+    plan = partial(log.reader.plan_read, asked.start, asked.end, max_bytes=limit_bytes)
+    return asyncio.get_running_loop().run_in_executor(broker.readers, plan)
 
 
 async def _serving(request: web.Request) -> tuple[HostedStream, _Question, bool]:
@@ -153,8 +164,15 @@ def _names_position(request: web.Request) -> bool:
     return not all(request.query.get(bound, "").strip().isdecimal() for bound in ("start", "end"))
 
 
-def _headers(stream: HostedStream, log: StreamLog, plan: ReadPlan) -> dict[str, str]:
-    """From a replica that does not lead, the high watermark is what it knows to be committed: there may be more."""
+def _headers(request: web.Request, stream: HostedStream, plan: ReadPlan, states_end: bool) -> dict[str, str]:
+    """From a replica that does not lead, the high watermark is what it knows to be committed: there may be more.
+
+    Raises:
+        As `stated`, where the answer states the stream's end.
+    """
+    log = stream.usable_log()
+    if states_end:
+        check_still_leading(request, stream)
     return epoch_headers(stream) | {
         "Natslog-Next-Offset": str(plan.next_offset),
         "Natslog-High-Watermark": str(log.high_watermark),
@@ -236,17 +254,18 @@ async def _send_whole(
     response.content_type = ARROW_STREAM
     response.content_length = len(opening) + plan.length + len(ipc.END_OF_STREAM)
     await response.prepare(request)
-    await response.write(opening)
-    readers = broker_of(request).readers
-    for piece in plan.ranges:
-        try:
-            await send_file(request, piece.fd, piece.position, piece.length, readers)
-        except UnreadableFile as error:
-            stream.usable_log().reader.forget_proofs(piece.path)  # so that whoever asks again is told
-            stream.note_damage(CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position))
-            raise ConnectionResetError("the answer cannot be ended") from error
-    await response.write(ipc.END_OF_STREAM)
-    await response.write_eof()
+    with disconnecting_slow_client(request):
+        await response.write(opening)
+        readers = broker_of(request).readers
+        for piece in plan.ranges:
+            try:
+                await send_file(request, piece.fd, piece.position, piece.length, readers)
+            except UnreadableFile as error:
+                stream.usable_log().reader.forget_proofs(piece.path)  # so that whoever asks again is told
+                stream.note_damage(CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position))
+                raise ConnectionResetError("the answer cannot be ended") from error
+        await response.write(ipc.END_OF_STREAM)
+        await response.write_eof()
     return response
 
 
@@ -277,8 +296,7 @@ def _rewritten(plan: ReadPlan, asked: _Question) -> memoryview:
     if asked.columns is not None:
         table = table.select(list(asked.columns))
     if asked.ndjson:
-        parts = table.to_batches(max_chunksize=_ROWS_AS_OBJECTS)
-        return memoryview(b"".join(json_line(row) for part in parts for row in part.to_pylist()))
+        return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         for batch in table.combine_chunks().to_batches():

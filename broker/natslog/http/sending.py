@@ -1,4 +1,6 @@
-"""Parts of files sent to clients by sendfile, and whose fault it is where that fails: the file's, or the network's.
+"""Answers sent to clients: how slowly these may take them, and parts of files by sendfile.
+
+Where sendfile fails, is it the file's fault, or the network's?
 
 An `OSError` of sendfile does not say which of its two sides failed: a client whose host is gone ends in ETIMEDOUT,
 EHOSTUNREACH or ENETUNREACH, a disk in EIO, and other causes have errors of their own. So what was to be sent is read
@@ -11,7 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
+import struct
+from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -20,10 +26,55 @@ from natslog.node.threads import in_thread
 logger = logging.getLogger("natslog.http")
 
 _PIECE_BYTES = 1024 * 1024
+_SLICE_BYTES = 64 * 1024
+LEAST_BYTES, WITHIN_S = 64 * 1024, 30.0
+"""A client that receives less than so much of an answer, in so long, is disconnected."""
+_BYTES_ACKED = struct.Struct("=120xQ")  # `tcpi_bytes_acked` of linux/tcp.h: TCP_INFO
 
 
 class UnreadableFile(Exception):
     """The file cannot be read to the end of the range; the message says why."""
+
+
+@contextmanager
+def disconnecting_slow_client(request: web.Request) -> Iterator[None]:
+    """While an answer is sent: its connection ends where the client acknowledges less than `LEAST_BYTES` in
+    `WITHIN_S`, which ends sending with a ConnectionError.
+    """
+    loop, transport = asyncio.get_running_loop(), request.transport
+    if transport is None:
+        raise ConnectionResetError("the client left")
+    connection: socket.socket = transport.get_extra_info("socket")
+
+    def check(before: int) -> None:
+        acked = _acked_bytes(connection)
+        if acked - before < LEAST_BYTES and not transport.is_closing():
+            logger.info(
+                "the reader at %s took %d bytes in %d s: disconnected", request.remote, acked - before, WITHIN_S
+            )
+            transport.abort()
+        checks[0] = loop.call_later(WITHIN_S, check, acked)
+
+    checks = [loop.call_later(WITHIN_S, check, _acked_bytes(connection))]
+    try:
+        yield
+    finally:
+        checks[0].cancel()
+
+
+def _acked_bytes(connection: socket.socket) -> int:
+    """What the other end has received so far, of all that was ever sent on this connection."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+        return int(_BYTES_ACKED.unpack(info)[0])
+    except OSError:
+        return 0  # it is closed
+
+
+async def send_bytes(response: web.StreamResponse, body: memoryview) -> None:
+    """Piece by piece: what the client does not take at once is copied."""
+    for start in range(0, len(body), _SLICE_BYTES):
+        await response.write(body[start : start + _SLICE_BYTES])
 
 
 async def send_file(request: web.Request, fd: int, position: int, length: int, readers: Executor) -> None:

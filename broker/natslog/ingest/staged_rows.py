@@ -14,9 +14,10 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,11 @@ from natslog.subjects import MAX_SUBJECT_BYTES, wildcard_regex
 GROUPED_BYTES = 8 * 1024 * 1024
 GROUPED_ROWS = 64 * 1024
 MAX_UPLOADED_BATCH_BYTES = 64 * 1024 * 1024
+BYTES_PER_ROW = 16
+"""What a row costs beside its columns: offset and timestamp."""
 _MAX_METADATA_BYTES = 1024 * 1024
+_MOST_FILE_BYTES = 2**62
+_RECORD_BATCH = 3
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END_OF_STREAM = _CONTINUATION + bytes(4)
 _COLUMNS = {
@@ -82,7 +87,9 @@ def read_rows(
         first = 0
         for message in messages:
             with file.parsing():
-                file.check_length(_unpacked_bytes(message))
+                begin = partial(_eight_bytes, memoryview(message.body))
+                unpacked = _BatchHeader(bytes(message.metadata)).unpacked_bytes(begin)
+                file.check_length(unpacked)
                 batch = pa.ipc.read_record_batch(message, schema)
                 batch.validate(full=True)
             for piece in _pieces(batch, rules):
@@ -94,6 +101,28 @@ def read_rows(
                 first += piece.num_rows
         if file.crc != crc:
             raise OSError(errno.EIO, f"{what} is not what was written to {path} (CRC32C)")
+
+
+def claimed_bytes(path: Path, what: str) -> int:
+    """What the rows of such a file take in a log, as far as its messages say so before anything is unpacked: some
+    kilobytes can claim gigabytes. Reads the messages' headers only.
+
+    Raises:
+        InvalidRequest, OSError: as `read_rows`. (What else is wrong is found there.)
+    """
+    total = at = 0
+    with _CheckedFile(path, what) as file, file.parsing():
+        fd = file.fileno()
+        while at < _MOST_FILE_BYTES and (prefix := os.pread(fd, 8, at))[:4] == _CONTINUATION:
+            size_bytes = int.from_bytes(prefix[4:], "little")
+            if not 0 < size_bytes <= _MAX_METADATA_BYTES:
+                break
+            header, body_at = _BatchHeader(os.pread(fd, size_bytes, at + 8)), at + 8 + size_bytes
+            if header.is_batch:
+                unpacked = header.unpacked_bytes(partial(_eight_bytes_of_file, fd, body_at))
+                total += BYTES_PER_ROW * header.rows + (unpacked or header.body_bytes)
+            at = body_at + header.body_bytes
+    return total
 
 
 class _CheckedFile(FileIO):
@@ -146,21 +175,51 @@ class _CheckedFile(FileIO):
             raise InvalidRequest(f"{self._what}: near byte {self.tell()} it is not Arrow IPC: {error}") from error
 
 
-def _unpacked_bytes(message: pa.Message) -> int:
-    """What the buffers of a compressed record batch take when they are read; 0 where nothing is compressed. A buffer
-    begins with the length it had, or -1 where it is as it was. Raises struct.error, or another error of `parsing`.
+class _BatchHeader:
+    """A message's metadata; the places of fields are those of Arrow's Message.fbs. All raise struct.error, or another
+    error of `parsing`, where it is none.
     """
-    metadata, body = bytes(message.metadata), memoryview(message.body)
-    root = Table(metadata, int.from_bytes(metadata[:4], "little"))
-    batch = Table(metadata, root.Indirect(root.Pos + root.Offset(8)))  # the places of fields in Arrow's Message.fbs
-    buffers, compression = batch.Offset(8), batch.Offset(10)
-    total = 0
-    for at in range(batch.VectorLen(buffers) if buffers and compression else 0):
-        offset, length = struct.unpack_from("<qq", metadata, batch.Vector(buffers) + 16 * at)
-        if length >= 8:
-            (claimed,) = struct.unpack_from("<q", body, offset)
-            total += length if claimed < 0 else claimed
-    return total
+
+    def __init__(self, metadata: bytes) -> None:
+        self._metadata = metadata
+        self._root = Table(metadata, int.from_bytes(metadata[:4], "little"))
+        self.is_batch = self._number(self._root, 6, "<B") == _RECORD_BATCH
+        self.body_bytes = max(0, self._number(self._root, 10, "<q"))
+        self._batch = Table(metadata, self._root.Indirect(self._root.Pos + self._root.Offset(8)))
+
+    def _number(self, table: Table, place: int, form: str) -> int:
+        offset = table.Offset(place)
+        return int(struct.unpack_from(form, self._metadata, table.Pos + offset)[0]) if offset else 0
+
+    @property
+    def rows(self) -> int:
+        return max(0, self._number(self._batch, 4, "<q"))
+
+    def unpacked_bytes(self, begin: Callable[[int], bytes]) -> int:
+        """What the buffers of a compressed record batch take when they are read; 0 where nothing is compressed. A
+        buffer begins with the length it had, or -1 where it is as it was.
+
+        Args:
+            begin: the eight bytes at a place in the message's body.
+        """
+        buffers, compression = self._batch.Offset(8), self._batch.Offset(10)
+        total = 0
+        for at in range(self._batch.VectorLen(buffers) if buffers and compression else 0):
+            offset, length = struct.unpack_from("<qq", self._metadata, self._batch.Vector(buffers) + 16 * at)
+            if length >= 8:
+                (claimed,) = struct.unpack("<q", begin(offset))
+                total += length if claimed < 0 else claimed
+        return total
+
+
+def _eight_bytes(body: memoryview, offset: int) -> bytes:
+    return bytes(body[offset : offset + 8])
+
+
+def _eight_bytes_of_file(fd: int, body_at: int, offset: int) -> bytes:
+    if not 0 <= offset < _MOST_FILE_BYTES:
+        raise ValueError(f"a buffer begins at byte {offset} of its message")
+    return os.pread(fd, 8, body_at + offset)
 
 
 def _check_schema(schema: pa.Schema, rules: RowRules, what: str) -> None:

@@ -109,12 +109,13 @@ def test_answer_on_disk_whose_reader_vanishes_is_no_bug(
     raised: list[BaseException] = []
 
     async def run() -> None:
-        waiting = Answers(tmp_path, readers, min_free_bytes=0)
+        waiting = Answers(tmp_path, min_free_bytes=0)
 
         async def handler(request: web.Request) -> web.StreamResponse:
             failing_sendfile(monkeypatch, errno.ETIMEDOUT)
             try:
-                return await waiting.send(request, memoryview(os.urandom(SIZE)), "application/octet-stream", {})
+                with await waiting.keep(memoryview(os.urandom(SIZE))) as answer:
+                    return await answer.send(request, "application/octet-stream", {}, readers)
             except BaseException as error:
                 raised.append(error)
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from crc32c import crc32c
 
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.errors import InvalidRequest
-from natslog.ingest.staged_rows import GROUPED_BYTES, GROUPED_ROWS, RowRules, read_rows, regrouped
+from natslog.ingest.staged_rows import GROUPED_BYTES, GROUPED_ROWS, RowRules, claimed_bytes, read_rows, regrouped
 
 RULES = RowRules("orders.>", "orders.new")
 
@@ -47,6 +48,28 @@ def test_message_of_another_kind_in_the_place_of_the_schema_is_refused(tmp_path:
         list(read(tmp_path / "part", bytes(upload)))
 
 
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+def test_what_an_upload_claims_is_what_its_rows_take(tmp_path: Path, compression: str | None) -> None:
+    batches = [values(1000), values(3), values(0), values(50, 5000)]
+    path = tmp_path / "part"
+    path.write_bytes(stream_of(*batches, compression=compression))
+    taken = sum(batch.nbytes + 16 * batch.num_rows for batch in batches)
+    assert taken <= claimed_bytes(path, "part 0") <= taken + 64 * 3 * len(batches), "buffers are padded"
+
+
+def test_kilobytes_that_claim_gigabytes_are_known_without_unpacking_them(tmp_path: Path) -> None:
+    rows = 15_000_000
+    batch = pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bytes(4 * rows + 4)), pa.py_buffer(b"")])], ["value"]
+    )
+    path = tmp_path / "part"
+    path.write_bytes(stream_of(*[batch] * 40, compression="zstd"))
+    assert path.stat().st_size < 1_000_000
+    started = time.process_time()
+    assert claimed_bytes(path, "part 0") > 40 * 20 * rows
+    assert time.process_time() - started < 1
+
+
 def test_garbled_streams_are_read_or_refused(tmp_path: Path) -> None:
     chance, taken, refused = random.Random(7), 0, 0
     wholes = [stream_of(values(20), values(3)), stream_of(values(50), compression="zstd")]
@@ -56,6 +79,8 @@ def test_garbled_streams_are_read_or_refused(tmp_path: Path) -> None:
             at = chance.randrange(min(len(upload), 600))
             upload[at] = chance.choice((0, 127, 255, upload[at] ^ 1 << chance.randrange(8)))
         try:
+            (tmp_path / "part").write_bytes(upload)
+            assert claimed_bytes(tmp_path / "part", "part 0") >= 0
             batches = list(read(tmp_path / "part", bytes(upload)))
         except InvalidRequest:
             refused += 1

@@ -36,7 +36,7 @@ from natslog.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from natslog.ingest.staged_rows import RowRules, read_rows, regrouped
+from natslog.ingest.staged_rows import BYTES_PER_ROW, RowRules, claimed_bytes, read_rows, regrouped
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
 from natslog.model import PartReceipt, StreamId
@@ -102,11 +102,14 @@ class _Upload:
         self.crc = crc32c(chunk, self.crc)
         write_all(fd, [chunk])
 
-    def examined(self, part: str, attempt: int, rules: RowRules) -> StagedPart:
-        """Reads the file back and checks all of it. Raises as `read_rows`."""
+    def examined(self, part: str, attempt: int, rules: RowRules, max_bytes: int) -> StagedPart:
+        """Reads the file back and checks all of it. Raises as `read_rows`; PayloadTooLarge: its rows are too many."""
+        what = f"part {part} of batch {self.key[2]} of {self.key[1]}"
+        if (claimed := claimed_bytes(self.path, what)) > max_bytes:
+            raise too_large(claimed, max_bytes)
         rows = size_bytes = 0
-        for batch in read_rows(self.path, self.crc, rules, f"part {part} of batch {self.key[2]} of {self.key[1]}"):
-            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + 16 * batch.num_rows
+        for batch in read_rows(self.path, self.crc, rules, what):
+            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + BYTES_PER_ROW * batch.num_rows
         receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}")
         return StagedPart(self.path, rules, receipt, size_bytes, self.size_bytes)
 
@@ -170,7 +173,7 @@ class Staging:
         self._uploads.append(upload)
         try:
             await self._write(upload, chunks)
-            staged = await self._in_thread(upload.examined, part, attempt, rules)
+            staged = await self._in_thread(upload.examined, part, attempt, rules, self.max_bytes)
         except BaseException as error:
             upload.path.unlink(missing_ok=True)
             if isinstance(error, OSError):
@@ -215,11 +218,7 @@ class Staging:
             )
 
     def too_large(self, size_bytes: int) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"{size_bytes} bytes for one batch; this broker takes {self.max_bytes} as one run (append_max_bytes): make "
-            "batches smaller (maxBytesPerTrigger, maxOffsetsPerTrigger, several writes), or raise it",
-            max_bytes=self.max_bytes,
-        )
+        return too_large(size_bytes, self.max_bytes)
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await in_thread(self._threads, work, *arguments)
@@ -283,3 +282,11 @@ def rows_of(parts: Iterable[StagedPart]) -> Iterator[pa.RecordBatch]:
         while (batch := coming.result()) is not None:
             coming = thread.submit(next, batches, None)
             yield batch
+
+
+def too_large(size_bytes: int, max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"{size_bytes} bytes for one batch; this broker takes {max_bytes} as one run (append_max_bytes): make "
+        "batches smaller (maxBytesPerTrigger, maxOffsetsPerTrigger, several writes), or raise it",
+        max_bytes=max_bytes,
+    )

@@ -1,0 +1,74 @@
+"""Places for work of which only a little may be done at once: clients on different hosts take turns for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from natslog.errors import Overloaded
+
+
+class FairSlots:
+    """Of the event loop.
+
+    Args:
+        slots: how many may be taken at once.
+        most_waiting: how many requests may wait for one, and for how long, in seconds.
+    """
+
+    def __init__(self, slots: int, most_waiting: int, wait_s: float) -> None:
+        self._free = slots
+        self._most_waiting, self._wait_s = most_waiting, wait_s
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by host; the one whose turn is next comes first
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def slot(self, host: str) -> AsyncIterator[None]:
+        """Raises Overloaded: too many wait already, or it was nobody's turn here for too long."""
+        await self._taken(host)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _taken(self, host: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        if self.waiting >= self._most_waiting:
+            raise Overloaded(f"{self.waiting} requests wait already for answers of this kind: ask again in a moment")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(host, deque()).append(turn)
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn
+        except TimeoutError:
+            raise Overloaded(
+                f"this request has waited for {self._wait_s:.0f} s because many others ask for answers of this kind: "
+                "ask again in a moment, or for less at once (max_bytes)"
+            ) from None
+        finally:
+            if turn.cancelled():  # by the deadline, or because the client has left
+                self._forget(host, turn)
+
+    def _forget(self, host: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting[host]
+        turns.remove(turn)
+        self.waiting -= 1
+        if not turns:
+            del self._waiting[host]
+
+    def _pass_on(self) -> None:
+        if not self._waiting:
+            self._free += 1
+            return
+        host = next(iter(self._waiting))
+        turns = self._waiting.pop(host)
+        turn = turns.popleft()
+        self.waiting -= 1
+        if turns:
+            self._waiting[host] = turns  # behind the other hosts
+        turn.set_result(None)
