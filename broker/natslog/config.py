@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
+from natslog.subjects import check_subject
 from natslog.units import parse_duration_s, parse_size_bytes
 from natslog.urls import normal_url
 
@@ -18,6 +19,8 @@ DEFAULT_HTTP_PORT = 9292
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 DEFAULT_SERVER_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 DEFAULT_DATA_DIR = "natslog-data"
+ACK_REPLY_PREFIX = "_INBOX."
+"""What subjects of acks begin with, unless told otherwise: the inboxes of NATS clients."""
 _MIN_SECRET_CHARS = 16
 _MAX_SECRETS = 8
 
@@ -46,6 +49,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     append_max_bytes: int = 1024 * 1024 * 1024
     retention_interval_s: float = 5.0
     tombstone_grace_s: float = 3600.0
+    ack_reply_prefixes: tuple[str, ...] = (ACK_REPLY_PREFIX,)
     seeds: tuple[str, ...] = ()
     cluster_secret_file: str | None = None
     peer_urls: tuple[str, ...] = ()
@@ -130,9 +134,9 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
-    for name in ("seeds", "peer_urls"):
-        if isinstance(urls := settings.get(name), str):
-            settings[name] = [url.strip() for url in urls.split(",") if url.strip()]
+    for name in ("seeds", "peer_urls", "ack_reply_prefixes"):
+        if isinstance(texts := settings.get(name), str):
+            settings[name] = [text.strip() for text in texts.split(",") if text.strip()]
     try:
         for name in _BYTES & set(settings):
             settings[name] = parse_size_bytes(settings[name], name)
@@ -145,6 +149,17 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(_LEVELS)}")
     if not 0 <= config.http_port <= 65535:
         raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
+    for prefix in config.ack_reply_prefixes:
+        try:
+            check_subject(f"{prefix}x", wildcards=False, what="prefix")
+        except InvalidRequest as error:
+            raise ConfigError(f"ack_reply_prefixes: {error.message}", setting="ack_reply_prefixes") from error
+        if not prefix.endswith(".") or prefix.startswith("$"):
+            raise ConfigError(
+                f"ack_reply_prefixes: {prefix!r} must be whole tokens with a dot behind the last one, as in '_INBOX.', "
+                "and not begin with $",
+                setting="ack_reply_prefixes",
+            )
     advertised = [] if config.advertise_url is None else [config.advertise_url]
     for name, urls in (("seeds", config.seeds), ("peer_urls", config.peer_urls), ("advertise_url", advertised)):
         for url in urls:

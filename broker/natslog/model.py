@@ -7,7 +7,7 @@ from typing import Any, Literal, NewType
 import msgspec
 
 from natslog.errors import InvalidRequest
-from natslog.subjects import check_name, check_subject
+from natslog.subjects import check_name, check_subject, is_wildcard
 from natslog.units import format_duration, parse_duration_s, parse_size_bytes
 
 Ack = Literal["none", "flush", "stored"]
@@ -22,11 +22,16 @@ StreamId = NewType("StreamId", str)
 BrokerId = NewType("BrokerId", int)
 
 Compression = Literal["none", "zstd", "lz4"]
+Acks = Literal["reply", "header", "never"]
+"""Where a message's ack goes: to its reply subject, to the one in its header `Natslog-Ack-To`, or nowhere."""
 MAX_REPLICAS = 9
 
 
-class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream's creator decides. Ages are in seconds, sizes in bytes; None is "no limit"."""
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a stream's creator decides. Ages are in seconds, sizes in bytes; None is "no limit".
+
+    `acks` other than `reply` is written from feature level 2 on.
+    """
 
     subject: str
     replicas: int = 1
@@ -37,10 +42,11 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_messages: int | None = None
     compression: Compression = "none"
     dedupe_window_s: float = 120.0
+    acks: Acks = "reply"
 
     def to_json(self) -> dict[str, Any]:
         """The form of the HTTP API: durations as text, sizes as numbers."""
-        body: dict[str, Any] = msgspec.to_builtins(self)
+        body: dict[str, Any] = msgspec.structs.asdict(self)
         max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
         return body | {
             "max_age": None if max_age_s is None else format_duration(max_age_s),
@@ -79,6 +85,7 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
     if base is None and changes.get("min_isr") is None:
         changes["min_isr"] = default_min_isr(replicas)
     settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
+    _check_acks(settings, changes)
     if settings.min_isr > settings.replicas:
         raise InvalidRequest(f"min_isr {settings.min_isr} is more than the {settings.replicas} replicas there will be")
     return settings
@@ -108,9 +115,42 @@ def _compression(value: Any) -> Any:
     return value or "none"
 
 
+def _acks(value: Any) -> Any:
+    if value not in ("reply", "header", "never", None):
+        raise InvalidRequest(f"acks {value!r} must be reply, header or never")
+    return value or "reply"
+
+
+def _recorded_subject(value: Any) -> str:
+    subject = check_subject(value, wildcards=True)
+    for internal, what in _INTERNAL.items():
+        if subject.split(".")[0] == internal:
+            raise InvalidRequest(
+                f"{what} are not recorded: choose another subject than {subject!r}", setting="subject", subject=subject
+            )
+    return subject
+
+
+_INTERNAL = {
+    "$SYS": "the NATS server's own messages",
+    "$JS": "requests to JetStream, and its answers,",
+    "_INBOX": "answers to requests, and acks,",
+}
+
+
+def _check_acks(settings: StreamSettings, changes: dict[str, Any]) -> None:
+    first = settings.subject.split(".")[0]
+    if is_wildcard(first) and settings.acks == "reply" and {"subject", "acks"} & set(changes):
+        raise InvalidRequest(
+            f"a stream on {settings.subject!r} records the requests to all services, and its acks would be taken for "
+            "their answers: choose acks header or never (--acks)",
+            setting="acks",
+        )
+
+
 _FIELDS = {"max_age": "max_age_s", "dedupe_window": "dedupe_window_s"}
 _PARSERS: dict[str, Any] = {
-    "subject": lambda value: check_subject(value, wildcards=True),
+    "subject": _recorded_subject,
     "replicas": _whole("replicas", 1, MAX_REPLICAS),
     "min_isr": _optional(_whole("min_isr", 1, MAX_REPLICAS)),
     "group": _optional(lambda value: check_name(value, "group")),
@@ -118,6 +158,7 @@ _PARSERS: dict[str, Any] = {
     "max_bytes": _optional(lambda value: parse_size_bytes(value, "max_bytes")),
     "max_messages": _optional(_whole("max_messages", 1, 2**62)),
     "compression": _compression,
+    "acks": _acks,
     "dedupe_window": lambda value: 0.0 if value in (None, 0, "0") else parse_duration_s(value, "dedupe_window"),
 }
 

@@ -69,6 +69,21 @@ def check_subject(subject: object, *, wildcards: bool, what: str = "subject") ->
     return subject
 
 
+def is_wildcard(token: str) -> bool:
+    return token in ("*", ">")
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether there is a plain subject that both wildcards (or plain subjects) cover."""
+    ours, theirs = one.split("."), other.split(".")
+    for mine, its in zip(ours, theirs, strict=False):
+        if ">" in (mine, its):
+            return True
+        if mine != its and not (is_wildcard(mine) or is_wildcard(its)):
+            return False
+    return len(ours) == len(theirs)
+
+
 def covers(pattern: str, subject: str) -> bool:
     """Whether a wildcard (or plain subject) covers a plain subject."""
     return re.fullmatch(wildcard_regex(pattern), subject) is not None

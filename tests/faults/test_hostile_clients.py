@@ -12,8 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+import pyarrow as pa
 import pytest
 
+from natslog.client.appending import PartUploader
 from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
@@ -177,3 +179,31 @@ def test_slow_readers_of_rewritten_answers_take_little_from_the_others(tmp_path:
         assert during[1] > 0.5 * before[1]
         seconds = broker.terminate(30)
         assert seconds < 5, seconds
+
+
+def test_unfinished_commits_take_little_memory_and_no_place_for_long(tmp_path: Path) -> None:
+    with running(tmp_path / "own") as (_, broker), ExitStack() as unfinished:
+        broker.client().create_stream("orders", "orders")
+        head = b"POST /v1/streams/orders/appends/p/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 16777216\r\n\r\n"
+        body = b" " * (16 * 2**20 - 1)
+        with watched(broker) as memory:
+            sending = [unfinished.enter_context(connect(broker)) for _ in range(60)]
+            with ThreadPoolExecutor(20) as pool:
+                for one in sending:
+                    pool.submit(sent_as_far_as_taken, one, head + body)
+            uploader = PartUploader(broker.client(), "orders", "honest", 0)
+            uploader.add(pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"], pa.binary())}))
+            assert broker.client().commit_append("orders", "honest", 0, uploader.finish()).end == 2
+        assert memory[-1] < memory[1] + 200 * 2**20, (memory[1] / 2**20, memory[-1] / 2**20)
+        answers = []
+        for one in sending:
+            one.settimeout(40)
+            answers.append(one.recv(12))
+        assert set(answers) <= {b"HTTP/1.1 408", b"HTTP/1.1 429"}, "what is not sent to its end is given up"
+
+
+def sent_as_far_as_taken(connection: socket.socket, data: bytes) -> None:
+    try:
+        connection.sendall(data)
+    except OSError:
+        return

@@ -130,6 +130,12 @@ def server(
     append_max_bytes: Annotated[str | None, typer.Option(help="What one direct append may hold: 1GiB.")] = None,
     retention_interval: Annotated[str | None, typer.Option(help="How often limits are enforced: 5s.")] = None,
     tombstone_grace: Annotated[str | None, typer.Option(help="How long deleted files are kept: 1h.")] = None,
+    ack_reply_prefixes: Annotated[
+        str | None,
+        typer.Option(
+            help="What subjects of acks begin with, comma-separated: _INBOX. and clients' own inbox prefixes."
+        ),
+    ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="URLs of the cluster's first brokers, comma-separated; the same on all of them.")
     ] = None,

@@ -22,6 +22,15 @@ Window = Annotated[
 ]
 Compression = Annotated[str | None, typer.Option("--compression", help="Of sealed segments: zstd, lz4 or none.")]
 
+Acks = Annotated[
+    str | None,
+    typer.Option(
+        "--acks",
+        help="Where acks go: reply (to each message's reply subject), header (to the subject in Natslog-Ack-To) or "
+        "never. Record the requests to a service with header or never.",
+    ),
+]
+
 
 def _settings(**given: Any) -> dict[str, Any]:
     """Options that were given, as the API wants them; `none` lifts a limit."""
@@ -55,6 +64,7 @@ def create(
     max_messages: MaxMessages = None,
     compression: Compression = None,
     dedupe_window: Window = None,
+    acks: Acks = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a stream; again with the same settings changes nothing."""
@@ -67,6 +77,7 @@ def create(
         max_messages=_count(max_messages),
         compression=compression,
         dedupe_window=dedupe_window,
+        acks=acks,
     )
     body = global_of(context).client().create_stream(name, subject, **settings)
     print_json(body) if as_json else out.print(f"stream {name} records {body['subject']}")
@@ -124,6 +135,7 @@ def edit(
     max_messages: MaxMessages = None,
     compression: Compression = None,
     dedupe_window: Window = None,
+    acks: Acks = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Change settings; what is not named stays."""
@@ -134,6 +146,7 @@ def edit(
         max_messages=_count(max_messages),
         compression=compression,
         dedupe_window=dedupe_window,
+        acks=acks,
     )
     if not settings:
         raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")

@@ -7,7 +7,7 @@ downgraded. A level never goes back.
 
     level 1   natslog 0.1.0
     level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
-              the write-ahead log of the Raft store, outcomes of requests kept by age
+              the write-ahead log of the Raft store, outcomes of requests kept by age, where a stream's acks go
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from natslog.model import BrokerId
 FIRST_LEVEL = 1
 LATEST_LEVEL = 2
 WAL_LEVEL = 2
+ACKS_LEVEL = 2
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
 """By level, the first version of natslog that supports it."""
 OUTCOMES_BY_AGE = 2

@@ -12,23 +12,25 @@ from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
 from natslog.http import appends, cluster, cursors, messages, openapi, status, streams
 from natslog.http.answers import Answers
+from natslog.http.bodies import BODIES, Bodies
 from natslog.http.connections import MOST_CONNECTIONS, Connection, Connections, count_requests, raise_file_limit
 from natslog.http.context import ANSWERS, BROKER
-from natslog.http.errors_as_json import MAX_BODY_BYTES, errors_as_json, plain_bodies_only
+from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
+from natslog.http.status import SCRAPES, Scrapes
 from natslog.node.broker import Broker
 
 logger = logging.getLogger("natslog.http")
 
 _MAX_LINE_BYTES = 16 * 1024
-_FINISH_WITHIN_S = 1.0
+_FINISH_WITHIN_S = 0.5
+_LINGER_S = 2.0  # for which a body that nobody wants is read, so that the client reads the answer
 _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
 
 
 def make_app(broker: Broker) -> web.Application:
-    app = web.Application(
-        middlewares=[count_requests, errors_as_json, plain_bodies_only], client_max_size=MAX_BODY_BYTES
-    )
+    app = web.Application(middlewares=[count_requests, errors_as_json, plain_bodies_only])
+    app[BODIES], app[SCRAPES] = Bodies(), Scrapes(broker)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app.add_routes(
@@ -82,11 +84,16 @@ class HttpServer:
         server = self._runner.server
         assert server is not None, "the runner is set up"
         return Connection(
-            self._connections, server, access_log=None, max_line_size=_MAX_LINE_BYTES, auto_decompress=False
+            self._connections,
+            server,
+            access_log=None,
+            max_line_size=_MAX_LINE_BYTES,
+            auto_decompress=False,
+            lingering_time=_LINGER_S,
         )
 
     async def stop(self) -> None:
-        """Answers that take longer than a second are cut off."""
+        """Answers that take longer than `_FINISH_WITHIN_S` are cut off."""
         if self._listening is not None:
             self._listening.close()
         asyncio.get_running_loop().call_later(_FINISH_WITHIN_S, self._connections.abort)

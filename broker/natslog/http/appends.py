@@ -16,7 +16,8 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, PayloadTooLarge
+from natslog.errors import InvalidRequest
+from natslog.http.bodies import read_body
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import PartReceipt
@@ -74,11 +75,7 @@ async def commit_batch(request: web.Request) -> web.Response:
 
 
 async def _named_parts(request: web.Request) -> list[PartReceipt]:
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > _MAX_COMMIT_BYTES:
-            raise PayloadTooLarge(f"a commit has at most {_MAX_COMMIT_BYTES} bytes: upload fewer, larger parts")
+    body = await read_body(request, _MAX_COMMIT_BYTES)
     try:
         names = msgspec.json.decode(body, type=_CommitBody).parts
     except msgspec.DecodeError as error:

@@ -16,8 +16,8 @@ from natslog.errors import (
     NotMetadataLeader,
     natslog_version,
 )
+from natslog.http.bodies import json_body, read_body
 from natslog.http.context import BROKER, broker_of, leading, query, request_id
-from natslog.http.streams import json_body
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
@@ -38,7 +38,7 @@ async def introduce(request: web.Request) -> web.Response:
     address = request.remote or ""
     try:
         async with reception.place(address):
-            body = await request.read()
+            body = await read_body(request)
     except TimeoutError as error:
         raise BrokerUnavailable(f"a hello must be here within {HANDSHAKE_S:g} s") from error
     answer, proof = reception.introduced(body, request.headers.get(PROOF_HEADER, ""), address)

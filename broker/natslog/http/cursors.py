@@ -9,8 +9,8 @@ from aiohttp import web
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
+from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
-from natslog.http.streams import json_body
 from natslog.model import Offset, StreamId
 from natslog.node.clock import now_us
 from natslog.subjects import check_name

@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, NatslogError, NotFound, PayloadTooLarge
+from natslog.errors import InvalidRequest, NatslogError, NotFound
 
 logger = logging.getLogger("natslog.http")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-MAX_BODY_BYTES = 64 * 1024
 
 
 @web.middleware
@@ -24,8 +22,6 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except NatslogError as error:
         return error_response(error)
-    except web.HTTPRequestEntityTooLarge:
-        return error_response(PayloadTooLarge(f"a request body has at most {MAX_BODY_BYTES} bytes"))
     except web.HTTPException as error:
         if error.status < 400:
             raise

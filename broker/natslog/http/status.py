@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import web
@@ -17,6 +19,7 @@ from natslog.node.broker import Broker
 from natslog.node.replicas.lags import CursorLag
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import clock_warnings
+from natslog.node.threads import in_thread
 
 routes = web.RouteTableDef()
 
@@ -45,7 +48,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 class _BrokerCollector:
-    """Reads the broker's own counters when asked: nothing is done per message for a metric.
+    """Reads the broker's own counters when asked, in a thread: nothing is done per message for a metric.
 
     Args: `cursors`: those on streams led here, looked up before, as that may read files.
     """
@@ -78,7 +81,7 @@ class _BrokerCollector:
             "natslog_messages_refused", "Messages not stored, by reason", labels=["stream", "reason"]
         )
         for name, stream in streams:
-            for reason, count in stream.stats.refused.items():
+            for reason, count in list(stream.stats.refused.items()):
                 refused.add_metric([name, reason], count)
         yield refused
         yield from self._cursors()
@@ -122,10 +125,10 @@ class _BrokerCollector:
         apart = GaugeMetricFamily(
             "natslog_clock_apart_seconds", "How far another broker's wall clock is ahead", labels=["broker"]
         )
-        for number, seconds in self._broker.cluster.clock.apart_s.items():
+        for number, seconds in list(self._broker.cluster.clock.apart_s.items()):
             apart.add_metric([str(number)], seconds)
         yield apart
-        for leader, fetcher in hosting.fetchers.items():
+        for leader, fetcher in list(hosting.fetchers.items()):
             fetched.add_metric([str(leader)], fetcher.fetched_bytes)
         yield fetched
 
@@ -206,11 +209,32 @@ class _BrokerCollector:
         yield sent
 
 
+class Scrapes:
+    """The text of the metrics, made in a thread, once for all who ask while an earlier one is being made."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._making = asyncio.Lock()
+        self._begun_s, self._text = 0.0, b""
+
+    async def text(self) -> bytes:
+        """As of now."""
+        asked_s, broker = time.monotonic(), self._broker
+        async with self._making:
+            if self._begun_s < asked_s:
+                begun_s = time.monotonic()
+                cursors = [] if broker.stopping else await broker.lags.of_cursors_led_here()
+                registry = CollectorRegistry()
+                registry.register(_BrokerCollector(broker, cursors))
+                ProcessCollector(registry=registry)
+                self._text = await in_thread(broker.readers, generate_latest, registry)
+                self._begun_s = begun_s
+            return self._text
+
+
+SCRAPES = web.AppKey("scrapes", Scrapes)
+
+
 @routes.get("/metrics")
 async def metrics(request: web.Request) -> web.Response:
-    registry = CollectorRegistry()
-    broker = request.app[BROKER]
-    cursors = [] if broker.stopping else await broker.lags.of_cursors_led_here()
-    registry.register(_BrokerCollector(broker, cursors))
-    ProcessCollector(registry=registry)
-    return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return web.Response(body=await request.app[SCRAPES].text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

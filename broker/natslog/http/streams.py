@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +10,7 @@ from aiohttp import web
 
 from natslog.cluster.metadata import FIXED_SETTINGS, cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
+from natslog.http.bodies import json_body
 from natslog.http.context import (
     broker_of,
     leading,
@@ -57,16 +57,6 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
     return body | ({"problem": problem.to_json()["error"]} if problem else {})
 
 
-async def json_body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return body
-
-
 @routes.get("/v1/streams")
 async def list_streams(request: web.Request) -> web.Response:
     """All streams; of a group, or with names like a glob, where those are given.
@@ -105,7 +95,7 @@ async def create_stream(request: web.Request) -> web.Response:
 async def _shown(broker: Broker, name: str) -> dict[str, Any]:
     """After a change: as the metadata has it, and with the position that its leader states."""
     record = broker.state.stream(name)
-    return stream_json(broker, record, (await broker.positions.everywhere()).get(name))
+    return stream_json(broker, record, await broker.positions.of_one(record))
 
 
 @routes.get("/v1/streams/{name}")

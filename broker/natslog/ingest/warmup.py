@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from natslog.ingest import acks
+from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.wire import compiled, kernels
-from natslog.wire.frames import FrameParser
+from natslog.wire.frames import FrameParser, Frames
 
 logger = logging.getLogger("natslog.ingest")
 
+_ACK_RULES = [AckRules.of(setting, ">", ["_INBOX."]) for setting in ("reply", "header", "never")]
 _COMPILE_WITHIN_S = 120
 _PLAIN = b"MSG a 1 b 1\r\nx\r\n"
 _HEADED = b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
@@ -50,6 +52,8 @@ def warm_up() -> None:
         builder = BatchBuilder()
         parser.receive_data(sample)
         for frames in parser.frames():
+            for rules in _ACK_RULES:
+                rules.applied(Frames(frames.buffer, frames.rows.copy()))
             for part in (*split_by_text(frames), *split_by_expectation(frames)):
                 builder.add(part)
         batch = builder.taken()

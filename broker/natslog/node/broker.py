@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from natslog.cluster.commands import Command, CreateStream, DeleteStream, EditStream, PauseStream
+from natslog.cluster.features import ACKS_LEVEL
 from natslog.cluster.placement import Loads
 from natslog.config import BrokerConfig
 from natslog.errors import (
     BrokerUnavailable,
+    InvalidRequest,
     MetadataUnavailable,
     NatslogError,
     NotReady,
@@ -45,7 +47,7 @@ from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
-from natslog.subjects import check_name
+from natslog.subjects import check_name, is_wildcard, overlap
 from natslog.wire.link import NatsCredentials, NatsLink
 
 logger = logging.getLogger("natslog.node")
@@ -55,7 +57,7 @@ Result = TypeVar("Result")
 _WRITER_THREADS = 8
 _READER_THREADS = 8
 _STOP_WITHIN_S = 4.0
-_TRANSFER_WITHIN_S = 3.0
+_TRANSFER_WITHIN_S = 2.5  # of those
 _READY_WITHIN_S = 10.0
 _BARRIER_WITHIN_S = 2.0
 _POLL_S = 0.05
@@ -167,10 +169,13 @@ class Broker:
                 await wait_for_at_most(_POLL_S, stream.reconciled.wait())
 
     async def stop(self) -> None:
-        """Hands over, stops taking messages, commits and acks what has come, and leaves, within some seconds."""
+        """Transfers leadership, stops taking messages, commits and acknowledges what has come, and leaves the cluster,
+        within `_STOP_WITHIN_S`.
+        """
         if self.stopping:
             return
         self.stopping = True
+        deadline_s = asyncio.get_running_loop().time() + _STOP_WITHIN_S
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
         self._upkeep.stop_soon()
@@ -183,15 +188,15 @@ class Broker:
                 "the leadership of some streams was not transferred in time: other brokers take over after a timeout"
             )
         try:
-            async with asyncio.timeout(_STOP_WITHIN_S):
+            async with asyncio.timeout_at(deadline_s):
                 await self._stop_all()
         except TimeoutError:
             # The folder stays locked until this process is gone: a thread may still be writing to it.
             logger.error("not everything was committed within %.0f s; what was not, was not acked", _STOP_WITHIN_S)
         else:
             self._data_dir.release()
-        self._writers.shutdown(wait=False)
-        self.readers.shutdown(wait=False)
+        self._writers.shutdown(wait=False, cancel_futures=True)
+        self.readers.shutdown(wait=False, cancel_futures=True)
         self.staging.close()
 
     async def _stop_all(self) -> None:
@@ -353,7 +358,24 @@ class Broker:
         Raises:
             InvalidRequest, StreamConflict, NotEnoughBrokers, MetadataUnavailable.
         """
+        self._check(settings)
         return await self._to_the_end(self._create_stream(name, settings, request))
+
+    def _check(self, settings: StreamSettings) -> None:
+        """Raises InvalidRequest: what depends on this broker's settings and on its cluster."""
+        if settings.acks != "reply" and self.state.feature_level < ACKS_LEVEL:
+            raise InvalidRequest(
+                f"acks {settings.acks} needs feature level {ACKS_LEVEL}, and the cluster is at "
+                f"{self.state.feature_level}: upgrade all brokers, then run natslog cluster finalize-upgrade"
+            )
+        first = settings.subject.split(".")[0]
+        for prefix in self.config.ack_reply_prefixes:
+            if not is_wildcard(first) and overlap(settings.subject, f"{prefix}>"):
+                raise InvalidRequest(
+                    f"acks go to subjects that begin with {prefix!r} (ack_reply_prefixes), so no stream records "
+                    f"{settings.subject!r}: choose another subject",
+                    setting="subject",
+                )
 
     async def _create_stream(self, name: str, settings: StreamSettings, request: Request | None) -> bool:
         check_name(name)
@@ -396,6 +418,7 @@ class Broker:
         Raises:
             StreamNotFound, InvalidRequest, MetadataUnavailable.
         """
+        self._check(settings)
         edit = EditStream(name=name, settings=settings, changed=changed)
         await self._to_the_end(self._propose(edit, request))
         await self._wait_until_reconciled(name)

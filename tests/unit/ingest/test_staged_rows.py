@@ -60,7 +60,8 @@ def test_what_an_upload_claims_is_what_its_rows_take(tmp_path: Path, compression
 def test_kilobytes_that_claim_gigabytes_are_known_without_unpacking_them(tmp_path: Path) -> None:
     rows = 15_000_000
     batch = pa.RecordBatch.from_arrays(
-        [pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bytes(4 * rows + 4)), pa.py_buffer(b"")])], ["value"]
+        [pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bytes(4 * rows + 4)), pa.py_buffer(b"")])],
+        ["value"],
     )
     path = tmp_path / "part"
     path.write_bytes(stream_of(*[batch] * 40, compression="zstd"))

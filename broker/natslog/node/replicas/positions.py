@@ -11,6 +11,7 @@ import logging
 from typing import Any, TypeAlias
 
 from natslog.errors import NatslogError
+from natslog.model import StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import HostedStream
@@ -45,11 +46,25 @@ class Positions:
             "leader_epoch": stream.leader_epoch,
         }
 
-    async def here(self) -> dict[str, Position]:
-        """Of the streams that this broker leads."""
-        return {
-            name: self.of(stream) for name, stream in self._hosting.streams.items() if self.may_be_stated_by(stream)
-        }
+    async def here(self, name: str | None = None) -> dict[str, Position]:
+        """Of the streams that this broker leads, or of that one."""
+        streams = self._hosting.streams
+        asked = streams.items() if name is None else [(name, streams[name])] if name in streams else []
+        return {name: self.of(stream) for name, stream in asked if self.may_be_stated_by(stream)}
+
+    async def of_one(self, record: StreamRecord) -> Position | None:
+        """As the stream's leader states it now; None where it does not answer."""
+        if record.leader in (None, self._cluster.me):
+            return (await self.here(record.name)).get(record.name)
+        link = self._cluster.link_to(record.leader)
+        if link is None:
+            return None
+        try:
+            answer: dict[str, Position] = await link.ask("leading", _ASK_WITHIN_S, name=record.name)
+        except NatslogError as error:
+            logger.debug("the position of stream %s is unknown: %s", record.name, error)
+            return None
+        return answer.get(record.name)
 
     async def everywhere(self) -> dict[str, Position]:
         """Of every stream whose leader answers; the others are missing."""

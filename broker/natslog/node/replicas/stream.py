@@ -35,9 +35,10 @@ from natslog.cluster.replica_steps import (
 )
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
 from natslog.errors import CorruptLog, NatslogError, NoLeader, ShuttingDown, StorageFailed
+from natslog.ingest.ack_rules import AckRules
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.log_folder import storage_error
@@ -485,6 +486,7 @@ class HostedStream:
             executor=services.writers,
             memory=services.memory,
             paused=record.paused,
+            ack_rules=self._ack_rules(record.settings),
             stats=self.stats,
             appended=self.appended,
             refusal=self._replica.refusal,
@@ -517,6 +519,9 @@ class HostedStream:
             await (self._ingest.abandon() if abandon else self._ingest.stop())
             self._ingest = None
 
+    def _ack_rules(self, settings: StreamSettings) -> AckRules:
+        return AckRules.of(settings.acks, settings.subject, self._services.config.ack_reply_prefixes)
+
     def _adopt_settings(self) -> None:
         """What was edited, in force at once."""
         record, was = self.record, self._settings
@@ -526,5 +531,6 @@ class HostedStream:
             return
         self._settings, self._paused = record.settings, record.paused
         self._ingest.paused = record.paused
+        self._ingest.ack_rules = self._ack_rules(record.settings)
         if record.settings.dedupe_window_s != was.dedupe_window_s:
             self._ingest.change_window(record.settings.dedupe_window_s)

@@ -260,7 +260,7 @@ class Staging:
             await self.drop(key)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes:

@@ -40,6 +40,7 @@ import pyarrow as pa
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
 from natslog.ingest import acks
+from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text, survey_of
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import RunLog
@@ -101,6 +102,9 @@ class StreamIngest:
         appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
             follows. Without it all that is appended is committed.
         refusal: why nothing may be appended now, if so; asked from any thread.
+
+    Attributes:
+        ack_rules: which messages are acked, and where to. The event loop's.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class StreamIngest:
         executor: Executor,
         memory: IngestMemory,
         paused: bool,
+        ack_rules: AckRules,
         stats: IngestStats | None = None,
         appended: Callable[[int], object] | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
@@ -122,6 +127,7 @@ class StreamIngest:
         self.stream_time = stream_time
         self.stats = stats or IngestStats()
         self.paused = paused
+        self.ack_rules = ack_rules
         self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
         self._sender = sender
         self._executor = executor
@@ -174,6 +180,7 @@ class StreamIngest:
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies what it keeps."""
+        frames = self.ack_rules.applied(frames)
         survey = survey_of(frames)
         self.stats.received += len(frames.rows)
         self.stats.received_bytes += survey.frame_bytes

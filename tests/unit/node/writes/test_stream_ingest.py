@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder
 from natslog.log import LogOptions, StreamLog
 from natslog.log.segment import ActiveSegment
@@ -19,6 +20,8 @@ from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.wire.frames import FrameParser, Frames
 from tests.conftest import open_log, stored_values, stream_time_of
+
+ACK_RULES = AckRules.of("reply", "orders.>", ["_INBOX."])
 
 
 class Sent:
@@ -62,6 +65,7 @@ def run(log: StreamLog, work: Callable[[StreamIngest, Sent], Any], limit_bytes: 
                 executor=writers,
                 memory=memory,
                 paused=False,
+                ack_rules=ACK_RULES,
             )
             bugs: list[BaseException] = []
             ingest.start(lambda what, error: bugs.append(error))
@@ -245,6 +249,7 @@ def test_messages_that_wait_for_another_replica_are_charged_for_their_acks_only(
                 executor=writers,
                 memory=memory,
                 paused=False,
+                ack_rules=ACK_RULES,
                 appended=lambda end_offset: committed[0],
             )
             ingest.start(lambda what, error: pytest.fail(f"{what}: {error}"))
@@ -283,6 +288,7 @@ def test_acks_that_wait_for_another_replica_count_against_the_limit(log: StreamL
                 executor=writers,
                 memory=memory,
                 paused=False,
+                ack_rules=ACK_RULES,
                 appended=lambda end_offset: 0,
             )
             ingest.start(lambda what, error: pytest.fail(f"{what}: {error}"))

@@ -1,0 +1,62 @@
+"""Request bodies that are read into memory: how large, how many at once, and how long they may take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
+
+MAX_BODY_BYTES = 64 * 1024
+"""Of all requests but uploads and commits."""
+_LARGE_BYTES = 64 * 1024 * 1024
+_WITHIN_S = 30.0
+
+
+class Bodies:
+    """Of one broker; the event loop's. Beyond their first `MAX_BODY_BYTES`, all bodies together have `_LARGE_BYTES`."""
+
+    def __init__(self) -> None:
+        self._large_bytes = 0
+
+    async def read(self, request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+        """Raises PayloadTooLarge; Overloaded; web.HTTPRequestTimeout: it was not sent to its end in time."""
+        body, large_bytes = bytearray(), 0
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    if len(body) > most_bytes:
+                        raise PayloadTooLarge(f"this request's body has at most {most_bytes} bytes: send less at once")
+                    more_bytes = max(0, len(body) - MAX_BODY_BYTES) - large_bytes
+                    if self._large_bytes + more_bytes > _LARGE_BYTES:
+                        raise Overloaded("too many large requests arrive at once: send this one again in a moment")
+                    large_bytes += more_bytes
+                    self._large_bytes += more_bytes
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(reason=f"the body was not sent to its end within {_WITHIN_S:.0f} s") from None
+        finally:
+            self._large_bytes -= large_bytes
+        return bytes(body)
+
+
+BODIES = web.AppKey("bodies", Bodies)
+
+
+async def read_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Raises as `Bodies.read`."""
+    return await request.app[BODIES].read(request, most_bytes)
+
+
+async def json_body(request: web.Request) -> dict[str, Any]:
+    """Raises as `Bodies.read`; InvalidRequest: it is no JSON object."""
+    try:
+        body = json.loads(await read_body(request))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body

@@ -1,0 +1,85 @@
+"""Kernels on the reply subjects of received frames: which of them get an ack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from natslog.wire.compiled import COLON, SPACE, compiled, equals, find_line_end, inlined, is_blank
+
+_DOLLAR, _DELETE = 36, 127
+
+
+@inlined
+def _begins_with_one(buffer: Any, start: int, length: int, prefixes: Any, ends: Any) -> bool:
+    """Whether the text begins with one of the prefixes, which stand one after another, and goes on."""
+    first = 0
+    for index in range(ends.shape[0]):
+        size = ends[index] - first
+        if length > size:
+            same = True
+            for at in range(size):
+                if buffer[start + at] != prefixes[first + at]:
+                    same = False
+                    break
+            if same:
+                return True
+        first = ends[index]
+    return False
+
+
+@compiled
+def keep_replies(buffer: Any, frames: Any, prefixes: Any, ends: Any) -> None:
+    """Takes the reply subject from every frame in which it does not begin with one of the prefixes."""
+    for index in range(frames.shape[0]):
+        length = frames[index, 6]
+        if length > 0 and not _begins_with_one(buffer, frames[index, 5], length, prefixes, ends):
+            frames[index, 6] = 0
+
+
+@compiled
+def no_replies(frames: Any) -> None:
+    """Takes the reply subject from every frame."""
+    for index in range(frames.shape[0]):
+        frames[index, 6] = 0
+
+
+@compiled
+def replies_from_header(buffer: Any, frames: Any, name: Any) -> None:
+    """Makes the value of the first such header each frame's reply subject. Where there is none, or its value cannot be
+    a subject (it has a blank or a control character in it), the frame has no reply subject.
+    """
+    for index in range(frames.shape[0]):
+        frames[index, 6] = 0
+        end = frames[index, 8]
+        at = end - frames[index, 7]
+        while at < end:
+            line_end = find_line_end(buffer, at, end)
+            if line_end < 0:
+                line_end = end
+            colon = at
+            while colon < line_end and buffer[colon] != COLON:
+                colon += 1
+            if equals(buffer, at, colon, name):
+                low, high = min(colon + 1, line_end), line_end
+                while low < high and is_blank(buffer[low]):
+                    low += 1
+                while high > low and is_blank(buffer[high - 1]):
+                    high -= 1
+                is_subject = True
+                for place in range(low, high):
+                    if buffer[place] <= SPACE or buffer[place] >= _DELETE:
+                        is_subject = False
+                        break
+                if is_subject:
+                    frames[index, 5], frames[index, 6] = low, high - low
+                break
+            at = line_end + 2
+
+
+@compiled
+def mark_internal(buffer: Any, frames: Any, prefixes: Any, ends: Any, marks: Any) -> None:
+    """Marks the frames whose subject begins with `$` or with one of the prefixes."""
+    for index in range(frames.shape[0]):
+        start, length = frames[index, 3], frames[index, 4]
+        is_internal = length > 0 and buffer[start] == _DOLLAR
+        marks[index] = is_internal or _begins_with_one(buffer, start, length, prefixes, ends)
