@@ -21,7 +21,7 @@ from natslog.nats_server import NatsServer, end_with_parent, free_port
 from tests.chaos.network import CLIENTS, NATS, Network, address
 from tests.clocks import WallClock
 from tests.disks import Disk
-from tests.harness import BrokerProcess, eventually
+from tests.harness import BrokerProcess, eventually, write_secret
 
 HTTP_PORT = 9292
 _ASK_WITHIN_S = 2.0
@@ -148,8 +148,7 @@ class Cluster:
     def _make_brokers(self) -> None:
         numbers = range(1, self.options.brokers + 1)
         places = [("127.0.0.1", free_port()) if self.network is None else (address(n), HTTP_PORT) for n in numbers]
-        secret = self.folder / "secret"
-        secret.write_text(secrets.token_hex(32))
+        secret = write_secret(self.folder / "secret", secrets.token_hex(32))
         common = {
             "seeds": ",".join(f"http://{host}:{port}" for host, port in places),
             "cluster_secret_file": secret,

@@ -126,6 +126,13 @@ class BrokerProcess:
         return {name: float(value) for name, value in pairs}
 
 
+def write_secret(path: Path, text: str) -> Path:
+    """A file of cluster secrets that only its owner can read, as brokers demand."""
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
 @contextmanager
 def running(folder: Path, **settings: Any) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     """A NATS server and a broker that uses it; both are gone afterwards."""

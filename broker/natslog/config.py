@@ -69,11 +69,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.cluster_secret_file is None:
             return ()
         try:
-            lines = Path(self.cluster_secret_file).read_bytes().splitlines()
+            with open(self.cluster_secret_file, "rb") as file:
+                mode, lines = os.fstat(file.fileno()).st_mode, file.read().splitlines()
         except OSError as error:
             raise ConfigError(
                 f"cannot read cluster_secret_file {self.cluster_secret_file}: {error.strerror}"
             ) from error
+        if mode & 0o007:
+            raise ConfigError(
+                f"cluster_secret_file {self.cluster_secret_file} can be read or changed by every user of this machine: "
+                f"chmod 600 {self.cluster_secret_file}"
+            )
         secrets = tuple(line.strip() for line in lines if line.strip())
         if not secrets or min(map(len, secrets)) < _MIN_SECRET_CHARS:
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import signal
 from collections.abc import Callable
 
@@ -32,6 +33,11 @@ def keep_memory_small() -> None:
         mallopt(_M_ARENA_MAX, 2)
 
 
+def keep_files_private() -> None:
+    """What is made from here on can be read by this process' user only."""
+    os.umask(0o077)
+
+
 async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], None]) -> None:
     """Returns after a clean stop.
 
@@ -42,6 +48,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
         NatslogError: it cannot start, with the remedy. Whatever a bug raised, if one stopped the broker.
     """
     keep_memory_small()
+    keep_files_private()
     broker = Broker(config)
     server = HttpServer(broker, config)
     _stop_on_signals(broker)

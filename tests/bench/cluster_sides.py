@@ -13,15 +13,14 @@ from nats.js.api import StreamConfig
 
 from natslog.nats_server import NatsServer, free_port
 from tests.bench.sides import STREAM, SUBJECT, scratch
-from tests.harness import BrokerProcess, eventually
+from tests.harness import BrokerProcess, eventually, write_secret
 
 
 @contextmanager
 def three_brokers(folder: Path, **settings: Any) -> Iterator[tuple[NatsServer, list[BrokerProcess]]]:
     """A NATS server and a cluster of three that use it; all are gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    secret = folder / "secret"
-    secret.write_text("0123456789abcdef" * 2)
+    secret = write_secret(folder / "secret", "0123456789abcdef" * 2)
     server = NatsServer(0, folder / "nats.log").start()
     brokers = [
         BrokerProcess(folder / f"broker-{number}", server.url, broker_id=number, cluster_secret_file=secret, **settings)

@@ -262,3 +262,9 @@ def test_wrong_usage_is_exit_code_2_and_no_broker_is_1() -> None:
     done = natslog("stream", "ls", url="http://127.0.0.1:1", check=False)
     assert done.returncode == 1
     assert "natslog dev" in done.stderr
+
+
+def test_files_of_a_broker_can_be_read_by_its_user_only(broker: BrokerProcess, filled: str) -> None:
+    paths = [broker.folder, *broker.folder.rglob("*")]
+    assert any(path.name.endswith(".active") for path in paths)
+    assert [path for path in paths if path.lstat().st_mode & 0o077] == []

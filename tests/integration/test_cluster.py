@@ -22,7 +22,7 @@ from natslog.log.checked_file import read_checked, write_checked
 from natslog.nats_server import free_port
 from natslog.node.data_dir import DataDir
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running, write_secret
 
 
 @pytest.fixture(scope="module")
@@ -375,8 +375,8 @@ def test_second_broker_of_one_id_is_refused(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_broker_with_another_secret_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("not the one that the others have")
-    stranger = newcomer(cluster, 5, tmp_path / "stranger", cluster_secret_file=tmp_path / "secret").spawn()
+    secret = write_secret(tmp_path / "secret", "not the one that the others have")
+    stranger = newcomer(cluster, 5, tmp_path / "stranger", cluster_secret_file=secret).spawn()
     try:
         eventually(lambda: "another cluster secret" in stranger.output(), what="it says what is wrong")
         assert "cluster_secret_file" in stranger.output()

@@ -17,7 +17,7 @@ import pytest
 
 from natslog.nats_server import end_with_parent, free_port
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
-from tests.harness import eventually, publish_acked
+from tests.harness import eventually, publish_acked, write_secret
 
 RELAY = Path(__file__).with_name("peer_relay.py")
 
@@ -121,8 +121,7 @@ def test_secret_is_rotated_while_the_cluster_goes_on(cluster: Cluster, tmp_path:
     new, offset = secrets.token_hex(32), 0
     for lines in ([new, old], [new]):
         for broker in cluster.brokers:
-            path = tmp_path / f"secret-{broker.number}"
-            path.write_text("\n".join(lines) + "\n")
+            path = write_secret(tmp_path / f"secret-{broker.number}", "\n".join(lines) + "\n")
             broker.settings["cluster_secret_file"] = path
             broker.terminate()
             broker.spawn()
@@ -131,9 +130,7 @@ def test_secret_is_rotated_while_the_cluster_goes_on(cluster: Cluster, tmp_path:
             offset += 1
     assert all("another cluster secret" not in broker.output() for broker in cluster.brokers)
     stranger = cluster.brokers[2]
-    path = tmp_path / "old-secret"
-    path.write_text(old)
-    stranger.settings["cluster_secret_file"] = path
+    stranger.settings["cluster_secret_file"] = write_secret(tmp_path / "old-secret", old)
     stranger.terminate()
     stranger.spawn()
     eventually(lambda: "another cluster secret" in stranger.output(), 20, "the old secret is good for nothing")

@@ -133,6 +133,7 @@ def test_errors_survive_the_wire() -> None:
 
 def test_secret_file_holds_one_secret_a_line(tmp_path: Path) -> None:
     path = tmp_path / "secret"
+    path.touch(mode=0o600)
     config = load_config(None, {"cluster_secret_file": str(path)}, {})
     path.write_bytes(b"the secret of today\r\n\n  the one of yesterday  \n")
     assert config.secrets() == (b"the secret of today", b"the one of yesterday")
@@ -147,6 +148,19 @@ def test_secret_file_holds_one_secret_a_line(tmp_path: Path) -> None:
             config.secrets()
         assert "today" not in refused.value.message
     assert load_config(None, {}, {}).secrets() == ()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o602, 0o604])
+def test_secret_that_everyone_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    path.write_text("the secret of today")
+    path.chmod(mode)
+    config = load_config(None, {"cluster_secret_file": str(path)}, {})
+    with pytest.raises(ConfigError, match="chmod 600") as refused:
+        config.secrets()
+    assert "today" not in refused.value.message
+    path.chmod(0o640)
+    assert config.secrets() == (b"the secret of today",)
 
 
 def test_addresses_of_brokers_are_checked_when_settings_are_read() -> None:

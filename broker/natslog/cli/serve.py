@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +67,7 @@ def dev(
 ) -> None:
     """A NATS server and a broker on this machine, for trying things out; ^C stops both, state stays."""
     _log_to_stderr(log_level)
+    os.umask(0o077)  # what is made here can be read by its owner only
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
