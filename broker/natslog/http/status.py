@@ -61,6 +61,11 @@ class _BrokerCollector:
         yield GaugeMetricFamily(
             "natslog_nats_connected", "1 while NATS is connected and answers", value=float(broker.link.is_reachable)
         )
+        yield CounterMetricFamily(
+            "natslog_nats_connections_lost",
+            "Connections to NATS that ended; with each, messages without acks may be lost",
+            value=broker.link.lost,
+        )
         yield GaugeMetricFamily(
             "natslog_uncommitted_bytes", "Bytes of messages received and not committed", value=broker.memory.used_bytes
         )

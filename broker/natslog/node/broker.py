@@ -48,7 +48,8 @@ from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
 from natslog.subjects import check_name, is_wildcard, overlap
-from natslog.wire.link import NatsCredentials, NatsLink
+from natslog.wire.lanes import NatsLanes
+from natslog.wire.link import NatsCredentials
 
 logger = logging.getLogger("natslog.node")
 
@@ -89,7 +90,7 @@ class Broker:
             tls_cert_file=config.nats_tls_cert_file,
             tls_key_file=config.nats_tls_key_file,
         )
-        self.link = NatsLink(
+        self.link = NatsLanes(
             config.nats_url,
             name=f"natslog-broker-{config.broker_id}",
             credentials=credentials,
@@ -221,12 +222,14 @@ class Broker:
             if self.stopping:
                 return
             logger.warning(
-                "lost NATS at %s; reconnecting. What is published without acks until then is not recorded",
+                "lost a connection to NATS at %s; reconnecting. What is published meanwhile without acks is not "
+                "recorded by the streams that use it. If the log of the NATS server says 'slow consumer', messages "
+                "came faster than they could be taken",
                 self.link.shown_url,
             )
         elif self._nats_down_since is not None:
             seconds = time.monotonic() - self._nats_down_since
-            logger.warning("NATS is back after %.1f s; %d streams subscribed again", seconds, len(self.streams))
+            logger.warning("all connections to NATS are back after %.1f s; their streams are subscribed again", seconds)
         else:
             logger.info("connected to NATS at %s", self.link.shown_url)
 

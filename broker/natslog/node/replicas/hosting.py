@@ -28,7 +28,7 @@ from natslog.node.replicas.proposals import Proposals
 from natslog.node.replicas.services import OnBug, Services
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.ingest_memory import IngestMemory
-from natslog.wire.link import NatsLink
+from natslog.wire.lanes import NatsLanes
 
 logger = logging.getLogger("natslog.node")
 
@@ -46,7 +46,7 @@ class Hosting:
         group: MetadataGroup,
         *,
         clock: ClusterClock,
-        nats: NatsLink,
+        nats: NatsLanes,
         writers: Executor,
         readers: Executor,
         memory: IngestMemory,

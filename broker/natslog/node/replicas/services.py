@@ -17,7 +17,7 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
-from natslog.wire.link import NatsLink
+from natslog.wire.lanes import NatsLanes
 
 OnBug = Callable[[str, BaseException], None]
 
@@ -36,7 +36,7 @@ class Services:
     data_dir: DataDir
     group: MetadataGroup
     clock: ClusterClock
-    nats: NatsLink
+    nats: NatsLanes
     writers: Executor
     readers: Executor
     memory: IngestMemory

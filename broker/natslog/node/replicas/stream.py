@@ -85,6 +85,7 @@ class HostedStream:
         self.reconciled = asyncio.Event()
         self.leader_log_start = 0
         self._services = services
+        self._nats = services.nats.lane(record.id)
         self._replica = Replica(me, record, services, monotonic_ms())
         self._folder = services.log_folder(record.id)
         self._log: ReplicaLog | None = None
@@ -453,7 +454,7 @@ class HostedStream:
             case Unsubscribe():
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
-                    await self._services.nats.detach(handle)
+                    await self._nats.detach(handle)
             case Drain():
                 if self._ingest is not None:
                     await self._ingest.drained()
@@ -482,7 +483,7 @@ class HostedStream:
             record.name,
             log,
             stream_time=StreamTime(services.clock, log.newest_timestamp_us, log.idle_s),
-            sender=services.nats,
+            sender=self._nats,
             executor=services.writers,
             memory=services.memory,
             paused=record.paused,
@@ -502,7 +503,7 @@ class HostedStream:
 
     async def _subscribe(self, subject: str) -> None:
         """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
-        nats, ingest, group = self._services.nats, self._ingest, self.record.settings.group or ""
+        nats, ingest, group = self._nats, self._ingest, self.record.settings.group or ""
         assert ingest is not None, "a leader has an ingest"
         if self._subscription is not None:
             await nats.move(self._subscription, subject, queue=group)

@@ -34,6 +34,9 @@ class Nats:
         self.is_up = True
         self.subjects: list[str] = []
 
+    def lane(self, stream_id: str) -> Nats:
+        return self
+
     async def attach(self, subject: str, receiver: Any, *, queue: str = "") -> object:
         self.subjects.append(subject)
         return subject
