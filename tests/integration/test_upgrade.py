@@ -113,12 +113,15 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     assert refused.returncode != 0
     assert "--yes" in refused.stderr
     assert level_of(broker)[0] == 1
+    edit = ("stream", "edit", "made-by-upgraded", "--acks", "never")
+    assert "needs feature level 2" in natslog(*edit, url=broker.url, check=False).stderr
     done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
     assert json.loads(done.stdout) == {"feature_level": 2, "raised": True}
     assert identity_version(broker.folder) == b"v3"
     assert level_of(broker) == (2, 2, False, [])
     again = natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
     assert again.stdout.strip() == "the feature level is 2 already"
+    natslog(*edit, url=broker.url)
     use_it(broker, server.url, "finalized")
     broker.kill()
 
