@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import pytest
 
 from natslog.client.appending import PartUploader
 from natslog.nats_server import NatsServer
+from tests.faults.hostile import KINDS
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 FILES = 1024
@@ -207,3 +210,38 @@ def sent_as_far_as_taken(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
     except OSError:
         return
+
+
+@contextmanager
+def hostile(kind: str, broker: BrokerProcess, count: int = 200) -> Iterator[None]:
+    """So many connections of a kind, in a process of their own."""
+    command = [sys.executable, "-m", "tests.faults.hostile", kind, broker.url, "orders", str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_hundred_hostile_connections_of_a_kind_leave_the_honest_their_pace(tmp_path: Path, kind: str) -> None:
+    """At least 80 %, in the better one of two pairs: the machine has other noise."""
+    shares: list[float] = []
+    with with_orders(tmp_path / "own") as (nats, broker), watched(broker) as memory:
+        honest = Honest(nats, broker)
+        honest.rates(2)
+        for _ in range(3):
+            before = honest.rates()
+            with hostile(kind, broker):
+                time.sleep(2)
+                during = honest.rates()
+            shares.append(min(during[0] / before[0], during[1] / before[1]))
+            if shares[-1] >= 0.8:
+                break
+        print(kind, "share", max(shares), "RSS", memory[-1] // 2**20, "MiB")
+        assert max(shares) >= 0.8, shares
+        assert memory[-1] <= 600 * 2**20
+        assert broker.terminate() < 5

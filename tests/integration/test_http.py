@@ -412,3 +412,21 @@ def test_file_that_cannot_be_opened_now_is_no_bug_and_may_be_asked_for_again(bro
     assert answer.status == 503, answer.data
     assert (error(answer)["code"], error(answer)["retriable"]) == ("storage_unavailable", True)
     assert ask(broker, "GET", path).status == 200
+
+
+def test_roll_makes_all_that_is_stored_readable_as_arrow_files(
+    broker: BrokerProcess, client: NatslogClient, filled: str
+) -> None:
+    body = client.roll(filled)
+    assert body["sealed_end"] == 100
+    files = sorted(Path(body["folder"]).glob("*.arrow"))
+    rows = sum(pa.ipc.open_file(pa.OSFile(str(path))).read_all().num_rows for path in files)
+    assert rows == 100
+    assert client.roll(filled)["sealed_end"] == 100, "again changes nothing"
+    with pytest.raises(StreamNotFound):
+        client.roll("missing")
+
+
+def test_names_that_are_natslogs_own_are_refused(client: NatslogClient) -> None:
+    with pytest.raises(InvalidRequest, match="begin with '__'"):
+        client.create_stream("__inner", "inner")

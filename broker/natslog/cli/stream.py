@@ -168,6 +168,15 @@ def resume(context: typer.Context, name: Name, as_json: JsonFlag = False) -> Non
     print_json(body) if as_json else out.print(f"stream {name} takes messages")
 
 
+@app.command()
+def roll(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
+    """Close the active segment, so that other programs can read all that is stored (at the stream's leader)."""
+    body = global_of(context).client().roll(name)
+    print_json(body) if as_json else out.print(
+        f"all offsets below {body['sealed_end']} are in {body['folder']}/*.arrow"
+    )
+
+
 def _is_agreed(question: str) -> bool:
     """A program that was given nothing to answer with has made up its mind."""
     if sys.stdin.isatty():

@@ -43,6 +43,14 @@ class StreamCalls(Asker):
             return body
         return self._newest(name) or _without_position(body)
 
+    def roll(self, name: str) -> dict[str, Any]:
+        """Closes the active segment: `sealed_end`, up to which everything is in Arrow files of the leader's `folder`.
+
+        Raises:
+            StreamNotFound.
+        """
+        return dict(self._json("POST", f"{stream_path(name)}/roll", timeout_s=60.0))
+
     def position(self, name: str) -> dict[str, Any]:
         """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
 

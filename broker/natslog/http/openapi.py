@@ -86,6 +86,9 @@ _PATHS = {
         "patch": _call("Change settings, pause or resume", "200", _NAME, body="StreamSettings"),
         "delete": _call("Delete a stream", "204", _NAME),
     },
+    "/v1/streams/{name}/roll": {
+        "post": _call("Close the active segment: `sealed_end`, up to which all is in Arrow files", "200", _NAME)
+    },
     "/v1/streams/{name}/offsets": {
         "get": _call(
             "The first offset at or after a time", "200", _NAME, _parameter("timestamp", "ISO-8601 or epoch ms")

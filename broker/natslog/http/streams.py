@@ -129,6 +129,15 @@ async def edit_stream(request: web.Request) -> web.Response:
     return web.json_response(await _shown(broker, name))
 
 
+@routes.post("/v1/streams/{name}/roll")
+async def roll_stream(request: web.Request) -> web.Response:
+    """Closes the active segment at the leader, so that other programs can read all that was stored until now."""
+    query(request)
+    stream, broker = await leading(request), broker_of(request)
+    sealed_end = await broker.upkeep.roll(stream)
+    return stated(request, stream, {"name": stream.name, "sealed_end": sealed_end, "folder": str(stream.folder)})
+
+
 @routes.delete("/v1/streams/{name}")
 async def delete_stream(request: web.Request) -> web.Response:
     await broker_of(request).delete_stream(request.match_info["name"], request_id(request))

@@ -337,6 +337,12 @@ class StreamLog:
         return self.high_watermark > self.checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
 
     @property
+    def sealed_end_offset(self) -> int:
+        """All that lies below is in sealed segments."""
+        unsealed = [segment for segment in self.chain.snapshot() if isinstance(segment, ActiveSegment)]
+        return unsealed[0].base_offset if unsealed else self.log_end_offset
+
+    @property
     def recovery_bytes(self) -> int:
         """What a start would have to read of this log."""
         return sum(segment.recovery_bytes for segment in self.chain.unsealed)

@@ -134,7 +134,7 @@ class Broker:
             "lags": self.lags.here,
         }
         self._nats_down_since: float | None = None
-        self._upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
+        self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
 
@@ -154,7 +154,7 @@ class Broker:
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
-        self._upkeep.start(self._halt)
+        self.upkeep.start(self._halt)
         self.has_started = True
         return self
 
@@ -179,7 +179,7 @@ class Broker:
         deadline_s = asyncio.get_running_loop().time() + _STOP_WITHIN_S
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
-        self._upkeep.stop_soon()
+        self.upkeep.stop_soon()
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_TRANSFER_WITHIN_S):
@@ -202,7 +202,7 @@ class Broker:
 
     async def _stop_all(self) -> None:
         problems = await self.hosting.close()
-        await self._upkeep.stopped()
+        await self.upkeep.stopped()
         await self.cluster.stop()
         await self.link.close()
         for problem in problems:
@@ -382,6 +382,8 @@ class Broker:
 
     async def _create_stream(self, name: str, settings: StreamSettings, request: Request | None) -> bool:
         check_name(name)
+        if name.startswith("__"):
+            raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are natslog's own")
         existing = self.state.streams.get(name)
         usable = [one for one in self.state.brokers if one == self.cluster.me or self.cluster.link_to(one) is not None]
         usable = [one for one in usable if not self.state.brokers[one].is_draining]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from natslog.cluster.replica import Replica
@@ -117,6 +118,11 @@ class HostedStream:
     def log(self) -> ReplicaLog | None:
         """None where it is not open; `problem` says why."""
         return self._log
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self.usable_log().folder
 
     @property
     def ingest(self) -> StreamIngest | None:

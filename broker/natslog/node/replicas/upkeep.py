@@ -16,8 +16,9 @@ from concurrent.futures import Executor
 
 from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.config import BrokerConfig
-from natslog.errors import NatslogError
+from natslog.errors import NatslogError, ShuttingDown
 from natslog.log import ReplicaLog
+from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_clock import CLOCKS_APART_S, ClusterClock
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.hosting import Hosting
@@ -38,6 +39,7 @@ _SEEN_AT_LEAST_S = 600.0
 _STEADY_AT_LEAST_S = 3600.0
 """So long, or for the grace period, a single broker's clock has not jumped before it says that files may go."""
 _WARN_EVERY_S = 600.0
+_ROLL_WITHIN_S, _ROLL_POLL_S = 30.0, 0.05
 
 
 class Pacer:
@@ -77,7 +79,7 @@ class Upkeep:
         self._clock, self._executor = clock, executor
         self._warned_s = -_WARN_EVERY_S
         self._rounds = 0
-        self._stopping = asyncio.Event()
+        self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._seen_since: dict[str, float] = {}
 
@@ -94,6 +96,7 @@ class Upkeep:
     def stop_soon(self) -> None:
         """Work under way comes to its end at the next pause."""
         self._stopping.set()
+        self._wanted.set()
 
     async def stopped(self) -> None:
         if self._task is not None:
@@ -102,6 +105,7 @@ class Upkeep:
     async def _run(self) -> None:
         loop, is_behind = asyncio.get_running_loop(), False
         while not await self._is_stopping_within(0.0 if is_behind else self._config.retention_interval_s):
+            self._wanted.clear()
             due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
             self._rounds += 1
             first = self._rounds % max(1, len(due))
@@ -116,11 +120,25 @@ class Upkeep:
         return maintain(due, Pacer(self._stopping.is_set))
 
     async def _is_stopping_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._stopping.wait()
-        except TimeoutError:
-            return False
+        await wait_for_at_most(seconds, self._wanted.wait())
+        return self._stopping.is_set()
+
+    async def roll(self, stream: HostedStream) -> int:
+        """Closes the active segment of a stream that is led here. Returns the offset up to which all is sealed, when
+        that is so, or after a while.
+
+        Raises:
+            ShuttingDown: this broker does not lead it any more.
+        """
+        log, ingest = stream.usable_log(), stream.ingest
+        if ingest is None:
+            raise ShuttingDown("the broker leads the stream no more: ask again")
+        end, deadline_s = log.log_end_offset, time.monotonic() + _ROLL_WITHIN_S
+        ingest.roll()
+        while log.sealed_end_offset < end and time.monotonic() < deadline_s and not self._stopping.is_set():
+            self._wanted.set()
+            await asyncio.sleep(_ROLL_POLL_S)
+        return log.sealed_end_offset
 
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
