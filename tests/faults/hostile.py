@@ -57,7 +57,8 @@ def requests(kind: str, stream: str) -> Callable[[int], bytes]:
         case "slow readers of whole batches":
             return lambda at: _head("GET", messages) if at == 0 else b""
         case "long polls":
-            return lambda at: _head("GET", f"/v1/streams/{stream}/messages?start=latest&wait_ms=60000")
+            poll = _head("GET", f"/v1/streams/{stream}/messages?start=latest&wait_ms=60000")
+            return lambda at: poll if at == 0 else b""
         case "unfinished commits":
             commit = _head("POST", f"/v1/streams/{stream}/appends/p/0", "Content-Length: 16777216") + b" " * 1_000_000
             return lambda at: commit if at == 0 else b" " * 1000
