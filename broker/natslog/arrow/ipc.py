@@ -238,3 +238,15 @@ def _is_schema(view: memoryview) -> bool:
 def decode_batch(message: Bytes, schema: pa.Schema = MESSAGE_SCHEMA) -> pa.RecordBatch:
     """The record batch of one message; its buffers are slices of `message`, not copies."""
     return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), schema)
+
+
+def clip_batch(message: Bytes, start: int, end: int) -> memoryview:
+    """The rows of a proven batch whose offsets are within `[start, end)`, at least one, as a batch of their own."""
+    header = proven_header(message[:MAX_HEADER_BYTES])
+    assert header is not None, "the message was proven"
+    low, high = max(start, header.base_offset), min(end, header.end_offset)
+    batch = decode_batch(message).slice(low - header.base_offset, high - low)
+    newest_us = header.max_timestamp_us
+    if high < header.end_offset:
+        newest_us = batch.column("timestamp").cast(pa.int64())[-1].as_py()
+    return encode_batch(batch, base_offset=low, epoch=header.epoch, max_timestamp_us=newest_us, run=header.run)
