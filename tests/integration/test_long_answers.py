@@ -182,3 +182,16 @@ def test_max_bytes_counts_what_compressed_messages_take_when_they_are_read(
             assert answer.headers["Natslog-Next-Offset"] == str(len(read))
             assert 0 < len(read) * 900_000 <= most
         assert len(offsets(ask(broker, "GET", f"{PATH}?start=0{query}", Accept=accept))) == 40
+
+
+@pytest.mark.parametrize("start", [0, 1, 1990, 39_000])
+def test_client_that_asks_for_no_whole_batches_reads_every_range(
+    long: BrokerProcess, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    """As clients of 0.1.0 do, which leave out rows of whole batches themselves."""
+    monkeypatch.setattr("natslog.client.client._WHOLE_BATCHES", {})
+    read: list[int] = []
+    for fetched in long.client().answers("orders", start, start + 999, max_bytes=300_000):
+        assert fetched.next_offset == start + len(read) + sum(batch.num_rows for batch in fetched.batches)
+        read += [offset for batch in fetched.batches for offset in batch.column("offset").to_pylist()]
+    assert read == list(range(start, start + 999))
