@@ -187,6 +187,11 @@ def _blank_crc(window: Bytes, found: re.Match[bytes], header_bytes: int) -> int:
     return int(crc32c(view[found.end(8) : header_bytes], crc))
 
 
+def has_stats(window: bytes) -> bool:
+    """Whether the batch that begins here has statistics."""
+    return _STATS_KEY in window[: 8 + int.from_bytes(window[4:8], "little")]
+
+
 def body_holds(header: BatchHeader, message: Bytes) -> bool:
     """Whether the CRC over header and body of this whole message holds (the header is proven already)."""
     view = memoryview(message)
