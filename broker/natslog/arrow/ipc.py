@@ -187,6 +187,11 @@ def _blank_crc(window: Bytes, found: re.Match[bytes], header_bytes: int) -> int:
     return int(crc32c(view[found.end(8) : header_bytes], crc))
 
 
+def has_stats(window: bytes) -> bool:
+    """Whether the batch that begins here has statistics."""
+    return _STATS_KEY in window[: 8 + int.from_bytes(window[4:8], "little")]
+
+
 def body_holds(header: BatchHeader, message: Bytes) -> bool:
     """Whether the CRC over header and body of this whole message holds (the header is proven already)."""
     view = memoryview(message)
@@ -238,3 +243,15 @@ def _is_schema(view: memoryview) -> bool:
 def decode_batch(message: Bytes, schema: pa.Schema = MESSAGE_SCHEMA) -> pa.RecordBatch:
     """The record batch of one message; its buffers are slices of `message`, not copies."""
     return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), schema)
+
+
+def clip_batch(message: Bytes, start: int, end: int) -> memoryview:
+    """The rows of a proven batch whose offsets are within `[start, end)`, at least one, as a batch of their own."""
+    header = proven_header(message[:MAX_HEADER_BYTES])
+    assert header is not None, "the message was proven"
+    low, high = max(start, header.base_offset), min(end, header.end_offset)
+    batch = decode_batch(message).slice(low - header.base_offset, high - low)
+    newest_us = header.max_timestamp_us
+    if high < header.end_offset:
+        newest_us = batch.column("timestamp").cast(pa.int64())[-1].as_py()
+    return encode_batch(batch, base_offset=low, epoch=header.epoch, max_timestamp_us=newest_us, run=header.run)

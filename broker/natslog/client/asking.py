@@ -10,8 +10,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlencode
 
@@ -159,6 +160,7 @@ class Asker:
         *,
         query: dict[str, Any] | None = None,
         body: Any = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
         prefer: Sequence[str] = (),
         timeout_s: float | None = None,
         judge: Judge = lambda response: leader_epochs.outdated(stated_in(response.headers)),
@@ -172,7 +174,9 @@ class Asker:
             NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
         """
         servers = self._most_promising_first(dict.fromkeys([*prefer, *self.servers]))
-        request_id = None if method == "GET" else secrets.token_hex(16)  # a retry is applied once
+        named = dict(headers)
+        if method != "GET":
+            named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
         problem, attempt, started = "", 0, time.monotonic()
         patient_until = started + self.options.patience_s
         while attempt <= self.options.retries or time.monotonic() < patient_until:
@@ -182,7 +186,7 @@ class Asker:
             for server in servers:
                 asked_at = time.monotonic()
                 try:
-                    response = self._send(method, server + path, query, body, timeout_s, request_id)
+                    response = self._send(method, server + path, query, body, timeout_s, named)
                     _silent_until.pop(server, None)
                     error = _error_of(response, server) if response.status >= 400 else judge(response)
                     if error is None:
@@ -209,7 +213,7 @@ class Asker:
         for server in self._most_promising_first(self.servers):
             timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
             try:
-                response = self._send("GET", server + path, query, None, timeout_s, None)
+                response = self._send("GET", server + path, query, None, timeout_s, {})
             except (_RedirectFailed, *_TRANSPORT_ERRORS):
                 continue
             if response.status < 400:
@@ -228,12 +232,12 @@ class Asker:
         query: dict[str, Any] | None,
         body: Any,
         timeout_s: float | None,
-        request_id: str | None,
+        named: Mapping[str, str],
     ) -> urllib3.BaseHTTPResponse:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         url = f"{url}?{urlencode(given)}" if given else url
         data, headers = _encoded(body)
-        headers |= self._headers()
+        headers |= self._headers() | dict(named)
         connect_s = self.options.timeout_s if isinstance(body, memoryview) else _CONNECT_TIMEOUT_S  # sending counts too
         for _ in range(_MOST_REDIRECTS):
             try:
@@ -241,7 +245,7 @@ class Asker:
                     method,
                     url,
                     body=data,
-                    headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
+                    headers=headers,
                     timeout=urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s),
                 )
             except _TRANSPORT_ERRORS as failure:

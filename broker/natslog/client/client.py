@@ -39,6 +39,7 @@ from natslog.model import Split
 __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
 
 FETCH_BYTES = 8 * 1024 * 1024
+_WHOLE_BATCHES = {"Natslog-Batches": "whole"}  # as `exact=false`, which brokers of 0.1.0 refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         }
         timeout_s = self.options.timeout_s + wait_ms / 1000
         judge = partial(self._judge_messages, name, start, expected_id)
-        ask = partial(self._ask, "GET", stream_path(name) + "/messages", query=query, timeout_s=timeout_s, judge=judge)
+        path = stream_path(name) + "/messages"
+        ask = partial(self._ask, "GET", path, query=query, headers=_WHOLE_BATCHES, timeout_s=timeout_s, judge=judge)
         try:
             fetched = _fetched(ask(prefer=prefer), name, start)
         except CorruptLog:  # garbled on its way, if not on that broker: another one's answer tells

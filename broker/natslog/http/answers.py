@@ -16,17 +16,15 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from aiohttp import web
-
 from natslog.errors import Overloaded
 from natslog.http.fair_slots import FairSlots
-from natslog.http.sending import UnreadableFile, disconnecting_slow_client, send_bytes, send_file
+from natslog.http.sending import Body, UnreadableFile
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
 from natslog.node.threads import in_thread
@@ -126,24 +124,19 @@ class Answer:
             self._file.close()
         self._body.release()
 
-    async def send(
-        self, request: web.Request, content_type: str, headers: Mapping[str, str], readers: ThreadPoolExecutor
-    ) -> web.StreamResponse:
-        """Raises ConnectionResetError: the client has left, or takes too little."""
-        response = web.StreamResponse(headers=headers)
-        response.content_type, response.content_length = content_type, self._size_bytes
-        await response.prepare(request)
-        with disconnecting_slow_client(request):
-            await send_bytes(response, self._body)
-            if self._file is not None:
-                await self._send_file(request, self._file, readers)
-            await response.write_eof()
-        return response
+    @property
+    def length(self) -> int:
+        """In bytes."""
+        return self._size_bytes
 
-    async def _send_file(self, request: web.Request, file: BinaryIO, readers: ThreadPoolExecutor) -> None:
+    async def send(self, body: Body) -> None:
+        """Raises ConnectionResetError: the client has left, or takes too little."""
+        await body.send_bytes(self._body)
+        if self._file is None:
+            return
         start = len(self._body)
         try:
-            await send_file(request, file.fileno(), start, self._size_bytes - start, readers)
+            await body.send_file(self._file.fileno(), start, self._size_bytes - start)
         except UnreadableFile as error:  # no part of a log: whoever asks again has a new one
             logger.error("an answer that waited in a temporary file was lost: %s", error)
             raise ConnectionResetError("the answer cannot be ended") from error

@@ -129,6 +129,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is no HTTP, and what failed outside of all handlers. The connection is closed."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # whoever raised it has logged what there is to say
         if status >= 500:
             logger.error("%s %s failed", request.method, request.path, exc_info=exc)
             error = NatslogError("internal error; the broker's log has the trace")

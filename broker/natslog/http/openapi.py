@@ -142,11 +142,18 @@ _PATHS = {
     "/v1/streams/{name}/messages": {
         "get": _call(
             "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson. Any in-sync "
-            "replica serves a range whose end is named and committed; anything else is the leader's to answer",
+            "replica serves a range whose end is named and committed; anything else is the leader's to answer. Without "
+            "max_bytes all messages up to end, or to the high watermark at the time of the request; an answer without "
+            "its terminating chunk is incomplete",
             "200",
             _NAME,
             *_RANGE,
-            _parameter("max_bytes", "about so many bytes", "integer"),
+            _parameter(
+                "max_bytes", "at most so many bytes of batches, uncompressed as well as stored; but a batch", "integer"
+            ),
+            _parameter(
+                "exact", "false: stored batches come whole, and may begin before start and end after end", "boolean"
+            ),
             _parameter("wait_ms", "wait for new messages", "integer"),
             _parameter("subject", "NATS wildcard"),
             _parameter("columns", "comma-separated"),

@@ -15,12 +15,13 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
+from natslog.arrow.ipc import Bytes
 from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.http")
@@ -71,10 +72,56 @@ def _acked_bytes(connection: socket.socket) -> int:
         return 0  # it is closed
 
 
-async def send_bytes(response: web.StreamResponse, body: memoryview) -> None:
-    """Piece by piece: what the client does not take at once is copied."""
-    for start in range(0, len(body), _SLICE_BYTES):
-        await response.write(body[start : start + _SLICE_BYTES])
+class Body:
+    """The body of one answer while it is sent, piece by piece: of known length, or in chunks. A chunked body that fails
+    midway lacks the chunk that ends it; for a client of HTTP/1.0, which knows no chunks, the connection is reset.
+
+    Args:
+        readers: its threads read files back after an error.
+    """
+
+    def __init__(self, request: web.Request, response: web.StreamResponse, readers: Executor) -> None:
+        self._request, self._response, self._readers = request, response, readers
+
+    @classmethod
+    async def begun(
+        cls, request: web.Request, headers: Mapping[str, str], kind: str, length: int | None, readers: Executor
+    ) -> Body:
+        """Sends the headers.
+
+        Args:
+            kind: the content type. `length`: of the body in bytes; None where it is not known.
+        """
+        response = web.StreamResponse(headers=headers)
+        response.content_type = kind
+        if length is not None:
+            response.content_length = length
+        elif request.version >= HttpVersion11:
+            response.enable_chunked_encoding()
+        await response.prepare(request)
+        return cls(request, response, readers)
+
+    async def send_bytes(self, data: Bytes) -> None:
+        """In slices: what the client does not take at once is copied."""
+        view = memoryview(data)
+        for start in range(0, len(view), _SLICE_BYTES):
+            await self._response.write(view[start : start + _SLICE_BYTES])
+
+    async def send_file(self, fd: int, position: int, length: int) -> None:
+        """Raises as the function `send_file`. Some bytes must have been sent before, and with them the headers."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client left")
+        if self._response.chunked:
+            transport.write(b"%x\r\n" % length)
+        await send_file(self._request, fd, position, length, self._readers)
+        if self._response.chunked:
+            transport.write(b"\r\n")
+
+    async def end(self) -> web.StreamResponse:
+        """The response, all of which has been sent."""
+        await self._response.write_eof()
+        return self._response
 
 
 async def send_file(request: web.Request, fd: int, position: int, length: int, readers: Executor) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
-from flatbuffers.table import Table
 
+from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import InvalidRequest
@@ -39,7 +39,6 @@ BYTES_PER_ROW = 16
 """What a row costs beside its columns: offset and timestamp."""
 _MAX_METADATA_BYTES = 1024 * 1024
 _MOST_FILE_BYTES = 2**62
-_RECORD_BATCH = 3
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END_OF_STREAM = _CONTINUATION + bytes(4)
 _COLUMNS = {
@@ -88,7 +87,7 @@ def read_rows(
         for message in messages:
             with file.parsing():
                 begin = partial(_eight_bytes, memoryview(message.body))
-                unpacked = _BatchHeader(bytes(message.metadata)).unpacked_bytes(begin)
+                unpacked = BatchMetadata(bytes(message.metadata)).unpacked_bytes(begin)
                 file.check_length(unpacked)
                 batch = pa.ipc.read_record_batch(message, schema)
                 batch.validate(full=True)
@@ -117,7 +116,7 @@ def claimed_bytes(path: Path, what: str) -> int:
             size_bytes = int.from_bytes(prefix[4:], "little")
             if not 0 < size_bytes <= _MAX_METADATA_BYTES:
                 break
-            header, body_at = _BatchHeader(os.pread(fd, size_bytes, at + 8)), at + 8 + size_bytes
+            header, body_at = BatchMetadata(os.pread(fd, size_bytes, at + 8)), at + 8 + size_bytes
             if header.is_batch:
                 unpacked = header.unpacked_bytes(partial(_eight_bytes_of_file, fd, body_at))
                 total += BYTES_PER_ROW * header.rows + (unpacked or header.body_bytes)
@@ -173,43 +172,6 @@ class _CheckedFile(FileIO):
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise InvalidRequest(f"{self._what}: near byte {self.tell()} it is not Arrow IPC: {error}") from error
-
-
-class _BatchHeader:
-    """A message's metadata; the places of fields are those of Arrow's Message.fbs. All raise struct.error, or another
-    error of `parsing`, where it is none.
-    """
-
-    def __init__(self, metadata: bytes) -> None:
-        self._metadata = metadata
-        self._root = Table(metadata, int.from_bytes(metadata[:4], "little"))
-        self.is_batch = self._number(self._root, 6, "<B") == _RECORD_BATCH
-        self.body_bytes = max(0, self._number(self._root, 10, "<q"))
-        self._batch = Table(metadata, self._root.Indirect(self._root.Pos + self._root.Offset(8)))
-
-    def _number(self, table: Table, place: int, form: str) -> int:
-        offset = table.Offset(place)
-        return int(struct.unpack_from(form, self._metadata, table.Pos + offset)[0]) if offset else 0
-
-    @property
-    def rows(self) -> int:
-        return max(0, self._number(self._batch, 4, "<q"))
-
-    def unpacked_bytes(self, begin: Callable[[int], bytes]) -> int:
-        """What the buffers of a compressed record batch take when they are read; 0 where nothing is compressed. A
-        buffer begins with the length it had, or -1 where it is as it was.
-
-        Args:
-            begin: the eight bytes at a place in the message's body.
-        """
-        buffers, compression = self._batch.Offset(8), self._batch.Offset(10)
-        total = 0
-        for at in range(self._batch.VectorLen(buffers) if buffers and compression else 0):
-            offset, length = struct.unpack_from("<qq", self._metadata, self._batch.Vector(buffers) + 16 * at)
-            if length >= 8:
-                (claimed,) = struct.unpack("<q", begin(offset))
-                total += length if claimed < 0 else claimed
-        return total
 
 
 def _eight_bytes(body: memoryview, offset: int) -> bytes:

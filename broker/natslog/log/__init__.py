@@ -1,7 +1,8 @@
 """The log of one stream: files, blocking calls, one owner. See `stream_log` for the whole, FORMATS.md for the bytes."""
 
 from natslog.log.lag import Lag
-from natslog.log.log_reader import FileRange, LogReader, ReadPlan
+from natslog.log.log_reader import LogReader
+from natslog.log.read_plan import FileRange, ReadPlan
 from natslog.log.replica_log import ReplicaLog
 from natslog.log.room import free_bytes
 from natslog.log.run_log import RunLog

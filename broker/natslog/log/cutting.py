@@ -11,8 +11,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-import pyarrow as pa
-
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog
 from natslog.log.batch_index import BatchEntry, BatchIndex
@@ -103,14 +101,10 @@ def _kept_batches(segment: Segment, end_offset: int) -> Iterator[tuple[BatchEntr
 
 
 def _first_rows(message: bytes, end_offset: int) -> tuple[BatchEntry, memoryview]:
-    header = ipc.proven_header(message)
-    assert header is not None, "the message was proven"
-    batch = ipc.decode_batch(message).slice(0, end_offset - header.base_offset)
-    newest_us = batch.column("timestamp").cast(pa.int64())[-1].as_py()
-    cut = ipc.encode_batch(
-        batch, base_offset=header.base_offset, epoch=header.epoch, max_timestamp_us=newest_us, run=header.run
-    )
-    return BatchEntry(header.base_offset, end_offset, 0, len(cut), newest_us), cut
+    cut = ipc.clip_batch(message, 0, end_offset)
+    header = ipc.proven_header(cut)
+    assert header is not None, "it was just written"
+    return BatchEntry(header.base_offset, end_offset, 0, len(cut), header.max_timestamp_us), cut
 
 
 def readable_index(segment: Segment) -> BatchIndex:

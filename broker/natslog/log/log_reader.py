@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,105 +16,17 @@ import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
-from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.extent import Extent, extent
 from natslog.log.lag import Lag, lag_at
+from natslog.log.read_plan import FileRange, ReadPlan
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import damage, read_at, read_batch
+from natslog.log.segment import damage, read_batch
 from natslog.log.splits import Run, cut_into_splits
 from natslog.model import Split
 
 _INDEXES_KEPT = 64
-
-
-@dataclass(slots=True)
-class FileRange:
-    """Whole batches `[position, position + length)` of an open file, covering offsets `[start, end)`."""
-
-    fd: int
-    path: Path
-    position: int
-    length: int
-    start: int
-    end: int
-    batches: int
-
-
-class ReadPlan:
-    """Where the batches of one answer lie. Holds files open: use it in a `with`."""
-
-    def __init__(self, start: int) -> None:
-        self.ranges: list[FileRange] = []
-        self.next_offset = start
-
-    @property
-    def length(self) -> int:
-        return sum(piece.length for piece in self.ranges)
-
-    @property
-    def batches(self) -> int:
-        return sum(piece.batches for piece in self.ranges)
-
-    def messages(self) -> list[bytes]:
-        """The encoded batches, read and proven.
-
-        Raises:
-            CorruptLog: one is not what was written.
-        """
-        found = []
-        for piece in self.ranges:
-            data = read_at(piece.fd, piece.position, piece.length)
-            found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
-        return found
-
-    def headed_messages(self) -> Iterator[bytes]:
-        """Those encoded batches that hold message headers, read and proven; of the others only their metadata is read.
-
-        Raises:
-            CorruptLog: one is not what was written.
-        """
-        for piece, position, window, header in self._walked():
-            if stores_headers(window):
-                entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
-                yield read_batch(piece.fd, entry, piece.path)
-
-    def headers(self) -> Iterator[ipc.BatchHeader]:
-        """What each batch says of itself; bodies are not read.
-
-        Raises:
-            CorruptLog: one is not what was written.
-        """
-        for _, _, _, header in self._walked():
-            yield header
-
-    def _walked(self) -> Iterator[tuple[FileRange, int, bytes, ipc.BatchHeader]]:
-        """Each batch's file, position, first bytes and proven header."""
-        for piece in self.ranges:
-            position, end = piece.position, piece.position + piece.length
-            while position < end:
-                entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
-                try:
-                    window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
-                except OSError as error:
-                    raise damage(piece.path, entry, f"cannot be read: {error}") from error
-                header = ipc.proven_header(window)
-                if header is None:
-                    raise damage(piece.path, entry, "has a damaged header")
-                yield piece, position, window, header
-                position += header.total_bytes
-
-    def __enter__(self) -> ReadPlan:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for piece in self.ranges:
-            os.close(piece.fd)
-        self.ranges = []
 
 
 class LogReader:
@@ -134,7 +44,8 @@ class LogReader:
     def plan_read(
         self, start: int, end: int | None = None, *, max_bytes: int, prove: bool = True, uncommitted: bool = False
     ) -> ReadPlan:
-        """Opens the files that hold `[start, end)`, whole batches, at most about `max_bytes` (but at least one batch).
+        """Opens the files that hold `[start, end)`, whole batches, at most about `max_bytes` as they are
+        stored (but at least one batch).
 
         Args:
             start: from the log start to the high watermark, both included (at the latter the plan is empty).
@@ -190,11 +101,8 @@ class LogReader:
         except BaseException:
             os.close(fd)
             raise
-        position = index.positions[first]
-        end_position = index.positions[last - 1] + index.lengths[last - 1]
-        end = index.end_offsets[last - 1]
-        plan.ranges.append(FileRange(fd, segment.path, position, end_position - position, offset, end, last - first))
-        plan.next_offset = end
+        plan.ranges.append(FileRange(fd, segment.path, index, first, last))
+        plan.next_offset = index.end_offsets[last - 1]
 
     def _opened(self, offset: int, uncommitted: bool) -> tuple[Segment, BatchIndex, int]:
         """The segment that holds this offset, its index, and its file, opened: all of one moment."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.log.batch_encoder import EncodedBatch, encode_rows
-from natslog.log.log_reader import ReadPlan
 from natslog.log.producers import ProducerTable
+from natslog.log.read_plan import ReadPlan
 from natslog.log.segment import ActiveSegment
 from natslog.log.stream_log import LogOptions, StreamLog
 from natslog.model import StreamSettings

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from natslog.http import answers
 from natslog.http.answers import Answers
-from natslog.http.sending import UnreadableFile, send_file
+from natslog.http.sending import Body, UnreadableFile, send_file
 
 SIZE = 4 * 1024 * 1024
 NETWORK = ["ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EPIPE", "ECONNRESET", "ENOBUFS", "EIO"]
@@ -115,7 +115,9 @@ def test_answer_on_disk_whose_reader_vanishes_is_no_bug(
             failing_sendfile(monkeypatch, errno.ETIMEDOUT)
             try:
                 with await waiting.keep(memoryview(os.urandom(SIZE))) as answer:
-                    return await answer.send(request, "application/octet-stream", {}, readers)
+                    body = await Body.begun(request, {}, "application/octet-stream", SIZE, readers)
+                    await answer.send(body)
+                    return await body.end()
             except BaseException as error:
                 raised.append(error)
                 raise

@@ -235,8 +235,5 @@ def from_offset(data: bytes, start: int) -> bytes:
     header = ipc.proven_header(data[: ipc.MAX_HEADER_BYTES])
     if header is None or header.base_offset >= start:
         return data
-    batch = ipc.decode_batch(data[: header.total_bytes]).slice(start - header.base_offset)
-    cut = ipc.encode_batch(
-        batch, base_offset=start, epoch=header.epoch, max_timestamp_us=header.max_timestamp_us, run=header.run
-    )
+    cut = ipc.clip_batch(data[: header.total_bytes], start, header.end_offset)
     return bytes(cut) + data[header.total_bytes :]

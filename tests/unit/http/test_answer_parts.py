@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from natslog.http.messages import _held
+from natslog.http.answer_parts import _held
 from natslog.log import FileRange, ReadPlan
+from natslog.log.batch_index import BatchIndex
 
 
 def test_plan_that_comes_after_the_client_left_is_closed(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_plan_that_comes_after_the_client_left_is_closed(tmp_path: Path) -> None
         with pytest.raises(asyncio.CancelledError):
             await handler
         plan = ReadPlan(0)
-        plan.ranges.append(FileRange(fd, tmp_path / "file", 0, 1, 0, 1, 1))
+        plan.ranges.append(FileRange(fd, tmp_path / "file", BatchIndex(), 0, 0))
         planning.set_result(plan)
         await asyncio.sleep(0)
 

@@ -1,0 +1,246 @@
+"""The parts of which an answer with messages consists: made one after another, so that memory and open files are
+bounded however long the range is.
+
+Theory of operation. A *stored* part is the files' own bytes, sent by sendfile; where its first or last batch goes
+beyond the range and exact rows are asked for, that batch is cut and encoded anew. A *rewritten* part is made in memory:
+rows or columns are left out, messages become lines of JSON, or tiny commits one batch. What is made in memory takes a
+slot (`Answers.slot`) for as long as it is made, so that other requests have their turn between two parts. A part is
+planned when the one before has been sent: where retention has deleted its messages by then, the answer cannot be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from aiohttp import web
+
+from natslog.arrow import ipc
+from natslog.arrow.messages_json import json_lines
+from natslog.arrow.schema import MESSAGE_SCHEMA
+from natslog.errors import CorruptLog
+from natslog.http.answers import Answer
+from natslog.http.context import ANSWERS, broker_of
+from natslog.http.sending import Body, UnreadableFile
+from natslog.log import FileRange, ReadPlan
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.threads import in_thread
+from natslog.subjects import wildcard_regex
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+NDJSON = "application/x-ndjson"
+
+_STORED_PART_BYTES = 32 * 1024 * 1024
+_REWRITTEN_PART_BYTES = 8 * 1024 * 1024
+_QUICK_BYTES = 256 * 1024
+_MAX_DECODED_BYTES = 16 * 1024 * 1024
+_TINY_BATCH_BYTES = 16 * 1024
+_MANY_BATCHES = 8
+_ROWS_AT_ONCE = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a stream's messages.
+
+    Attributes:
+        end: None means the high watermark.
+        max_bytes: of one answer of one part; None means all of the range, in as many parts as it takes.
+        exact: no rows outside the range; else stored batches may come whole.
+    """
+
+    start: int
+    end: int | None
+    max_bytes: int | None
+    wait_ms: int
+    subject: str | None
+    columns: tuple[str, ...] | None
+    ndjson: bool
+    exact: bool
+
+    @property
+    def changes_rows(self) -> bool:
+        return self.ndjson or self.subject is not None or self.columns is not None
+
+    @property
+    def opening(self) -> bytes:
+        """What the answer's body begins with."""
+        if self.ndjson:
+            return b""
+        names = MESSAGE_SCHEMA.names if self.columns is None else self.columns
+        return ipc.schema_message(pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
+
+    @property
+    def ending(self) -> bytes:
+        return b"" if self.ndjson else ipc.END_OF_STREAM
+
+
+class Part:
+    """One that is ready to be sent. A context manager, which gives back what the part holds.
+
+    Attributes:
+        next_offset: where the part after this one begins.
+        is_whole: it consists of stored batches, none of them cut.
+    """
+
+    def __init__(
+        self, stream: HostedStream, next_offset: int, pieces: Sequence[Answer | FileRange], held: ExitStack
+    ) -> None:
+        self.next_offset = next_offset
+        self.is_whole = all(isinstance(piece, FileRange) for piece in pieces)
+        self.length = sum(piece.length for piece in pieces)
+        self._stream, self._pieces, self._held = stream, pieces, held
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    async def send(self, body: Body) -> None:
+        """Raises ConnectionResetError: the client has left or takes too little, or a file cannot be read to its end.
+        Nothing else can be said then.
+        """
+        self._stream.sent_bytes += self.length
+        for piece in self._pieces:
+            if isinstance(piece, Answer):
+                await piece.send(body)
+                continue
+            try:
+                await body.send_file(piece.fd, piece.position, piece.length)
+            except UnreadableFile as error:
+                self._stream.usable_log().reader.forget_proofs(piece.path)  # so that whoever asks again is told
+                damaged = CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position)
+                self._stream.note_damage(damaged)
+                raise ConnectionResetError("the answer cannot be ended") from error
+
+
+class PartMaker:
+    """Makes the parts of one answer."""
+
+    def __init__(self, request: web.Request, stream: HostedStream, asked: Question) -> None:
+        self._stream, self._asked = stream, asked
+        self._answers, self._host = request.app[ANSWERS], request.remote or ""
+        self._readers = broker_of(request).readers
+
+    async def part(self, start: int, end: int | None) -> Part:
+        """The next part of `[start, end)`, which is to be closed.
+
+        Raises:
+            OffsetOutOfRange, CorruptLog, OSError: it cannot be read. Overloaded: it cannot be made now.
+        """
+        with ExitStack() as held:
+            plan, pieces = await self._pieces(start, end, held)
+            return Part(self._stream, plan.next_offset, pieces, held.pop_all())
+
+    async def _pieces(
+        self, start: int, end: int | None, held: ExitStack
+    ) -> tuple[ReadPlan, Sequence[Answer | FileRange]]:
+        """What the part consists of; `held` is to close it. The slot is given back before that."""
+        async with AsyncExitStack() as making:
+            plan = held.enter_context(await self._planned(start, end))
+            threads = self._readers
+            if self._made_bytes(plan) > _QUICK_BYTES:
+                plan.close()  # while others have their turn, this one keeps no file open
+                threads = await making.enter_async_context(self._answers.slot(self._host))
+                plan = held.enter_context(await self._planned(start, end))
+            if self._rewrites(plan):
+                body = await in_thread(threads, _rewritten, plan, self._asked)
+                plan.close()
+                return plan, [held.enter_context(await self._answers.keep(body))]
+            if not self._asked.exact or not plan.uneven_bytes:
+                return plan, plan.ranges
+            cut = await in_thread(threads, plan.take_uneven)
+            before, after = [[held.enter_context(await self._answers.keep(rows))] if rows else [] for rows in cut]
+            return plan, [*before, *plan.ranges, *after]
+
+    async def _planned(self, start: int, end: int | None) -> ReadPlan:
+        plan = partial(_plan, self._stream, self._asked, start, end)
+        return await _held(asyncio.get_running_loop().run_in_executor(self._readers, plan))
+
+    def _made_bytes(self, plan: ReadPlan) -> int:
+        """Stored bytes of what is made in memory."""
+        if self._rewrites(plan):
+            return plan.length
+        return plan.uneven_bytes if self._asked.exact else 0
+
+    def _rewrites(self, plan: ReadPlan) -> bool:
+        """An answer in several parts that are whole has no rewritten ones among them."""
+        may_change = self._asked.exact or self._asked.max_bytes is not None
+        return self._asked.changes_rows or (may_change and _is_crumbly(plan))
+
+
+def _plan(stream: HostedStream, asked: Question, start: int, end: int | None) -> ReadPlan:
+    """In a thread. Batches that are rewritten are counted when they have been decoded."""
+    usual_bytes = _REWRITTEN_PART_BYTES if asked.changes_rows else _STORED_PART_BYTES
+    limit_bytes = usual_bytes if asked.max_bytes is None else asked.max_bytes
+    if asked.changes_rows:
+        limit_bytes = min(limit_bytes, usual_bytes)
+    plan = stream.usable_log().reader.plan_read(start, end, max_bytes=limit_bytes)
+    try:
+        if asked.max_bytes is not None and not asked.changes_rows and not _is_crumbly(plan):
+            plan.limit_unpacked(asked.max_bytes)
+    except BaseException:
+        plan.close()
+        raise
+    return plan
+
+
+async def _held(planning: asyncio.Future[ReadPlan]) -> ReadPlan:
+    """The plan; its files are closed even where the client leaves before it is made."""
+    try:
+        return await asyncio.shield(planning)
+    except asyncio.CancelledError:
+        planning.add_done_callback(_close_plan)
+        raise
+
+
+def _close_plan(planning: asyncio.Future[ReadPlan]) -> None:
+    if not planning.cancelled() and planning.exception() is None:
+        planning.result().close()
+
+
+def _is_crumbly(plan: ReadPlan) -> bool:
+    """Many tiny commits, as at the tail of a slow stream: cheaper for everyone as one batch."""
+    small = plan.length < min(plan.batches * _TINY_BATCH_BYTES, _REWRITTEN_PART_BYTES)
+    return plan.batches > _MANY_BATCHES and small
+
+
+def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
+    """In a thread: exactly the rows and columns asked for, without what opens and ends an Arrow stream."""
+    batches = _decoded(plan, min(asked.max_bytes or _MAX_DECODED_BYTES, _MAX_DECODED_BYTES))
+    table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
+    offsets = table.column("offset")
+    keep = pc.and_(pc.greater_equal(offsets, plan.start), pc.less(offsets, plan.next_offset))
+    if asked.subject is not None:
+        matches = pc.match_substring_regex(table.column("subject"), wildcard_regex(asked.subject))
+        keep = pc.and_(keep, matches)
+    table = table.filter(keep)
+    if asked.columns is not None:
+        table = table.select(list(asked.columns))
+    if asked.ndjson:
+        return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        for batch in table.combine_chunks().to_batches():
+            writer.write_batch(batch)
+    return memoryview(sink.getvalue()).cast("B")[len(asked.opening) : -len(asked.ending)]
+
+
+def _decoded(plan: ReadPlan, max_bytes: int) -> list[pa.RecordBatch]:
+    """The plan's batches, as many as take `max_bytes` decompressed, but one; the plan then ends with them."""
+    batches: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for message in plan.messages():
+        batch = ipc.decode_batch(message)
+        if batches and size_bytes + batch.nbytes > max_bytes:
+            plan.next_offset = batch.column("offset")[0].as_py()
+            break
+        batches.append(batch)
+        size_bytes += batch.nbytes
+    return batches

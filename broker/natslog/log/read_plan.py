@@ -1,0 +1,205 @@
+"""Where the batches of one answer lie: ranges of files that are open, so that retention never disturbs the reader.
+
+A plan consists of whole batches. The first one may begin before the offsets asked for, and the last one may end after
+them; `take_uneven` replaces these two by batches that hold just the rows asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from natslog.arrow import ipc
+from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.log.batch_encoder import stores_headers
+from natslog.log.batch_index import BatchEntry, BatchIndex
+from natslog.log.segment import damage, read_at, read_batch
+
+
+@dataclass(slots=True)
+class FileRange:
+    """The neighbouring batches `[first, last)` of an open file, numbered as in its index."""
+
+    fd: int
+    path: Path
+    index: BatchIndex
+    first: int
+    last: int
+
+    @property
+    def batches(self) -> int:
+        return self.last - self.first
+
+    @property
+    def position(self) -> int:
+        """In bytes, of the first batch."""
+        return self.index.positions[self.first]
+
+    @property
+    def length(self) -> int:
+        """In bytes, of all batches."""
+        return self.index.positions[self.last - 1] + self.index.lengths[self.last - 1] - self.position
+
+    @property
+    def start(self) -> int:
+        """The first batch's base offset."""
+        return self.index.base_offsets[self.first]
+
+    @property
+    def end(self) -> int:
+        """Exclusive, of the last batch."""
+        return self.index.end_offsets[self.last - 1]
+
+
+class ReadPlan:
+    """Where the batches of one answer lie. Holds files open: use it in a `with`.
+
+    Attributes:
+        start, next_offset: the offsets that the plan is for; the outer batches may go beyond.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.ranges: list[FileRange] = []
+        self.start = self.next_offset = start
+
+    @property
+    def length(self) -> int:
+        return sum(piece.length for piece in self.ranges)
+
+    @property
+    def batches(self) -> int:
+        return sum(piece.batches for piece in self.ranges)
+
+    def limit_unpacked(self, max_bytes: int) -> None:
+        """Ends the plan before the batch with which it takes more than this once it is decompressed, but not before
+        its second batch. Only headers are read. An uncompressed batch counts with its stored length.
+
+        Raises:
+            CorruptLog: a header is not what was written.
+        """
+        size_bytes = 0
+        for number, piece in enumerate(self.ranges):
+            for at in range(piece.first, piece.last):
+                size_bytes += _unpacked_bytes(piece, piece.index[at])
+                if size_bytes > max_bytes and (number or at > piece.first):
+                    self._end_before(number, at)
+                    return
+
+    def _end_before(self, number: int, at: int) -> None:
+        piece = self.ranges[number]
+        self.next_offset = piece.index.base_offsets[at]
+        piece.last = at
+        kept = number + (piece.batches > 0)
+        for left_out in self.ranges[kept:]:
+            os.close(left_out.fd)
+        del self.ranges[kept:]
+
+    @property
+    def uneven_bytes(self) -> int:
+        """The stored length of what `take_uneven` reads; 0 where there is nothing to cut."""
+        uneven: set[tuple[int, int]] = set()
+        if self.ranges and self.ranges[0].start < self.start:
+            uneven.add((0, self.ranges[0].first))
+        if self.ranges and self.ranges[-1].end > self.next_offset:
+            uneven.add((len(self.ranges) - 1, self.ranges[-1].last - 1))
+        return sum(self.ranges[number].index.lengths[at] for number, at in uneven)
+
+    def take_uneven(self) -> tuple[memoryview, memoryview]:
+        """Takes a first batch that begins too early and a last one that ends too late out of the plan. Returns their
+        rows within `[start, next_offset)`, each as an encoded batch, or nothing where there is nothing to cut.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        before = after = memoryview(b"")
+        if self.ranges and self.ranges[0].start < self.start:
+            piece = self.ranges[0]
+            before = self._rows_within(piece, piece.first)
+            piece.first += 1
+            self._drop_if_empty(piece)
+        if self.ranges and self.ranges[-1].end > self.next_offset:
+            piece = self.ranges[-1]
+            after = self._rows_within(piece, piece.last - 1)
+            piece.last -= 1
+            self._drop_if_empty(piece)
+        return before, after
+
+    def _rows_within(self, piece: FileRange, at: int) -> memoryview:
+        return ipc.clip_batch(read_batch(piece.fd, piece.index[at], piece.path), self.start, self.next_offset)
+
+    def _drop_if_empty(self, piece: FileRange) -> None:
+        if not piece.batches:
+            self.ranges.remove(piece)
+            os.close(piece.fd)
+
+    def messages(self) -> list[bytes]:
+        """The encoded batches, read and proven.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        found = []
+        for piece in self.ranges:
+            data = read_at(piece.fd, piece.position, piece.length)
+            found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
+        return found
+
+    def headed_messages(self) -> Iterator[bytes]:
+        """Those encoded batches that hold message headers, read and proven; of the others only their metadata is read.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        for piece, position, window, header in self._walked():
+            if stores_headers(window):
+                entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
+                yield read_batch(piece.fd, entry, piece.path)
+
+    def headers(self) -> Iterator[ipc.BatchHeader]:
+        """What each batch says of itself; bodies are not read.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
+        for _, _, _, header in self._walked():
+            yield header
+
+    def _walked(self) -> Iterator[tuple[FileRange, int, bytes, ipc.BatchHeader]]:
+        """Each batch's file, position, first bytes and proven header."""
+        for piece in self.ranges:
+            position, end = piece.position, piece.position + piece.length
+            while position < end:
+                entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
+                try:
+                    window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
+                except OSError as error:
+                    raise damage(piece.path, entry, f"cannot be read: {error}") from error
+                header = ipc.proven_header(window)
+                if header is None:
+                    raise damage(piece.path, entry, "has a damaged header")
+                yield piece, position, window, header
+                position += header.total_bytes
+
+    def __enter__(self) -> ReadPlan:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for piece in self.ranges:
+            os.close(piece.fd)
+        self.ranges = []
+
+
+def _unpacked_bytes(piece: FileRange, entry: BatchEntry) -> int:
+    window = read_at(piece.fd, entry.position, min(entry.length, ipc.MAX_HEADER_BYTES))
+    if not ipc.has_stats(window):
+        return entry.length  # only sealing compresses, and it writes statistics
+    if (header := ipc.proven_header(window)) is None:
+        raise damage(piece.path, entry, "has a damaged header")
+    body = entry.position + header.header_bytes
+    unpacked = BatchMetadata(window[8:]).unpacked_bytes(lambda offset: read_at(piece.fd, body + offset, 8))
+    return unpacked or entry.length
