@@ -1,22 +1,25 @@
 """Asking brokers over HTTP: any of them, all of them, again and again, within the time given.
 
 What the client's calls use: pooled connections, redirects to a leader, retries that are applied once, credentials
-read when they are used, and errors in the broker's own words.
+read when they are used, and errors in the broker's own words. The token goes to servers that were given, and to members
+of their cluster over the same scheme; the rule is in `credentials`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urljoin
 
 import urllib3
 
+from natslog.client.credentials import Members, origin_of, read_token
 from natslog.client.epochs import LeaderEpochs, stated_in
 from natslog.config import DEFAULT_SERVER_URL
 from natslog.errors import (
@@ -30,6 +33,7 @@ from natslog.errors import (
     OffsetOutOfRange,
     from_json,
 )
+from natslog.urls import without_secrets
 
 _CONNECT_TIMEOUT_S = 3.0
 _MOST_REDIRECTS = 3
@@ -38,6 +42,11 @@ LEADER_WITHIN_S = 15.0
 _ASK_EACH_WITHIN_S = 2.0
 _ASKED_LAST_S = 15.0
 _ASKED_LAST_WAITS = 10  # times the wait that its silence cost: a paused broker takes a tenth of the time at most
+_NEED_TOKEN = (401, 403)
+_TOKEN_NOT_SENT = (
+    "%s requires credentials, and the token was not sent to it: it is not one of the given servers, and none of them "
+    "names it as a member over the same scheme; add it to the servers"
+)
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
@@ -51,12 +60,16 @@ task of Spark has a client of its own, and would wait for the same dead broker a
 leader_epochs = LeaderEpochs()
 """Of all clients in this process, for the same reason."""
 
+
+_members = Members()
+"""Of all clients in this process, for the same reason."""
+
 Judge: TypeAlias = Callable[[urllib3.BaseHTTPResponse], NatslogError | None]
 """Why an answer is not to be used; None where it is. One that may be better elsewhere, or later, is retriable."""
 
 
 class _RedirectFailed(Exception):
-    """The broker that was pointed to does not answer."""
+    """The broker that was pointed to does not answer, or not without the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,8 @@ class ClientOptions:
     Attributes:
         timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
         patience_s: while no broker can be reached at all, go on for at least so long.
-        token_file: a file with the bearer token, read when it is used. `token`: the token itself.
+        token_file: a file with the bearer token, read when it is used. `token`: the token itself. It goes to the
+            given servers, and to members of their cluster over the same scheme (`natslog.client.credentials`).
     """
 
     timeout_s: float = 30.0
@@ -233,35 +247,54 @@ class Asker:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         url = f"{url}?{urlencode(given)}" if given else url
         data, headers = _encoded(body)
-        headers |= self._headers()
+        if request_id is not None:
+            headers["Natslog-Request-Id"] = request_id
         connect_s = self.options.timeout_s if isinstance(body, memoryview) else _CONNECT_TIMEOUT_S  # sending counts too
+        timeout = urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s)
+        token = read_token(self.options.token, self.options.token_file)
         for _ in range(_MOST_REDIRECTS):
+            is_trusted = token is not None and self._may_have_token(url)
+            allowed = {"Authorization": f"Bearer {token}"} if is_trusted else {}
             try:
                 response = self._pool.request(
-                    method,
-                    url,
-                    body=data,
-                    headers=headers | ({} if request_id is None else {"Natslog-Request-Id": request_id}),
-                    timeout=urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s),
+                    method, url, body=data, headers=headers | allowed, timeout=timeout, redirect=False
                 )
             except _TRANSPORT_ERRORS as failure:
                 if "Natslog-Redirected" in headers:
-                    raise _RedirectFailed(f"{url}: {_reason(failure)}") from failure
+                    raise _RedirectFailed(f"{_shown_server(url)}: {_reason(failure)}") from failure
                 raise
             if response.status != 307 or "Location" not in response.headers:
+                if response.status in _NEED_TOKEN and token is not None and not is_trusted:
+                    raise _RedirectFailed(_TOKEN_NOT_SENT % _shown_server(url))
                 return response
-            url, headers["Natslog-Redirected"] = response.headers["Location"], "true"
-        return response
+            url, headers["Natslog-Redirected"] = urljoin(url, response.headers["Location"]), "true"
+        raise _RedirectFailed(f"{_shown_server(url)}: redirected more than {_MOST_REDIRECTS} times")
 
-    def _headers(self) -> dict[str, str]:
-        token = self.options.token
-        if self.options.token_file:
-            try:
-                with open(self.options.token_file) as file:
-                    token = file.read().strip()
-            except OSError as error:
-                raise ConfigError(f"cannot read the token file {self.options.token_file}: {error.strerror}") from error
-        return {"Authorization": f"Bearer {token}"} if token else {}
+    def _may_have_token(self, url: str) -> bool:
+        """The rule of `credentials`."""
+        origin = origin_of(url)
+        if origin is None:
+            return False
+        if origin in map(origin_of, self.servers):
+            return True
+        servers = self._most_promising_first(self.servers)
+        return _members.have(origin, servers, (self.servers, self.options.tls_ca_file), self._list_of_members)
+
+    def _list_of_members(self, server: str) -> bytes | None:
+        """What a given server answers; None where that is no list."""
+        token = read_token(self.options.token, self.options.token_file)
+        timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
+        try:
+            response = self._pool.request(
+                "GET",
+                f"{server}/v1/cluster",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s),
+                redirect=False,
+            )
+        except _TRANSPORT_ERRORS:
+            return None
+        return response.data if response.status == 200 else None
 
     def _json(self, method: str, path: str, **asked: Any) -> Any:
         response = self._ask(method, path, **asked)
@@ -292,6 +325,12 @@ def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
         return NatslogError(f"{server} answered HTTP {response.status}, which is no natslog broker's answer")
     outdated = leader_epochs.outdated(error.facts) if isinstance(error, OffsetOutOfRange) else None
     return outdated or error
+
+
+def _shown_server(url: str) -> str:
+    """Scheme, host and port: what comes before may be secret, and what follows is known."""
+    scheme, _, rest = url.partition("://")
+    return without_secrets(f"{scheme}://{re.split('[/?#]', rest.rpartition('@')[2], maxsplit=1)[0]}")
 
 
 def _reason(failure: BaseException) -> str:
