@@ -23,10 +23,10 @@ def normal_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError as error:
+    except ValueError:  # its text may quote a part of a password
         raise InvalidRequest(
             f"{shown!r} is not a broker's URL: host or port is wrong; write http://host:9292"
-        ) from error
+        ) from None
     if parts.scheme not in _DEFAULT_PORTS:
         raise InvalidRequest(f"{shown!r} is not a broker's URL: it must begin with http:// or https://")
     if not parts.hostname:
