@@ -13,7 +13,7 @@ import msgspec
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
 from natslog.subjects import check_subject
 from natslog.units import parse_duration_s, parse_size_bytes
-from natslog.urls import normal_url
+from natslog.urls import normal_url, without_secrets
 
 DEFAULT_HTTP_PORT = 9292
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
@@ -54,6 +54,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster_secret_file: str | None = None
     peer_urls: tuple[str, ...] = ()
     log_level: str = "info"
+
+    def __repr__(self) -> str:
+        """Without user and password of URLs."""
+        shown = {name: _shown(getattr(self, name)) if name in _URLS else getattr(self, name) for name in SETTINGS}
+        return f"BrokerConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def url(self) -> str:
@@ -101,10 +106,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 _BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes", "append_max_bytes"}
 _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
+_URLS = {"nats_url", "advertise_url", "seeds", "peer_urls"}
 _LEVELS = ("debug", "info", "warning", "error")
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
 _BY_NAME = {name: name for name in SETTINGS} | {name.removesuffix("_s"): name for name in _SECONDS}
 """Setting by what it may be called: a duration says its unit itself (`segment_age = "1h"`)."""
+
+
+def _shown(setting: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    if isinstance(setting, tuple):
+        return tuple(map(without_secrets, setting))
+    return None if setting is None else without_secrets(setting)
 
 
 def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> BrokerConfig:

@@ -8,7 +8,7 @@ JSON form is the one of the HTTP API: `{"error": {"code", "message", "retriable"
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
@@ -175,7 +175,7 @@ class CorruptLog(NatslogError):
 
 
 class CorruptAnswer(NatslogError):
-    """What another broker sent is not what was written: it is requested again. Nothing on this disk is damaged."""
+    """What a broker sent is not what was written, or requested: it is requested again. Nothing on disk is damaged."""
 
     code, status, retriable = "corrupt_answer", 503, True
 
@@ -274,12 +274,13 @@ def _all_kinds(kind: type[NatslogError]) -> dict[str, type[NatslogError]]:
 KINDS = _all_kinds(NatslogError)
 
 
-def from_json(body: dict[str, Any]) -> NatslogError:
+def from_json(body: Mapping[str, Any]) -> NatslogError:
     """The error a broker answered with, as the class it had there (`NatslogError` where the code is unknown)."""
-    error = dict(body.get("error", {}))
-    kind = KINDS.get(error.pop("code", ""), NatslogError)
-    error.pop("retriable", None)
-    return kind(str(error.pop("message", "the broker gave no reason")), **error)
+    stated = body.get("error")
+    error = dict(stated) if isinstance(stated, dict) else {}
+    kind = KINDS.get(str(error.pop("code", "")), NatslogError)
+    message = str(error.pop("message", "the broker gave no reason"))
+    return kind(message, **{name: fact for name, fact in error.items() if name not in ("retriable", "self")})
 
 
 def natslog_version() -> str:

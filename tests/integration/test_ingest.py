@@ -87,6 +87,26 @@ def test_streams_of_one_group_share_their_subject(client: NatslogClient, nats_ur
     assert {answer["stream"] for answer in answers} == {f"{name}-{at}" for at in range(3)}
 
 
+@pytest.mark.parametrize("rest", ["x" * 1100, "a.*", "a.>", "*.a"])
+def test_subject_that_direct_append_refuses_is_refused_over_nats_too(
+    client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str, rest: str
+) -> None:
+    client.create_stream(name, f"{name}.>")
+    wrong = f"{name}.{rest}".encode()
+    with socket.create_connection(("127.0.0.1", int(nats_url.rsplit(":", 1)[1]))) as raw:
+        raw.sendall(b'CONNECT {"verbose":false,"protocol":1}\r\nSUB _INBOX.t 1\r\n')
+        raw.sendall(b"PUB " + wrong + b" _INBOX.t 1\r\nx\r\nPING\r\n")
+        raw.settimeout(10)
+        answer = b""
+        while b"error" not in answer and b"offset" not in answer:
+            answer += raw.recv(65536)
+    assert b"needs one plain subject" in answer
+    publish_acked(nats_url, f"{name}.right", [b"y"])
+    [batch] = client.read(name)
+    assert batch.column("subject").to_pylist() == [f"{name}.right"]
+    assert broker.metrics()[f'natslog_messages_refused_total{{reason="bad_subject",stream="{name}"}}'] == 1
+
+
 def test_header_that_is_not_utf8_is_refused_counted_and_nothing_else_is_lost(
     client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str
 ) -> None:

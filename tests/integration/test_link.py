@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from natslog.nats_server import NatsServer
-from natslog.wire.link import NatsLink, without_secrets
+from natslog.urls import without_secrets
+from natslog.wire.link import NatsLink
 
 COUNT, SIZE = 1000, 8192
 
@@ -50,6 +51,10 @@ def test_flush_returns_when_the_server_has_processed_everything_sent(nats_url: s
         ("nats://user:SECRET@a:4222,nats://b:4222", "nats://…@a:4222,nats://b:4222"),
         ("nats://user:SEC@RET@a:4222", "nats://…@a:4222"),
         ("nats://a:4222", "nats://a:4222"),
+        ("nats://user:SEC/RET@a:4222", "nats://…@a:4222"),
+        ("nats://user:SEC//RET@a:4222, tls://SECRET@b", "nats://…@a:4222, tls://…@b"),
+        ("nats://user:SEC,RET@a:4222", "nats://…@a:4222"),
+        ("user:SECRET@a:4222", "…@a:4222"),
     ],
 )
 def test_urls_are_shown_without_what_opens_the_door(url: str, shown: str) -> None:

@@ -16,6 +16,7 @@ from natslog.cli.dev_cluster import DevCluster
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
 from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer
+from natslog.urls import without_secrets
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
@@ -46,8 +47,6 @@ def _run(config: BrokerConfig) -> None:
 
 
 def _nats_line(nats_url: str) -> str:
-    from natslog.wire.link import without_secrets  # loads nats-py, which other commands do without
-
     return f"NATS   {without_secrets(nats_url)}"
 
 

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 
-from natslog.client.asking import Asker
+from natslog.client.asking import Asker, in_path
+from natslog.errors import InvalidRequest
 from natslog.model import Appended, PartReceipt
 
 PART_BYTES = 16 * 1024 * 1024
@@ -43,7 +43,7 @@ class AppendAsker(Asker):
 
     def last_append(self, name: str, producer: str) -> LastAppend:
         """Raises StreamNotFound."""
-        return msgspec.convert(self._json("GET", _path(name, producer)), LastAppend)
+        return self._json("GET", _path(name, producer), LastAppend)
 
     def stage_part(
         self,
@@ -65,9 +65,9 @@ class AppendAsker(Asker):
         Raises:
             InvalidRequest: a column or row is not what it must be. PayloadTooLarge: more than one run may have.
         """
-        path = f"{_path(name, producer, batch)}/parts/{quote(part, safe='')}"
+        path = f"{_path(name, producer, batch)}/parts/{in_path(part)}"
         query = {"attempt": attempt, "subject": subject}
-        return msgspec.convert(self._json("PUT", path, query=query, body=memoryview(data), prefer=prefer), PartReceipt)
+        return self._json("PUT", path, PartReceipt, query=query, body=memoryview(data), prefer=prefer)
 
     def commit_append(
         self, name: str, producer: str, batch: int, parts: Sequence[PartReceipt], *, prefer: Sequence[str] = ()
@@ -80,7 +80,7 @@ class AppendAsker(Asker):
         body = {"parts": [msgspec.to_builtins(part) for part in parts]}
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
         path = _path(name, producer, batch)
-        return msgspec.convert(self._json("POST", path, body=body, prefer=prefer, timeout_s=timeout_s), Appended)
+        return self._json("POST", path, Appended, body=body, prefer=prefer, timeout_s=timeout_s)
 
     def abort_append(self, name: str, producer: str, batch: int) -> None:
         """Drops what is staged of a batch; what is committed stays."""
@@ -88,7 +88,7 @@ class AppendAsker(Asker):
 
 
 def _path(name: str, producer: str, batch: int | None = None) -> str:
-    path = f"/v1/streams/{quote(name, safe='') or '-'}/appends/{quote(producer, safe='') or '-'}"
+    path = f"/v1/streams/{in_path(name)}/appends/{in_path(producer)}"
     return path if batch is None else f"{path}/{batch}"
 
 
@@ -121,13 +121,16 @@ class PartUploader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="natslog-append")
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Raises as `stage_part`, of rows given before."""
+        """Raises as `stage_part`, of rows given before; InvalidRequest: other columns than rows before had."""
         most = max(1, rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, most):
             if self._sink is None:
                 self._sink = pa.BufferOutputStream()
                 self._writer = pa.ipc.new_stream(self._sink, rows.schema)
-            self._writer.write_batch(rows.slice(start, most))
+            try:
+                self._writer.write_batch(rows.slice(start, most))
+            except pa.ArrowException as error:
+                raise InvalidRequest(f"rows of one batch must have the same columns ({error}): correct them") from error
             if self._sink.tell() >= PART_BYTES:
                 self._send()
 

@@ -1,28 +1,34 @@
 """Asking brokers over HTTP: any of them, all of them, again and again, within the time given.
 
 What the client's calls use: pooled connections, redirects to a leader, retries that are applied once, credentials
-read when they are used, and errors in the broker's own words.
+read when they are used, and errors in the broker's own words. The token goes to servers that were given, and to members
+of their cluster over the same scheme; the rule is in `credentials`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
-from urllib.parse import urlencode
+from typing import Any, Self, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode, urljoin
 
+import msgspec
 import urllib3
 
+from natslog.client.credentials import Members, origin_of, read_token
 from natslog.client.epochs import LeaderEpochs, stated_in
 from natslog.config import DEFAULT_SERVER_URL
 from natslog.errors import (
     BrokerUnavailable,
     ConfigError,
+    CorruptAnswer,
+    InvalidRequest,
     MetadataUnavailable,
     NatslogError,
     NoLeader,
@@ -31,6 +37,7 @@ from natslog.errors import (
     OffsetOutOfRange,
     from_json,
 )
+from natslog.urls import without_secrets
 
 _CONNECT_TIMEOUT_S = 3.0
 _MOST_REDIRECTS = 3
@@ -39,6 +46,12 @@ LEADER_WITHIN_S = 15.0
 _ASK_EACH_WITHIN_S = 2.0
 _ASKED_LAST_S = 15.0
 _ASKED_LAST_WAITS = 10  # times the wait that its silence cost: a paused broker takes a tenth of the time at most
+_NEED_TOKEN = (401, 403)
+_OF_A_PROXY = (502, 503, 504)
+_TOKEN_NOT_SENT = (
+    "%s requires credentials, and the token was not sent to it: it is not one of the given servers, and none of them "
+    "names it as a member over the same scheme; add it to the servers"
+)
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
@@ -52,12 +65,21 @@ task of Spark has a client of its own, and would wait for the same dead broker a
 leader_epochs = LeaderEpochs()
 """Of all clients in this process, for the same reason."""
 
+
+_members = Members()
+"""Of all clients in this process, for the same reason."""
+
+Result = TypeVar("Result")
+
+Facts: TypeAlias = dict[str, Any]
+"""An object of JSON."""
+
 Judge: TypeAlias = Callable[[urllib3.BaseHTTPResponse], NatslogError | None]
 """Why an answer is not to be used; None where it is. One that may be better elsewhere, or later, is retriable."""
 
 
 class _RedirectFailed(Exception):
-    """The broker that was pointed to does not answer."""
+    """The broker that was pointed to does not answer, or not without the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +89,8 @@ class ClientOptions:
     Attributes:
         timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
         patience_s: while no broker can be reached at all, go on for at least so long.
-        token_file: a file with the bearer token, read when it is used. `token`: the token itself.
+        token_file: a file with the bearer token, read when it is used. `token`: the token itself. It goes to the
+            given servers, and to members of their cluster over the same scheme (`natslog.client.credentials`).
     """
 
     timeout_s: float = 30.0
@@ -91,12 +114,8 @@ def parse_servers(text: str | Sequence[str] | None) -> tuple[str, ...]:
     parts = text.split(",") if isinstance(text, str) else list(text)
     servers = tuple(part.strip().rstrip("/") for part in parts if part.strip())
     for server in servers:
-        try:
-            parsed = urllib3.util.parse_url(server)
-        except urllib3.exceptions.LocationParseError as error:
-            raise ConfigError(f"server {server!r} is not a URL: write http://host:9292") from error
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError(f"server {server!r} is not a URL: write http://host:9292")
+        if origin_of(server) is None:
+            raise ConfigError(f"server {without_secrets(server)!r} is not a URL: write http://host:9292")
     if not servers:
         raise ConfigError("no server given: write http://host:9292")
     return servers
@@ -188,24 +207,26 @@ class Asker:
                 try:
                     response = self._send(method, server + path, query, body, timeout_s, named)
                     _silent_until.pop(server, None)
-                    error = _error_of(response, server) if response.status >= 400 else judge(response)
+                    error = _error_of(response, server) if response.status >= 300 else judge(response)
                     if error is None:
                         return response
+                except CorruptAnswer as failure:  # of the judge
+                    error = failure
                 except _RedirectFailed as failure:  # the leader is gone: another one is being chosen
                     problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S)
                     continue
                 except _TRANSPORT_ERRORS as failure:
-                    problem = f"{server}: {_reason(failure)}"
+                    problem = f"{without_secrets(server)}: {_reason(failure)}"
                     _ask_last(server, waited_s=time.monotonic() - asked_at)
                     continue
                 if not error.retriable:
                     raise error
-                problem = f"{server}: {error.message}"
+                problem = f"{without_secrets(server)}: {error.message}"
                 if response.status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S)
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",
-            servers=servers,
+            servers=list(map(without_secrets, servers)),
         )
 
     def _of_each(self, path: str, query: dict[str, Any] | None = None) -> Iterator[urllib3.BaseHTTPResponse]:
@@ -216,7 +237,7 @@ class Asker:
                 response = self._send("GET", server + path, query, None, timeout_s, {})
             except (_RedirectFailed, *_TRANSPORT_ERRORS):
                 continue
-            if response.status < 400:
+            if response.status < 300:
                 yield response
 
     @staticmethod
@@ -235,44 +256,87 @@ class Asker:
         named: Mapping[str, str],
     ) -> urllib3.BaseHTTPResponse:
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        url = f"{url}?{urlencode(given)}" if given else url
+        try:
+            url = f"{url}?{urlencode(given)}" if given else url
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the request is not valid Unicode: correct {given!r}") from error
         data, headers = _encoded(body)
-        headers |= self._headers() | dict(named)
+        headers |= named
         connect_s = self.options.timeout_s if isinstance(body, memoryview) else _CONNECT_TIMEOUT_S  # sending counts too
+        timeout = urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s)
+        token = read_token(self.options.token, self.options.token_file)
         for _ in range(_MOST_REDIRECTS):
+            is_trusted = token is not None and self._may_have_token(url)
+            allowed = {"Authorization": f"Bearer {token}"} if is_trusted else {}
             try:
                 response = self._pool.request(
-                    method,
-                    url,
-                    body=data,
-                    headers=headers,
-                    timeout=urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s),
+                    method, url, body=data, headers=headers | allowed, timeout=timeout, redirect=False
                 )
             except _TRANSPORT_ERRORS as failure:
                 if "Natslog-Redirected" in headers:
-                    raise _RedirectFailed(f"{url}: {_reason(failure)}") from failure
+                    raise _RedirectFailed(f"{_shown_server(url)}: {_reason(failure)}") from failure
                 raise
             if response.status != 307 or "Location" not in response.headers:
+                if response.status in _NEED_TOKEN and token is not None and not is_trusted:
+                    raise _RedirectFailed(_TOKEN_NOT_SENT % _shown_server(url))
                 return response
-            url, headers["Natslog-Redirected"] = response.headers["Location"], "true"
-        return response
+            url, headers["Natslog-Redirected"] = _target(url, response.headers["Location"]), "true"
+        raise _RedirectFailed(f"{_shown_server(url)}: redirected more than {_MOST_REDIRECTS} times")
 
-    def _headers(self) -> dict[str, str]:
-        token = self.options.token
-        if self.options.token_file:
-            try:
-                with open(self.options.token_file) as file:
-                    token = file.read().strip()
-            except OSError as error:
-                raise ConfigError(f"cannot read the token file {self.options.token_file}: {error.strerror}") from error
-        return {"Authorization": f"Bearer {token}"} if token else {}
+    def _may_have_token(self, url: str) -> bool:
+        """The rule of `credentials`."""
+        origin = origin_of(url)
+        if origin is None:
+            return False
+        if origin in map(origin_of, self.servers):
+            return True
+        servers = self._most_promising_first(self.servers)
+        return _members.have(origin, servers, (self.servers, self.options.tls_ca_file), self._list_of_members)
 
-    def _json(self, method: str, path: str, **asked: Any) -> Any:
-        response = self._ask(method, path, **asked)
+    def _list_of_members(self, server: str) -> bytes | None:
+        """What a given server answers; None where that is no list."""
+        token = read_token(self.options.token, self.options.token_file)
+        timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
         try:
-            return json.loads(response.data) if response.data else None
-        except ValueError as error:
-            raise NatslogError(f"{method} {path}: the answer is not JSON; is that a natslog broker?") from error
+            response = self._pool.request(
+                "GET",
+                f"{server}/v1/cluster",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s),
+                redirect=False,
+            )
+        except _TRANSPORT_ERRORS:
+            return None
+        return response.data if response.status == 200 else None
+
+    def _json(self, method: str, path: str, kind: type[Result], **asked: Any) -> Result:
+        """An answer's body. Raises NatslogError: it is not of this kind; see `_ask` too."""
+        return decoded(self._ask(method, path, **asked).data, kind, f"{method} {path}")
+
+
+def decoded(data: bytes, kind: type[Result], what: str) -> Result:
+    """A body of JSON. Raises NatslogError: it is none, or not of this kind."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NatslogError(f"{what}: the answer is not JSON; is that a natslog broker?") from error
+    return converted(body, kind, what)
+
+
+def converted(body: Any, kind: type[Result], what: str) -> Result:
+    """What was JSON. Raises NatslogError: it is not of this kind."""
+    try:
+        return msgspec.convert(body, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise NatslogError(f"{what}: the answer has other contents ({error}); is that a natslog broker?") from error
+
+
+def in_path(name: str) -> str:
+    """A name as one part of a path. Raises InvalidRequest: it is no text that can be sent."""
+    try:
+        return quote(name, safe="") or "-"
+    except (UnicodeEncodeError, TypeError) as error:
+        raise InvalidRequest(f"{name!r} is not valid Unicode: correct the name") from error
 
 
 def _encoded(body: Any) -> tuple[Any, dict[str, str]]:
@@ -281,7 +345,11 @@ def _encoded(body: Any) -> tuple[Any, dict[str, str]]:
         return None, {}
     if isinstance(body, memoryview):
         return body, {"Content-Type": "application/vnd.apache.arrow.stream"}
-    return json.dumps(body).encode(), {"Content-Type": "application/json"}
+    try:
+        text = json.dumps(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the request cannot be written as JSON ({error}): correct its values") from error
+    return text.encode(), {"Content-Type": "application/json"}
 
 
 def _ask_last(server: str, *, waited_s: float) -> None:
@@ -291,11 +359,32 @@ def _ask_last(server: str, *, waited_s: float) -> None:
 def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
     """What the broker says; where it is an older leader's word about a stream's bounds: that."""
     try:
-        error = from_json(json.loads(response.data))
-    except (ValueError, TypeError, AttributeError):
-        return NatslogError(f"{server} answered HTTP {response.status}, which is no natslog broker's answer")
+        body = json.loads(response.data)
+    except (ValueError, RecursionError):
+        body = None
+    if not (isinstance(body, dict) and isinstance(body.get("error"), dict)):
+        said = f"{without_secrets(server)} answered HTTP {response.status}, which is no natslog broker's answer"
+        return BrokerUnavailable(said) if response.status in _OF_A_PROXY else NatslogError(said)
+    error = from_json(body)
     outdated = leader_epochs.outdated(error.facts) if isinstance(error, OffsetOutOfRange) else None
     return outdated or error
+
+
+def _target(url: str, location: str) -> str:
+    """Where a redirect points to. Raises _RedirectFailed: nowhere."""
+    try:
+        target = urljoin(url, location)
+    except ValueError:
+        target = ""
+    if origin_of(target) is None:
+        raise _RedirectFailed(f"{_shown_server(url)}: it redirects to what is no http(s) URL")
+    return target
+
+
+def _shown_server(url: str) -> str:
+    """Scheme, host and port: what comes before may be secret, and what follows is known."""
+    scheme, _, rest = url.partition("://")
+    return without_secrets(f"{scheme}://{re.split('[/?#]', rest.rpartition('@')[2], maxsplit=1)[0]}")
 
 
 def _reason(failure: BaseException) -> str:

@@ -5,14 +5,14 @@
         print(batch.num_rows)
 
 Every request may go to any broker; all are tried before it fails. Batches that come as stored are proven by their own
-CRC32C before they are handed on, so damage is found wherever it happened between the leader's memory and here.
+CRC32C before they are handed on, so damage is found wherever it happened between the leader's memory and here. Other
+rows are validated (`answers`). Whatever an answer holds, a call ends with its result or with a `NatslogError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -21,19 +21,13 @@ import msgspec
 import pyarrow as pa
 import urllib3
 
-from natslog.arrow import ipc
+from natslog.client.answers import Asked, Fetched, number_of, rows_of
 from natslog.client.appending import AppendAsker
-from natslog.client.asking import ClientOptions, leader_epochs, parse_servers
+from natslog.client.asking import ClientOptions, Facts, leader_epochs, parse_servers
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
 from natslog.client.streams import StreamCalls, stream_path
-from natslog.errors import (
-    CorruptLog,
-    NatslogError,
-    NotLeader,
-    OffsetOutOfRange,
-    StreamRecreated,
-)
+from natslog.errors import CorruptAnswer, CorruptLog, NatslogError, NotLeader, OffsetOutOfRange, StreamRecreated
 from natslog.model import Split
 
 __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
@@ -42,15 +36,14 @@ FETCH_BYTES = 8 * 1024 * 1024
 _WHOLE_BATCHES = {"Natslog-Batches": "whole"}  # as `exact=false`, which brokers of 0.1.0 refuse
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """One answer to a fetch: rows within the range asked for, and where to go on."""
+class _Found(msgspec.Struct):
+    offset: int
+    timestamp: str | None
 
-    batches: list[pa.RecordBatch]
-    next_offset: int
-    high_watermark: int
-    log_start_offset: int
-    stream_id: str
+
+class _Extent(msgspec.Struct):
+    end: int
+    bytes: int
 
 
 class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
@@ -60,7 +53,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
 
     def cluster(self) -> dict[str, Any]:
         """`{cluster_id, metadata_leader, brokers, version}`."""
-        return dict(self._json("GET", "/v1/cluster"))
+        return self._json("GET", "/v1/cluster", Facts)
 
     def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
         """Creates it, or finds it there with the same settings.
@@ -72,11 +65,11 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             StreamConflict: it is there with other settings.
             InvalidRequest: a name, subject or setting is wrong.
         """
-        return dict(self._json("POST", "/v1/streams", body={"name": name, "subject": subject} | settings))
+        return self._json("POST", "/v1/streams", Facts, body={"name": name, "subject": subject} | settings)
 
     def edit_stream(self, name: str, **settings: Any) -> dict[str, Any]:
         """Changes settings (or `paused=True`); the rest stays."""
-        return dict(self._json("PATCH", stream_path(name), body=settings))
+        return self._json("PATCH", stream_path(name), Facts, body=settings)
 
     def delete_stream(self, name: str) -> None:
         """Raises StreamNotFound."""
@@ -86,8 +79,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         """The first offset at or after a time (ISO-8601 or epoch ms) and that message's time; beyond the newest one the
         high watermark and None.
         """
-        found = self._json("GET", stream_path(name) + "/offsets", query={"timestamp": timestamp})
-        return int(found["offset"]), found["timestamp"]
+        found = self._json("GET", stream_path(name) + "/offsets", _Found, query={"timestamp": timestamp})
+        return found.offset, found.timestamp
 
     def splits(
         self,
@@ -111,7 +104,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         """
         query: dict[str, Any] = {"start": start, "end": end, "max_bytes": max_bytes, "max_rows": max_rows}
         query |= {"min_splits": min_splits, "read_from": read_from, "rack": rack}
-        return msgspec.convert(self._json("GET", stream_path(name) + "/splits", query=query), list[Split])
+        return self._json("GET", stream_path(name) + "/splits", list[Split], query=query)
 
     def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
         """About how many stored bytes `[start, end)` takes; with `max_bytes`, as much of it as they hold, but a row.
@@ -123,18 +116,18 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             OffsetOutOfRange.
         """
         query = {"start": start, "end": end, "max_bytes": max_bytes}
-        found = self._json("GET", stream_path(name) + "/extent", query=query)
-        return int(found["end"]), int(found["bytes"])
+        found = self._json("GET", stream_path(name) + "/extent", _Extent, query=query)
+        return found.end, found.bytes
 
     # ---- operators ----
 
     def add_broker(self, url: str) -> dict[str, Any]:
         """Makes the blank broker at this URL a member of the cluster; returns it as the cluster shows it."""
-        return dict(self._json("POST", "/v1/cluster/brokers", body={"url": url}))
+        return self._json("POST", "/v1/cluster/brokers", Facts, body={"url": url})
 
     def drain_broker(self, number: int, draining: bool = True) -> dict[str, Any]:
         """Moves its replicas and leaderships to others, bit by bit; False: it may keep some again."""
-        return dict(self._json("PATCH", f"/v1/cluster/brokers/{number}", body={"draining": draining}))
+        return self._json("PATCH", f"/v1/cluster/brokers/{number}", Facts, body={"draining": draining})
 
     def remove_broker(self, number: int, *, force: bool = False) -> None:
         """Out of the cluster. Without `force` it must keep nothing any more."""
@@ -142,7 +135,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
 
     def finalize_upgrade(self) -> dict[str, Any]:
         """Raises the feature level, for good: `{feature_level, raised}`. Raises UpgradeBlocked."""
-        return dict(self._json("POST", "/v1/cluster/finalize-upgrade"))
+        return self._json("POST", "/v1/cluster/finalize-upgrade", Facts)
 
     def transfer_metadata(self, to: int) -> None:
         """Hands the metadata leadership to this broker."""
@@ -179,7 +172,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
 
         Raises:
-            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable.
+            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable. CorruptAnswer: what two
+                brokers (or one, twice) answered is not what was asked for.
         """
         query = {
             "start": start,
@@ -193,17 +187,18 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         judge = partial(self._judge_messages, name, start, expected_id)
         path = stream_path(name) + "/messages"
         ask = partial(self._ask, "GET", path, query=query, headers=_WHOLE_BATCHES, timeout_s=timeout_s, judge=judge)
+        asked = Asked(name, start, end, columns, is_filtered=subject is not None)
         try:
-            fetched = _fetched(ask(prefer=prefer), name, start)
-        except CorruptLog:  # garbled on its way, if not on that broker: another one's answer tells
-            fetched = _fetched(ask(prefer=[*prefer[1:], *self.servers]), name, start)
-        if expected_id is not None and fetched.stream_id != expected_id:
+            answer = rows_of(ask(prefer=prefer), asked)
+        except (CorruptLog, CorruptAnswer):  # garbled on its way, if not on that broker: another one's answer tells
+            answer = rows_of(ask(prefer=[*prefer[1:], *self.servers]), asked)
+        if expected_id is not None and answer.stream_id != expected_id:
             raise StreamRecreated(
-                f"stream {name!r} was deleted and created again (id {fetched.stream_id}, not {expected_id}): "
+                f"stream {name!r} was deleted and created again (id {answer.stream_id}, not {expected_id}): "
                 "positions in the old one mean nothing in the new one",
                 stream=name,
             )
-        return fetched
+        return answer
 
     def _judge_messages(
         self, name: str, start: int, expected_id: str | None, response: urllib3.BaseHTTPResponse
@@ -215,7 +210,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         stream_id = headers.get("Natslog-Stream-Id")
         if expected_id is not None and stream_id != expected_id and self.position(name)["id"] == expected_id:
             return NotLeader(f"a broker has not received yet that the stream of id {stream_id} was deleted")
-        if int(headers.get("Natslog-Next-Offset", start)) > start:
+        next_offset = number_of(headers, "Natslog-Next-Offset")
+        if next_offset is not None and next_offset > start:
             return None
         return leader_epochs.outdated(stated_in(headers))
 
@@ -285,36 +281,3 @@ def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
 
     Thread(target=run, name="natslog-read-ahead", daemon=True).start()
     return future
-
-
-def _fetched(response: urllib3.BaseHTTPResponse, name: str, start: int) -> Fetched:
-    headers, data = response.headers, response.data
-    if "Natslog-Next-Offset" not in headers:
-        raise NatslogError("the answer has no Natslog headers; is that a natslog broker?")
-    next_offset = int(headers["Natslog-Next-Offset"])
-    if headers["Natslog-Batches"] == "whole":
-        batches = _sliced(data, f"stream {name!r}", start, next_offset)
-    else:
-        try:
-            batches = [batch for batch in pa.ipc.open_stream(data) if batch.num_rows]
-        except pa.ArrowInvalid as error:
-            raise NatslogError(f"the answer is no Arrow stream ({error}); is that a natslog broker?") from error
-    return Fetched(
-        batches,
-        next_offset,
-        int(headers["Natslog-High-Watermark"]),
-        int(headers["Natslog-Log-Start-Offset"]),
-        headers["Natslog-Stream-Id"],
-    )
-
-
-def _sliced(data: bytes, source: str, start: int, end: int) -> list[pa.RecordBatch]:
-    """The batches without the rows outside the range; nothing is copied."""
-    batches, covered = [], start
-    for header, message in ipc.split_messages(data, source=source):
-        low, high = max(start, header.base_offset), min(end, header.end_offset)
-        if low != covered:
-            raise CorruptLog(f"{source}: offsets {covered} to {low} are missing in the answer", start=covered, end=low)
-        batches.append(ipc.decode_batch(message).slice(low - header.base_offset, high - low))
-        covered = high
-    return batches

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
-from natslog.client.asking import Asker
+from natslog.client.asking import Asker, Facts, in_path
 
 
 class CursorCalls(Asker):
@@ -14,7 +13,7 @@ class CursorCalls(Asker):
 
     def cursors(self, *, consumer: str | None = None, stream: str | None = None) -> list[dict[str, Any]]:
         """All, or those of one consumer or stream, each with its `lag` (None where the stream has no leader now)."""
-        return list(self._json("GET", "/v1/cursors", query={"consumer": consumer, "stream": stream}))
+        return self._json("GET", "/v1/cursors", list[Facts], query={"consumer": consumer, "stream": stream})
 
     def cursor(self, consumer: str, stream: str) -> dict[str, Any]:
         """`{consumer, stream, id, offset, timestamp, rewound, lag}`.
@@ -22,7 +21,7 @@ class CursorCalls(Asker):
         Raises:
             StreamNotFound, CursorNotFound.
         """
-        return dict(self._json("GET", _path(consumer, stream)))
+        return self._json("GET", _path(consumer, stream), Facts)
 
     def set_cursor(self, consumer: str, stream: str, offset: int, *, expected_id: str | None = None) -> dict[str, Any]:
         """Says that the next offset `consumer` has not read is `offset`.
@@ -34,11 +33,11 @@ class CursorCalls(Asker):
             StreamNotFound, StreamRecreated, TooManyCursors. InvalidRequest: a wrong name or offset.
         """
         body: dict[str, Any] = {"offset": offset} | ({} if expected_id is None else {"id": expected_id})
-        return dict(self._json("PUT", _path(consumer, stream), body=body))
+        return self._json("PUT", _path(consumer, stream), Facts, body=body)
 
     def delete_cursor(self, consumer: str, stream: str) -> None:
         """Raises StreamNotFound, CursorNotFound."""
-        self._json("DELETE", _path(consumer, stream))
+        self._ask("DELETE", _path(consumer, stream))
 
     def lag(self, name: str, offset: int | str | None = None, *, cursor: str | None = None) -> dict[str, Any]:
         """What waits behind an offset (`earliest` and `latest` too), or behind a consumer's cursor.
@@ -50,16 +49,12 @@ class CursorCalls(Asker):
             StreamNotFound, CursorNotFound.
         """
         query = {"offset": offset, "cursor": cursor}
-        return dict(self._json("GET", f"/v1/streams/{_quoted(name)}/lag", query=query))
+        return self._json("GET", f"/v1/streams/{in_path(name)}/lag", Facts, query=query)
 
     def lags(self, positions: Mapping[str, int]) -> dict[str, dict[str, Any] | None]:
         """The lag behind an offset at each of several streams; None where one has no leader now, or is not there."""
-        return dict(self._json("POST", "/v1/lags", body=dict(positions)))
+        return self._json("POST", "/v1/lags", dict[str, Facts | None], body=dict(positions))
 
 
 def _path(consumer: str, stream: str) -> str:
-    return f"/v1/cursors/{_quoted(consumer)}/{_quoted(stream)}"
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="") or "-"
+    return f"/v1/cursors/{in_path(consumer)}/{in_path(stream)}"

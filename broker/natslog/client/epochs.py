@@ -6,12 +6,14 @@ have received that yet. Epochs only rise, so whoever has seen the answer of a ne
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from natslog.errors import NotLeader
 
+_NUMBER = re.compile(r"[0-9]{1,19}")
 _REMEMBERED_S = 600.0
 _MOST_STREAMS = 100_000
 
@@ -63,4 +65,4 @@ class LeaderEpochs:
 def stated_in(headers: Mapping[str, str]) -> dict[str, object]:
     """What the headers of an answer say of whose it is; nothing, of a broker that does not say it."""
     stream_id, epoch = headers.get("Natslog-Stream-Id"), headers.get("Natslog-Leader-Epoch", "")
-    return {"id": stream_id, "leader_epoch": int(epoch)} if stream_id and epoch.isdecimal() else {}
+    return {"id": stream_id, "leader_epoch": int(epoch)} if stream_id and _NUMBER.fullmatch(epoch) else {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from typing import Any
-from urllib.parse import quote
 
+import msgspec
 import urllib3
 
-from natslog.client.asking import Asker, leader_epochs
+from natslog.client.asking import Asker, Facts, converted, decoded, in_path, leader_epochs
 from natslog.errors import BrokerUnavailable, MetadataUnavailable, NatslogError, from_json
 
 
@@ -27,9 +27,8 @@ class StreamCalls(Asker):
             BrokerUnavailable: with `current`, no broker has.
         """
         query = {"pattern": pattern, "group": group}
-        listed: list[dict[str, Any]] = self._json(
-            "GET", "/v1/streams", query=query, judge=_unless_current if current else _as_it_is
-        )
+        judge = _unless_current if current else _as_it_is
+        listed = list(map(_checked, self._json("GET", "/v1/streams", list[Facts], query=query, judge=judge)))
         return [body if leader_epochs.outdated(body) is None else _without_position(body) for body in listed]
 
     def stream(self, name: str) -> dict[str, Any]:
@@ -38,7 +37,7 @@ class StreamCalls(Asker):
         Raises:
             StreamNotFound.
         """
-        body = dict(self._json("GET", stream_path(name), judge=_as_it_is))
+        body = _checked(self._json("GET", stream_path(name), Facts, judge=_as_it_is))
         if "high_watermark" in body and leader_epochs.outdated(body) is None:
             return body
         return self._newest(name) or _without_position(body)
@@ -49,7 +48,7 @@ class StreamCalls(Asker):
         Raises:
             StreamNotFound.
         """
-        return dict(self._json("POST", f"{stream_path(name)}/roll", timeout_s=60.0))
+        return self._json("POST", f"{stream_path(name)}/roll", Facts, timeout_s=60.0)
 
     def position(self, name: str) -> dict[str, Any]:
         """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
@@ -63,11 +62,11 @@ class StreamCalls(Asker):
             nonlocal problem
             body = _body(response)
             is_stated = "high_watermark" in body
-            problem = leader_epochs.outdated(body) if is_stated else from_json({"error": body.get("problem", {})})
+            problem = leader_epochs.outdated(body) if is_stated else from_json({"error": body.get("problem")})
             return problem
 
         try:
-            return dict(self._json("GET", stream_path(name), judge=judge))
+            return self._json("GET", stream_path(name), Facts, judge=judge)
         except BrokerUnavailable as error:
             if problem is None:
                 raise
@@ -84,16 +83,36 @@ class StreamCalls(Asker):
 
     def _newest(self, name: str) -> dict[str, Any] | None:
         """None where no broker states its position."""
-        shown = [_body(response) for response in self._of_each(stream_path(name))]
+        shown = []
+        for response in self._of_each(stream_path(name)):
+            with contextlib.suppress(NatslogError):  # no broker's answer says nothing of the stream
+                shown.append(_body(response))
         stated = [body for body in shown if "high_watermark" in body and leader_epochs.outdated(body) is None]
-        return max(stated, key=lambda body: int(body["leader_epoch"]), default=None)
+        return max(stated, key=lambda body: int(body.get("leader_epoch", 0)), default=None)
 
 
-def _body(response: urllib3.BaseHTTPResponse) -> dict[str, Any]:
-    try:
-        return dict(json.loads(response.data))
-    except (ValueError, TypeError) as error:
-        raise NatslogError("the answer is not JSON; is that a natslog broker?") from error
+class _Shown(msgspec.Struct):
+    """What of a stream is relied on."""
+
+    name: str
+    id: str
+    leader_epoch: int = 0
+    high_watermark: int | msgspec.UnsetType = msgspec.UNSET
+    log_start_offset: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def _body(response: urllib3.BaseHTTPResponse) -> Facts:
+    return _checked(decoded(response.data, Facts, "the answer about a stream"))
+
+
+def _checked(body: Facts) -> Facts:
+    """The same. Raises NatslogError: it is no stream."""
+    shown = converted(body, _Shown, "the answer about a stream")
+    if (shown.high_watermark is msgspec.UNSET) != (shown.log_start_offset is msgspec.UNSET):
+        raise NatslogError(
+            f"the answer about stream {shown.name!r} has one of its bounds only; is that a natslog broker?"
+        )
+    return body
 
 
 def _as_it_is(_: urllib3.BaseHTTPResponse) -> None:
@@ -111,4 +130,4 @@ def _without_position(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream_path(name: str) -> str:
-    return f"/v1/streams/{quote(name, safe='') or '-'}"
+    return f"/v1/streams/{in_path(name)}"

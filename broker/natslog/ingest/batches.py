@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
+from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire import kernels, kernels_ids
 from natslog.wire.frames import Frames
 from natslog.wire.layout import (
@@ -318,6 +319,14 @@ def split_by_text(frames: Frames) -> tuple[Frames, Frames]:
         headers = buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes()
         bad[at] = not (is_utf8(subject) and is_utf8(headers))
     return (frames, frames.select(bad)) if not bad.any() else (frames.select(~bad), frames.select(bad))
+
+
+def split_by_subject(frames: Frames) -> tuple[Frames, Frames]:
+    """Frames with one plain subject, as a direct append takes it too, and those with another one."""
+    marks = np.zeros(len(frames.rows), np.bool_)
+    if not kernels.mark_not_plain(frames.buffer, frames.rows, MAX_SUBJECT_BYTES, marks):
+        return frames, frames.select(marks)
+    return frames.select(~marks), frames.select(marks)
 
 
 def split_by_expectation(frames: Frames) -> tuple[Frames, Frames]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
-from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_text
+from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.wire import compiled, kernels
 from natslog.wire.frames import FrameParser, Frames
@@ -54,7 +54,7 @@ def warm_up() -> None:
         for frames in parser.frames():
             for rules in _ACK_RULES:
                 rules.applied(Frames(frames.buffer, frames.rows.copy()))
-            for part in (*split_by_text(frames), *split_by_expectation(frames)):
+            for part in (*split_by_text(frames), *split_by_subject(frames), *split_by_expectation(frames)):
                 builder.add(part)
         batch = builder.taken()
         offsets = np.arange(batch.rows.rows, dtype=np.int64)

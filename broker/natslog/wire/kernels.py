@@ -251,6 +251,35 @@ def mark_high_bytes(buffer: Any, frames: Any, marks: Any) -> None:
 
 
 @compiled
+def mark_not_plain(buffer: Any, frames: Any, most_bytes: int, marks: Any) -> int:
+    """Marks the frames whose subject is longer, or has an empty token, a wildcard as a token or a control character.
+
+    Returns how many these are.
+    """
+    count = 0
+    for index in range(frames.shape[0]):
+        start, length = frames[index, 3], frames[index, 4]
+        is_plain = 0 < length <= most_bytes
+        if is_plain:
+            end, token = start + length, start
+            for at in range(start, end + 1):
+                byte = buffer[at] if at < end else 46
+                if byte == 46:
+                    size = at - token
+                    if size == 0 or (size == 1 and (buffer[token] == 42 or buffer[token] == 62)):
+                        is_plain = False
+                        break
+                    token = at + 1
+                elif byte <= 32 or byte == 127:
+                    is_plain = False
+                    break
+        if not is_plain:
+            marks[index] = True
+            count += 1
+    return count
+
+
+@compiled
 def mark_header_prefix(buffer: Any, frames: Any, prefix: Any, marks: Any) -> None:
     """Marks the frames that have a header whose name begins with `prefix`."""
     for index in range(frames.shape[0]):

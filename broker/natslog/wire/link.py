@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import ssl
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from natslog.errors import ConfigError, NatsUnavailable
+from natslog.urls import without_secrets
 from natslog.wire.frames import Frames
 from natslog.wire.transport import FrameDemux, InPlaceTransport, Receiver
 
@@ -378,8 +378,3 @@ class NatsLink:
                     break
         with contextlib.suppress(ConnectionError):  # aborted
             await client.close()
-
-
-def without_secrets(url: str) -> str:
-    """The URLs without user and password, to be shown and logged."""
-    return re.sub(r"//[^/,]*@", "//…@", url)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError
@@ -18,7 +18,7 @@ _HTTP = ("path", "servers", "stream", "subject", *CONNECTION)
 class HttpSinkOptions:
     """`subject`: of rows without that column; None where the column is there, or the stream's own is meant."""
 
-    servers: tuple[str, ...]
+    servers: tuple[str, ...] = field(repr=False)
     stream: str
     subject: str | None
     client_options: ClientOptions

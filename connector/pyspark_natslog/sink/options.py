@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from natslog.config import DEFAULT_NATS_URL
@@ -44,7 +44,7 @@ class SinkOptions:
         credentials: arguments for `NatsCredentials`.
     """
 
-    nats_url: str
+    nats_url: str = field(repr=False)
     subject: str | None
     ack: Ack
     message_id_column: str | None

@@ -84,7 +84,7 @@ class Cutting:
 class SourceOptions:
     """What the source was told. Picklable; holds no secret but a `token` given in clear."""
 
-    servers: tuple[str, ...]
+    servers: tuple[str, ...] = field(repr=False)
     selection: Selection
     start: Bound
     end: Bound

@@ -22,6 +22,11 @@ class Answers:
 
     def __init__(self, **calls: tuple[int, Any, dict[str, str]]) -> None:
         self.calls, self.asked = calls, 0
+        self.seen: list[tuple[str, dict[str, str]]] = []
+
+    def authorizations(self, call: str) -> list[str | None]:
+        """What was sent with each such call, None where nothing was."""
+        return [headers.get("authorization") for path, headers in self.seen if path == call]
 
 
 @contextmanager
@@ -33,12 +38,17 @@ def serving() -> Iterator[Callable[[Answers], str]]:
             class Handler(BaseHTTPRequestHandler):
                 def do_GET(self) -> None:
                     answers.asked += 1
-                    status, body, headers = answers.calls[self.path.split("?")[0].split("/")[-1]]
+                    call = self.path.split("?")[0].split("/")[-1]
+                    answers.seen.append((call, {name.lower(): value for name, value in self.headers.items()}))
+                    self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                    status, body, headers = answers.calls.get(call, (404, {}, {}))
                     self.send_response(status)
                     for name, value in headers.items():
                         self.send_header(name, value)
                     self.end_headers()
                     self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+                do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
                 def log_message(self, *_: Any) -> None:
                     """Not into the tests' output."""

@@ -41,12 +41,13 @@ from natslog.arrow.row_buffers import RowBuffers
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
-from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_text, survey_of
+from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_subject, split_by_text, survey_of
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.log import RunLog
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
+from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire.frames import Frames
 from natslog.wire.layout import REPLY_LEN, Survey
 
@@ -187,10 +188,9 @@ class StreamIngest:
         if (why_not := self.why_not()) is not None:
             self._refuse(frames, why_not)
             return
-        if survey.not_ascii_rows or survey.headed_rows:
-            wanted = self._without_unwanted(frames, survey)
-            if wanted is not frames:
-                frames, survey = wanted, survey_of(wanted)
+        wanted = self._without_unwanted(frames, survey)
+        if wanted is not frames:
+            frames, survey = wanted, survey_of(wanted)
         if len(frames.rows):
             self._gather(frames, survey)
 
@@ -204,6 +204,13 @@ class StreamIngest:
 
     def _without_unwanted(self, frames: Frames, survey: Survey) -> Frames:
         """The same frames where all can be taken."""
+        frames, not_plain = split_by_subject(frames)
+        if len(not_plain.rows):
+            error = InvalidRequest(
+                f"a message needs one plain subject of at most {MAX_SUBJECT_BYTES} bytes, with no wildcard as a token: "
+                "correct it"
+            )
+            self._refuse(not_plain, error, "bad_subject")
         if survey.not_ascii_rows:
             frames, garbled = split_by_text(frames)
             if len(garbled.rows):

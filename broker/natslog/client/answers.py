@@ -1,0 +1,173 @@
+"""Answers with rows, checked: no answer of a broker, whatever it holds, crashes the reader or goes on unnoticed.
+
+Theory of operation. A *whole* answer consists of stored batches, each proven by its CRC32C; that the batches are those
+of the range is compared here. An *exact* answer has no CRC. Its schema is compared with the one that was asked for
+before any row is read, then pyarrow validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8),
+and its offsets must lie in the range and ascend. A wrong value that is well-formed cannot be found.
+
+Source: Arrow documentation, "Security considerations": data from elsewhere is validated before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import urllib3
+
+from natslog.arrow import ipc
+from natslog.arrow.schema import MESSAGE_SCHEMA
+from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
+
+_MOST_DIGITS = 19
+_LAST_US = 253_402_300_799_999_999  # the last one of the year 9999
+_ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, IndexError, KeyError, OverflowError, OSError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer to a fetch: rows within the range asked for, and where to go on."""
+
+    batches: list[pa.RecordBatch]
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+    stream_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What rows were asked for. `end` None: as many as there are. `is_filtered`: not all rows of the range."""
+
+    stream: str
+    start: int
+    end: int | None
+    columns: Sequence[str] | None
+    is_filtered: bool
+
+    @property
+    def schema(self) -> pa.Schema:
+        if self.columns is None:
+            return MESSAGE_SCHEMA
+        return pa.schema([MESSAGE_SCHEMA.field(name) for name in self.columns])
+
+
+def number_of(headers: Mapping[str, str], name: str) -> int | None:
+    """None where the header is not there.
+
+    Raises:
+        CorruptAnswer: it is no offset.
+    """
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise CorruptAnswer(f"the header {name} of the answer is no offset ({text[:40]!r}): ask again, or elsewhere")
+    return int(text)
+
+
+def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
+    """The rows of an answer.
+
+    Raises:
+        CorruptLog: a CRC does not hold. CorruptAnswer: rows or headers are not what was asked for.
+    """
+    headers = response.headers
+    if "Natslog-Next-Offset" not in headers:
+        raise NatslogError("the answer has no Natslog headers; is that a natslog broker?")
+    next_offset = _required(headers, "Natslog-Next-Offset")
+    if asked.end is not None and next_offset > max(asked.start, asked.end):
+        raise CorruptAnswer(f"stream {asked.stream!r}: the answer ends at {next_offset}, beyond {asked.end}")
+    try:
+        read = _whole_rows if headers.get("Natslog-Batches") == "whole" else _exact_rows
+        batches = read(response.data, asked, next_offset)
+    except _ARROW_ERRORS as error:
+        raise CorruptAnswer(
+            f"stream {asked.stream!r}: the answer's rows cannot be read ({_first_line(error)}); is that a natslog "
+            "broker? It is asked for again where another one is known"
+        ) from error
+    return Fetched(
+        batches,
+        next_offset,
+        _required(headers, "Natslog-High-Watermark"),
+        _required(headers, "Natslog-Log-Start-Offset"),
+        headers.get("Natslog-Stream-Id", ""),
+    )
+
+
+def _required(headers: Mapping[str, str], name: str) -> int:
+    if (number := number_of(headers, name)) is None:
+        raise CorruptAnswer(f"the answer has no header {name}: ask again, or elsewhere")
+    return number
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _whole_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
+    """The batches without the rows outside the range; nothing is copied."""
+    source = f"stream {asked.stream!r}"
+    batches, covered = [], asked.start
+    for header, message in ipc.split_messages(data, source=source):
+        low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
+        if low != covered:
+            raise CorruptLog(f"{source}: offsets {covered} to {low} are missing in the answer", start=covered, end=low)
+        batch = ipc.decode_batch(message)
+        if batch.num_rows != header.rows or high < low:
+            raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} is not what its header says")
+        batches.append(batch.slice(low - header.base_offset, high - low))
+        covered = high
+    if covered < end:
+        raise CorruptLog(f"{source}: offsets {covered} to {end} are missing in the answer", start=covered, end=end)
+    return batches
+
+
+def _exact_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
+    """Validated rows: see above."""
+    with pa.ipc.open_stream(data) as reader:
+        if not reader.schema.equals(asked.schema):
+            raise CorruptAnswer(f"stream {asked.stream!r}: the answer has other columns than were asked for")
+        batches, covered = [], asked.start
+        for batch in reader:
+            batch.validate(full=True)
+            _check_nulls(batch, asked)
+            _check_times(batch, asked)
+            covered = _check_offsets(batch, asked, covered, end)
+            if batch.num_rows:
+                batches.append(batch)
+    rows = sum(batch.num_rows for batch in batches)
+    span = max(0, end - asked.start)
+    if rows > span or (rows < span and not asked.is_filtered):
+        raise CorruptAnswer(f"stream {asked.stream!r}: {rows} rows for offsets {asked.start} to {end}")
+    return batches
+
+
+def _check_nulls(batch: pa.RecordBatch, asked: Asked) -> None:
+    for field, column in zip(asked.schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise CorruptAnswer(f"stream {asked.stream!r}: the answer has rows without {field.name}")
+
+
+def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
+    """Raises CorruptAnswer: a time is one that Python and Spark cannot show."""
+    if "timestamp" in batch.schema.names and batch.num_rows:
+        bounds = pc.min_max(batch.column("timestamp").cast(pa.int64())).as_py()
+        if bounds["min"] < 0 or bounds["max"] > _LAST_US:
+            raise CorruptAnswer(f"stream {asked.stream!r}: the answer has times outside of the years 1970 to 9999")
+
+
+def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) -> int:
+    """The offset behind the batch. Raises CorruptAnswer: offsets are not in `[covered, end)`, or do not ascend."""
+    if "offset" not in batch.schema.names or not batch.num_rows:
+        return covered
+    offsets = batch.column("offset")
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    ascend = pc.all(pc.less(offsets[:-1], offsets[1:]), min_count=0).as_py()
+    if not (covered <= first and last < end and ascend):
+        raise CorruptAnswer(
+            f"stream {asked.stream!r}: the answer's offsets are not those of {asked.start} to {end}, in order"
+        )
+    return int(last) + 1
