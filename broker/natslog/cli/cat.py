@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 
-from natslog.arrow.messages_json import json_lines
-from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.cli.common import global_of, position_of
-from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from natslog.client import NatslogClient
 
 _WAIT_MS = 20_000
 _FOLLOW_PATIENCE_S = 120.0
@@ -38,6 +39,10 @@ def cat(
     batches = _limited(_batches(client, stream, position_of(client, stream, start), follow, subject), count)
     sink = sys.stdout.buffer
     if as_arrow:
+        import pyarrow as pa
+
+        from natslog.arrow.schema import MESSAGE_SCHEMA
+
         with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
             for batch in batches:
                 writer.write_batch(batch)
@@ -77,6 +82,8 @@ def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[p
 
 def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
     if as_json:
+        from natslog.arrow.messages_json import json_lines
+
         return json_lines(batch)
     values: list[Any] = batch.column("value").to_pylist()
     return b"".join(value + b"\n" for value in values)

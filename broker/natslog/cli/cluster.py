@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, global_of, out, print_json, print_table
-from natslog.client import NatslogClient
-from natslog.errors import ConfigError, InvalidRequest, NatslogError
+from natslog.cli.common import JsonFlag, broker_extra, global_of, out, print_json, print_table
+from natslog.errors import InvalidRequest, NatslogError
+
+if TYPE_CHECKING:
+    from natslog.client import NatslogClient
 
 app = typer.Typer(help="Look at the cluster, and change it.", no_args_is_help=True)
 
@@ -219,10 +221,8 @@ def recover(
 
     What only the lost brokers had is gone, acked messages included. Old brokers cannot join with their old folders.
     """
-    try:
+    with broker_extra("natslog cluster recover"):
         from natslog.node.metadata.recover import recover as recover_folder
-    except ImportError as error:
-        raise ConfigError(f"this needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
     planned = recover_folder(folder, is_dry_run=True)
     if not yes:
         out.print(

@@ -1,17 +1,26 @@
-"""What commands share: the client of the global options, output for people and programs, errors."""
+"""What commands share: the client of the global options, output for people and programs, errors.
+
+Modules of `natslog.cli` import at their top only what `--help` needs. The rest (pyarrow, urllib3, nats-py, asyncio) is
+imported by the function that uses it, because it takes most of the time and memory of a short command.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from natslog.client import NatslogClient
 
 # Names and subjects are printed as they are, never as markup; a pipe gets a row per line, however long.
 out = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 1000)
@@ -23,15 +32,44 @@ NatsUrl = Annotated[
 ]
 
 
-@dataclass(slots=True)
+_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Global:
-    """Options before the command."""
+    """Options before the command, as they were given; `client` checks them."""
 
     servers: tuple[str, ...] = ()
-    options: ClientOptions = field(default_factory=ClientOptions)
+    token: str | None = None
+    token_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
 
     def client(self, patience_s: float = 0.0) -> NatslogClient:
-        return NatslogClient(self.servers or None, replace(self.options, patience_s=patience_s))
+        """Raises ConfigError where an option is wrong."""
+        from natslog.client import ClientOptions, NatslogClient, parse_servers
+
+        servers = tuple(part for text in self.servers for part in parse_servers(text))
+        options = ClientOptions(
+            token=self.token,
+            token_file=self.token_file,
+            tls_ca_file=self.tls_ca_file,
+            tls_cert_file=self.tls_cert_file,
+            tls_key_file=self.tls_key_file,
+            retries=_RETRIES,
+            patience_s=patience_s,
+        )
+        return NatslogClient(servers or None, options)
+
+
+@contextmanager
+def broker_extra(what: str) -> Iterator[None]:
+    """Around imports that only `natslog[broker]` has: an import that fails is a ConfigError which names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what} needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
 
 
 def global_of(context: typer.Context) -> Global:

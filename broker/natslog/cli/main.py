@@ -9,8 +9,7 @@ import typer
 
 from natslog.cli import cat, cluster, cursor, pub, serve, stream, verify
 from natslog.cli.common import Global, err
-from natslog.client import ClientOptions, parse_servers
-from natslog.errors import NatslogError
+from natslog.errors import NatslogError, natslog_version
 
 app = typer.Typer(
     name="natslog",
@@ -29,6 +28,12 @@ app.command("cat")(cat.cat)
 app.command("verify")(verify.verify)
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"natslog {natslog_version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -40,18 +45,19 @@ def options(
     tls_ca: Annotated[str | None, typer.Option("--tls-ca", help="CA certificates to trust.")] = None,
     tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Client certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option("--tls-key", help="Its key.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Durable, replayable streams for people who run NATS."""
-    servers = tuple(part for text in server or [] for part in parse_servers(text))
-    client_options = ClientOptions(
+    context.obj = Global(
+        servers=tuple(server or ()),
         token=token,
         token_file=token_file,
         tls_ca_file=tls_ca,
         tls_cert_file=tls_cert,
         tls_key_file=tls_key,
-        retries=2,
     )
-    context.obj = Global(servers, client_options)
 
 
 _GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cert", "--tls-key")

@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import pyarrow as pa
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
-from natslog.model import Ack
 
 if TYPE_CHECKING:
     from natslog.client.publisher import Publisher, Rows
+    from natslog.model import Ack
 
 _CHUNK_ROWS = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
@@ -144,6 +142,8 @@ def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: in
 
 
 def _rows(chunk: _Chunk, run: str | None, first: int) -> Rows:
+    import pyarrow as pa
+
     from natslog.client.publisher import Rows
 
     keys = pa.array(chunk.keys, pa.binary()) if any(key is not None for key in chunk.keys) else None
@@ -161,6 +161,8 @@ def _paced(rows: Rows, rate: float | None) -> Iterator[Rows]:
 def _progress(total_bytes: int) -> Any:
     if not total_bytes or not err.is_terminal:
         return nullcontext()
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
