@@ -14,7 +14,7 @@ import pytest
 
 from natslog.client import NatslogClient
 from natslog.nats_server import free_port, is_listening
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running
+from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked, running
 
 
 @pytest.fixture
@@ -43,17 +43,33 @@ def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> 
     paused = json.loads(natslog("stream", "pause", name, "--json", url=broker.url).stdout)["paused"]
     resumed = json.loads(natslog("stream", "resume", name, "--json", url=broker.url).stdout)["paused"]
     assert (paused, resumed) == (True, False)
-    refused = natslog("stream", "rm", name, url=broker.url, check=False, input="n\n")
-    assert (refused.returncode, refused.stderr) == (1, f"error: stream {name} stays as it is\n")
     assert json.loads(natslog("stream", "rm", name, "--force", "--json", url=broker.url).stdout)["deleted"] == name
     gone = natslog("stream", "info", name, url=broker.url, check=False)
     said = f"error: there is no stream '{name}'\n"
     assert (gone.returncode, gone.stderr) == (1, said)
 
 
-def test_rm_by_a_program_that_can_answer_nothing_deletes(broker: BrokerProcess, stream: str) -> None:
-    natslog("stream", "rm", stream, url=broker.url, input="")
+@pytest.mark.parametrize("said", ["", "y\n", "n\n"])
+def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stream: str, said: str) -> None:
+    refused = natslog("stream", "rm", stream, url=broker.url, input=said, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        f"error: stream {stream} with 0 messages is not deleted: standard input is no terminal to confirm on; "
+        "confirm with --yes\n"
+    )
+    natslog("stream", "info", stream, url=broker.url)
+    natslog("stream", "rm", stream, "--yes", url=broker.url, input=said)
     assert natslog("stream", "info", stream, url=broker.url, check=False).returncode == 1
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_rm_asks_on_a_terminal(broker: BrokerProcess, stream: str, answer: str) -> None:
+    code, shown = on_terminal("stream", "rm", stream, url=broker.url, types=answer + "\n")
+    assert f"Delete stream {stream} with 0 messages? [y/N]" in shown
+    is_there = natslog("stream", "info", stream, url=broker.url, check=False).returncode == 0
+    assert (code, is_there) == ((0, False) if answer == "y" else (1, True))
+    if answer == "n":
+        assert f"stream {stream} with 0 messages is not deleted\n" in shown
 
 
 def test_global_options_may_stand_behind_the_command(broker: BrokerProcess, stream: str) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, broker_extra, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, broker_extra, confirm, global_of, out, print_json, print_table
 from natslog.errors import InvalidRequest, NatslogError
 
 if TYPE_CHECKING:
@@ -199,10 +197,9 @@ def finalize_upgrade(
     client = global_of(context).client()
     level = client.cluster()["feature_level"]
     if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidRequest("no broker can be downgraded after it: confirm with --yes")
-        typer.confirm(
-            f"The feature level is {level}. After it is raised no broker can be downgraded. Raise it?", abort=True
+        confirm(
+            f"The feature level is {level}. After it is raised no broker can be downgraded. Raise it?",
+            or_else="the feature level is not raised (no broker can be downgraded after it)",
         )
     body = client.finalize_upgrade()
     if as_json:
@@ -230,11 +227,14 @@ def recover(
         )
         if planned.lost:
             out.print(f"lost, as no replica is here: {', '.join(planned.lost)}", style="bold red")
-        typer.confirm(
-            "Messages that only the lost brokers had are gone. Begin a new cluster from this broker?", abort=True
+        confirm(
+            "Messages that only the lost brokers had are gone. Begin a new cluster from this broker?",
+            or_else="nothing is changed",
         )
     done = recover_folder(folder, is_dry_run=False)
     if as_json:
+        import msgspec
+
         print_json(msgspec.to_builtins(done))
     else:
         out.print(f"broker {done.broker} is cluster {done.cluster_id} now: start it, then add brokers and move streams")

@@ -17,13 +17,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from natslog.errors import ConfigError
+from natslog.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from natslog.client import NatslogClient
 
+
+def is_terminal(stream: Any) -> bool:
+    """Whether standard input or output is a terminal; a closed one (None) is not."""
+    return stream is not None and bool(stream.isatty())
+
+
 # Names and subjects are printed as they are, never as markup; a pipe gets a row per line, however long.
-out = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 1000)
+out = Console(highlight=False, soft_wrap=True, markup=False, width=None if is_terminal(sys.stdout) else 1000)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -76,6 +82,21 @@ def global_of(context: typer.Context) -> Global:
     found = context.find_object(Global)
     assert found is not None, "the main callback sets it"
     return found
+
+
+def confirm(question: str, *, or_else: str) -> None:
+    """Returns when the user agrees.
+
+    Args:
+        or_else: what holds without consent, as in "stream orders is not deleted".
+
+    Raises:
+        InvalidRequest: the user declined, or standard input is no terminal: a program has to pass --yes.
+    """
+    if not is_terminal(sys.stdin):
+        raise InvalidRequest(f"{or_else}: standard input is no terminal to confirm on; confirm with --yes")
+    if not typer.confirm(question):
+        raise InvalidRequest(or_else)
 
 
 def position_of(client: NatslogClient, stream: str, text: str) -> int:
