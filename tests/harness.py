@@ -194,7 +194,7 @@ def on_terminal(*arguments: str, url: str | None = None, types: str = "") -> tup
                 shown += part
         code = process.wait(60)
     os.close(ours)
-    return code, shown.decode().replace("\r\n", "\n")
+    return code, shown.decode(errors="replace").replace("\r\n", "\n")
 
 
 def all_values(client: NatslogClient, stream: str) -> list[bytes]:

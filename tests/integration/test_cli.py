@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -151,11 +152,11 @@ def test_pub_without_payload_takes_standard_input_as_one_message(
     [
         (["x"], None, "give a PAYLOAD, --file, or something on standard input"),
         (["x.{a}", "plain"], None, "line 1 is not JSON"),
-        (["x.{a}", '{"b": 1}'], None, "row 1 has no field 'a'; it has b"),
+        (["x.{a}", '{"b": 1}'], None, "line 1 has no field 'a'; it has b"),
         (["x", "y", "--file", "FILE"], "", "either a PAYLOAD or --file"),
         (["x", "--file", "/nosuch"], None, "cannot read /nosuch"),
         (["{a}", "--file", "FILE"], "x\n", "lines have no fields"),
-        (["{a}", "--file", "FILE", "--format", "csv"], "b\n1\n", "row 1 has no field 'a'; it has b"),
+        (["{a}", "--file", "FILE", "--format", "csv"], "b\n1\n", "line 2 has no field 'a'; it has b"),
         (["x", "--file", "FILE", "--format", "csv"], "a,b\n1\n", "line 2 has 1 fields, the header 2"),
         (["x", "--file", "FILE", "--format", "csv"], "", "the file is empty"),
         (["x", "--file", "FILE", "--format", "ndjson"], "{}\nnope\n", "line 2 is not JSON"),
@@ -175,6 +176,43 @@ def test_pub_of_bad_input_names_it(
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _peak_kib(*arguments: str) -> tuple[int, str, int]:
+    """Exit code, standard error and largest resident memory of the command."""
+    command = [sys.executable, "-m", "natslog", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, said, usage.ru_maxrss
+
+
+@pytest.mark.parametrize(("form", "first"), [("lines", "x\n"), ("ndjson", "{}\n"), ("csv", "a\n1\n")])
+def test_pub_of_a_line_beyond_the_servers_limit_names_it_in_bounded_memory(
+    nats_url: str, tmp_path: Path, form: str, first: str
+) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_text(first)
+    large.write_text(first)
+    with open(large, "r+b") as file:
+        file.truncate(300 * 1024 * 1024)  # a hole: one line of zeros
+    command = ["pub", "x", "--format", form, "--nats-url", nats_url, "--file"]
+    code, _, usual_kib = _peak_kib(*command, str(small))
+    assert code == 0
+    code, said, peak_kib = _peak_kib(*command, str(large))
+    number = first.count("\n") + 1
+    assert code == 1
+    assert f"error: line {number} is larger than the 1048576 bytes that the NATS server accepts in a message" in said
+    assert peak_kib < usual_kib + 32 * 1024, f"{peak_kib} KiB instead of {usual_kib} KiB"
+
+
+def test_pub_of_standard_input_without_end_is_refused_in_bounded_memory(nats_url: str) -> None:
+    with open("/dev/zero", "rb") as endless:
+        done = natslog("pub", "x", "--nats-url", nats_url, check=False, stdin=endless)
+    assert done.returncode == 1
+    assert "standard input is larger than the 1048576 bytes that the NATS server accepts in a message" in done.stderr
 
 
 def test_pub_without_nats_says_so() -> None:
@@ -210,6 +248,59 @@ def test_cat_from_count_json_arrow_and_follow(broker: BrokerProcess, nats_url: s
             except subprocess.TimeoutExpired:
                 continue
         assert following.stdout.read() == b"new\n"
+
+
+_STEERING = "\x1b]0;title\x07\u009b31mred\ttab\r\x7f".encode() + b"\xff"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_cat_escapes_control_characters_on_a_terminal_only(
+    broker: BrokerProcess, nats_url: str, stream: str, options: tuple[str, ...]
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", [_STEERING, "grün".encode(), "\u009b2J".encode()])
+    code, shown = on_terminal("cat", stream, *options, url=broker.url)
+    assert code == 0
+    assert not set(shown) & set(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0)])), repr(shown)
+    assert "grün" in shown
+    if options:
+        assert [json.loads(line).get("value") for line in shown.splitlines()] == [None, "grün", "\u009b2J"]
+        return
+    assert r"\x1b]0;title\x07\x9b31mred" in shown
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, "cat", stream]
+    piped = subprocess.run(command, capture_output=True, check=True).stdout
+    assert piped == _STEERING + b"\n" + "grün\n\u009b2J\n".encode()
+
+
+def test_cat_of_arrow_to_a_terminal_is_refused(broker: BrokerProcess, stream: str) -> None:
+    code, shown = on_terminal("cat", stream, "--arrow", url=broker.url)
+    assert (code, "redirect it to a file or a pipe" in shown) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [("cat", "STREAM"), ("cat", "STREAM", "--arrow"), ("stream", "ls"), ("--help",)])
+def test_closed_pipe_ends_a_command_quietly(
+    broker: BrokerProcess, nats_url: str, stream: str, arguments: tuple[str, ...]
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", [b"x" * 1000] * 300)
+    named = [stream if argument == "STREAM" else argument for argument in arguments]
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, *named]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [("cat", "STREAM"), ("cat", "STREAM", "--arrow"), ("stream", "ls"), ("--help",)])
+def test_full_disk_behind_standard_output_is_one_sentence(
+    broker: BrokerProcess, nats_url: str, stream: str, arguments: tuple[str, ...]
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", [b"x"])
+    named = [stream if argument == "STREAM" else argument for argument in arguments]
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, *named]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    said = b"error: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.long

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from natslog.cli import cat, cluster, cursor, pub, serve, stream, verify
+from natslog.cli import cat, cluster, cursor, pub, serve, standard_output, stream, verify
 from natslog.cli.common import Global, err
 from natslog.errors import NatslogError, natslog_version
 
@@ -81,11 +81,23 @@ def _global_options_first(arguments: list[str]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; an error in operation is one sentence on stderr and exit code 1, wrong usage is 2."""
+    standard_output.report_failures()
     try:
-        app(args=_global_options_first(sys.argv[1:] if arguments is None else arguments))
+        try:
+            app(args=_global_options_first(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            standard_output.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except standard_output.OutputFailed as error:
+        if error.is_closed_pipe:
+            sys.exit(standard_output.CLOSED_PIPE_EXIT_CODE)
+        _show(error)
     except NatslogError as error:
-        err.print("error:", style="bold red", end=" ")
-        err.print(error.message)
-        sys.exit(1)
+        _show(error)
+
+
+def _show(error: NatslogError) -> NoReturn:
+    err.print("error:", style="bold red", end=" ")
+    err.print(error.message)
+    sys.exit(1)

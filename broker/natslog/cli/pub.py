@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
+from natslog.cli.common import JsonFlag, NatsUrl, err, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CHUNK_ROWS = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
-_LARGEST_FIELD_CHARS = 64 * 1024 * 1024  # no NATS server takes more
+_NOTHING_GIVEN = "give a PAYLOAD, --file, or something on standard input"
 
 
 @dataclass(slots=True)
@@ -70,18 +70,23 @@ def pub(
         raise InvalidRequest("give either a PAYLOAD or --file")
     if rate is not None and rate > 1e9:
         raise InvalidRequest(f"--rate {rate} is no rate")
-    if file is None:
-        value = _standard_input() if payload is None else payload.encode("utf-8", "surrogateescape")
-        chunks, total_bytes = iter([_single(value, subject, key)]), 0
-    else:
-        total_bytes = _size_of(file)
-        chunks = _chunks(file, form, subject, key)
+    if file is None and payload is None and is_terminal(sys.stdin):
+        raise InvalidRequest(_NOTHING_GIVEN)
+    if file is not None and form == "lines" and (key is not None or "{" in subject):
+        raise InvalidRequest("lines have no fields: --key and {field} need --format csv or ndjson")
+    total_bytes = 0 if file is None else _size_of(file)
     from natslog.client.publisher import Publisher
     from natslog.wire.link import NatsCredentials
 
     started = time.monotonic()
     publisher = Publisher(nats_url, credentials=NatsCredentials(creds_file=creds), ack_timeout_s=ack_timeout)
     with publisher:
+        limit_bytes = publisher.max_payload_bytes
+        if file is not None:
+            chunks = _chunks(file, form, subject, key, limit_bytes)
+        else:
+            value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
+            chunks = iter([_single(value, subject, key)])
         sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
     seconds = max(time.monotonic() - started, 1e-9)
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
@@ -95,12 +100,18 @@ def _size_of(file: Path) -> int:
         raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
 
 
-def _standard_input() -> bytes:
-    """All of it, as one message."""
-    value = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+def _standard_input(limit_bytes: int) -> bytes:
+    """All of it, as one message. Raises InvalidRequest: there is none, or more than `limit_bytes`."""
+    value = b"" if sys.stdin is None else sys.stdin.buffer.read(limit_bytes + 1)
     if not value:
-        raise InvalidRequest("give a PAYLOAD, --file, or something on standard input")
+        raise InvalidRequest(_NOTHING_GIVEN)
+    if len(value) > limit_bytes:
+        raise InvalidRequest(f"standard input is {_too_large(limit_bytes)}: publish a message a line with --file -")
     return value
+
+
+def _too_large(limit_bytes: int) -> str:
+    return f"larger than the {limit_bytes} bytes that the NATS server accepts in a message (max_payload)"
 
 
 def _single(value: bytes, template: str, key: str | None) -> _Chunk:
@@ -173,18 +184,16 @@ def _progress(total_bytes: int) -> Any:
     return Progress(*columns, console=err, transient=True)
 
 
-def _chunks(path: Path, form: str, template: str, key: str | None) -> Iterator[_Chunk]:
-    """Rows of the input in bounded memory.
+def _chunks(path: Path, form: str, template: str, key: str | None, limit_bytes: int) -> Iterator[_Chunk]:
+    """Rows of the input; memory is bounded by a chunk and the server's limit for a message.
 
     Raises:
-        InvalidRequest: the file, a row, or a field that is not there, with its line number.
+        InvalidRequest: the file, a row that is too large, or a field that is not there, with its line number.
     """
-    if form == "lines" and (key is not None or "{" in template):
-        raise InvalidRequest("lines have no fields: --key and {field} need --format csv or ndjson")
     try:
         with open(path, "rb") if str(path) != "-" else nullcontext(sys.stdin.buffer) as file:
             chunk = _Chunk()
-            for number, (value, fields) in enumerate(_records(file, form), start=1):
+            for number, value, fields in _records(file, form, limit_bytes):
                 chunk.subjects.append(_subject(template, fields, number))
                 chunk.values.append(value)
                 chunk.keys.append(_key(fields, key, number))
@@ -200,18 +209,28 @@ def _chunks(path: Path, form: str, template: str, key: str | None) -> Iterator[_
         raise InvalidRequest(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _records(file: IO[bytes], form: str) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each row's payload and fields."""
+def _lines(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Each line, with its number from 1 and its end. Raises InvalidRequest: a line of more than `limit_bytes`."""
+    number = 0
+    while line := file.readline(limit_bytes + 3):
+        number += 1
+        if len(line) > limit_bytes + 2 or len(line.rstrip(b"\r\n")) > limit_bytes:
+            raise InvalidRequest(f"line {number} is {_too_large(limit_bytes)}")
+        yield number, line
+
+
+def _records(file: IO[bytes], form: str, limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Each row's line, payload and fields."""
     if form == "csv":
-        yield from _csv_records(file)
+        yield from _csv_records(file, limit_bytes)
         return
-    for number, line in enumerate(file, start=1):
+    for number, line in _lines(file, limit_bytes):
         value = line.rstrip(b"\r\n")
         value = value.removeprefix(b"\xef\xbb\xbf") if number == 1 and form == "ndjson" else value
         if form == "lines":
-            yield value, {}
+            yield number, value, {}
         elif value.strip():
-            yield value, _object(value, number)
+            yield number, value, _object(value, number)
 
 
 def _object(line: bytes, number: int) -> dict[str, Any]:
@@ -224,15 +243,17 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
     return fields
 
 
-def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _csv_records(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """A row's JSON is never shorter than its line, so that the limit of a message holds for lines, too."""
+
     def lines() -> Iterator[str]:
-        for number, line in enumerate(file, start=1):
+        for number, line in _lines(file, limit_bytes):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise InvalidRequest(f"line {number} is not UTF-8 text: convert the file first") from error
 
-    csv.field_size_limit(_LARGEST_FIELD_CHARS)
+    csv.field_size_limit(limit_bytes)
     reader = csv.reader(lines(), strict=True)
     try:
         names = next(reader, None)
@@ -246,7 +267,7 @@ def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if len(cells) != len(names):
                 raise InvalidRequest(f"line {reader.line_num} has {len(cells)} fields, the header {len(names)}")
             fields = dict(zip(names, cells, strict=True))
-            yield json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(), fields
+            yield reader.line_num, json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(), fields
     except csv.Error as error:
         raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
 
@@ -268,12 +289,12 @@ def _subject(template: str, fields: dict[str, Any], number: int) -> str:
             raise InvalidRequest(f"subject {template!r}: a {{ without }}")
         value = _field(fields, name, number)
         if value is None:
-            raise InvalidRequest(f"row {number}: field {name!r} is null and cannot be part of a subject")
+            raise InvalidRequest(f"line {number}: field {name!r} is null and cannot be part of a subject")
         subject += f"{value}{rest}"
     return subject
 
 
 def _field(fields: dict[str, Any], name: str, number: int) -> Any:
     if name not in fields:
-        raise InvalidRequest(f"row {number} has no field {name!r}; it has {', '.join(map(str, fields)) or 'none'}")
+        raise InvalidRequest(f"line {number} has no field {name!r}; it has {', '.join(map(str, fields)) or 'none'}")
     return fields[name]
