@@ -10,6 +10,7 @@ CRC32C before they are handed on, so damage is found wherever it happened betwee
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_se
 
 FETCH_BYTES = 8 * 1024 * 1024
 
+_READY_WITHIN_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -60,6 +63,14 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
     def cluster(self) -> dict[str, Any]:
         """`{cluster_id, metadata_leader, brokers, version}`."""
         return dict(self._json("GET", "/v1/cluster"))
+
+    def readiness(self, url: str) -> dict[str, Any] | None:
+        """What the broker at `url` answers to `/readyz`, ready or not: `{status, reason, …}`; None where none comes."""
+        try:
+            response = self._send("GET", f"{url}/readyz", None, None, _READY_WITHIN_S, None)
+            return dict(json.loads(response.data))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, TypeError):
+            return None
 
     def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
         """Creates it, or finds it there with the same settings.
