@@ -519,3 +519,23 @@ def test_status_names_what_is_wrong_and_waits_until_it_is_over(tmp_path: Path) -
         assert " ok" not in status.stdout
         wrong = natslog("cluster", "status", "1", url=last.url, check=False)
         assert (wrong.returncode, wrong.stderr) == (1, "error: SECONDS needs --wait\n")
+
+
+@pytest.mark.long
+def test_pub_whose_stream_has_no_leader_says_so(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own") as cluster:
+        cluster.client().create_stream("orders", "orders.>", replicas=1)
+        leader = cluster.leader_of("orders")
+        assert leader is not None
+        other = next(broker for broker in cluster.brokers if broker is not leader)
+        leader.kill()
+        eventually(lambda: any("problem" in stream for stream in other.json("/v1/streams") or []))
+        command = ("pub", "orders.new", "x", "--ack", "--ack-timeout", "1", "--nats-url", cluster.nats.url)
+        said = natslog(*command, url=other.url, check=False).stderr
+        assert "Stream orders records it and cannot take messages now: " in said
+        assert "leader" in said
+        assert "Create one" not in said
+        unasked = natslog(*command, url="http://127.0.0.1:1", check=False).stderr
+        assert "Which of them is unknown: no broker answered" in unasked
+        none = natslog("pub", "nobody.here", *command[2:], url=other.url, check=False).stderr
+        assert "No stream records 'nobody.here'. Create one: natslog stream create" in none

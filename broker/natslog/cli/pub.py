@@ -19,9 +19,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, NatsUrl, err, is_terminal, out, print_json
+from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
-from natslog.errors import InvalidRequest, NatslogError
+from natslog.errors import InvalidRequest, NatslogError, PublishFailed
+from natslog.subjects import covers
 
 if TYPE_CHECKING:
     from natslog.client.publisher import Publisher, Rows
@@ -44,6 +45,7 @@ class _Chunk:
 
 
 def pub(
+    context: typer.Context,
     subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of JSON or csv rows.")],
     payload: Annotated[str | None, typer.Argument(help="The message; without it and --file, standard input.")] = None,
     file: Annotated[
@@ -87,9 +89,33 @@ def pub(
         else:
             value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
             chunks = iter([_single(value, subject, key)])
-        sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
+        try:
+            sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
+        except PublishFailed as error:
+            if error.facts.get("listens", True):
+                raise
+            why = _why_none_listens(global_of(context), str(error.facts["subject"]))
+            raise PublishFailed(f"{error.message} {why}", **error.facts) from error
     seconds = max(time.monotonic() - started, 1e-9)
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
+
+
+def _why_none_listens(options: Global, subject: str) -> str:
+    """What a broker says of the streams that cover the subject."""
+    try:
+        with options.client() as client:
+            found = [stream for stream in client.streams() if covers(stream["subject"], subject)]
+    except NatslogError as error:
+        return f"Which of them is unknown: {error.message}"
+    if not found:
+        return f"No stream records {subject!r}. Create one: natslog stream create NAME --subject …"
+    return " ".join(
+        f"Stream {stream['name']} records it and cannot take messages now: {stream['problem']['message']}"
+        if "problem" in stream
+        else f"Stream {stream['name']} records it and broker {stream['leader']} leads it: is that broker connected to "
+        "the NATS server at --nats-url?"
+        for stream in found
+    )
 
 
 def _size_of(file: Path) -> int:
