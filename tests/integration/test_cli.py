@@ -161,7 +161,11 @@ def test_pub_without_payload_takes_standard_input_as_one_message(
         (["x", "--file", "FILE", "--format", "csv"], "", "the file is empty"),
         (["x", "--file", "FILE", "--format", "ndjson"], "{}\nnope\n", "line 2 is not JSON"),
         (["x", "--file", "FILE", "--format", "ndjson"], "[1]\n", "line 1 is not a JSON object"),
-        (["x.{a}", "--file", "FILE", "--format", "ndjson"], '{"a": "b c"}\n', "not one plain NATS subject"),
+        (
+            ["x.{a}", "--file", "FILE", "--format", "ndjson"],
+            '{"a": "b c"}\n',
+            "line 1: field 'a' is 'b c' and cannot be one level",
+        ),
         (["a..b", "hello"], None, "not one plain NATS subject"),
     ],
 )
@@ -176,6 +180,27 @@ def test_pub_of_bad_input_names_it(
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("value", ["10.0.0.1", "a b", "*", ">", ""])
+def test_pub_refuses_a_field_that_is_no_level_of_a_subject(nats_url: str, tmp_path: Path, value: str) -> None:
+    path = tmp_path / "input"
+    path.write_text("ip\nx\n" + f'"{value}"\n')
+    command = ("pub", "visits.{ip}", "--format", "csv", "--file", str(path), "--nats-url", nats_url)
+    done = natslog(*command, check=False)
+    assert done.returncode == 1
+    assert f"error: line 3: field 'ip' is {value!r} and cannot be one level of a subject" in done.stderr
+    assert ("permit it with --in-subject escape or --in-subject split" in done.stderr) == bool(value)
+
+
+@pytest.mark.parametrize(("option", "expected"), [("escape", "10%2E0%2E0%2E1"), ("split", "10.0.0.1")])
+def test_pub_escapes_or_splits_a_field_on_request(
+    client: NatslogClient, nats_url: str, stream: str, option: str, expected: str
+) -> None:
+    command = ("pub", f"{stream}.{{ip}}", '{"ip": "10.0.0.1"}', "--in-subject", option, "--ack", "--nats-url", nats_url)
+    natslog(*command)
+    (row,) = (row for batch in client.read(stream) for row in batch.to_pylist())
+    assert row["subject"] == f"{stream}.{expected}"
 
 
 def _peak_kib(*arguments: str) -> tuple[int, str, int]:

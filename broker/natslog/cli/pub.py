@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import secrets
 import sys
 import time
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _CHUNK_ROWS = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
+_SPECIAL = re.compile(r"[.*>\s\x00-\x1f\x7f]")
+_ESCAPED = re.compile(r"[%.*>\s\x00-\x1f\x7f]")
 _NOTHING_GIVEN = "give a PAYLOAD, --file, or something on standard input"
 
 
@@ -57,6 +60,13 @@ def pub(
             "--format", help="lines: each without its line end; csv: each row as a JSON object; ndjson: each line."
         ),
     ] = "lines",
+    in_subject: Annotated[
+        Literal["refuse", "escape", "split"],
+        typer.Option(
+            "--in-subject",
+            help="A {field} with dots, spaces or wildcards: refuse it, escape these as %2E, or split it into levels.",
+        ),
+    ] = "refuse",
     key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
     ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has each message on disk.")] = False,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many messages a second.")] = None,
@@ -85,10 +95,10 @@ def pub(
     with publisher:
         limit_bytes = publisher.max_payload_bytes
         if file is not None:
-            chunks = _chunks(file, form, subject, key, limit_bytes)
+            chunks = _chunks(file, form, subject, in_subject, key, limit_bytes)
         else:
             value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
-            chunks = iter([_single(value, subject, key)])
+            chunks = iter([_single(value, subject, in_subject, key)])
         try:
             sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
         except PublishFailed as error:
@@ -140,10 +150,10 @@ def _too_large(limit_bytes: int) -> str:
     return f"larger than the {limit_bytes} bytes that the NATS server accepts in a message (max_payload)"
 
 
-def _single(value: bytes, template: str, key: str | None) -> _Chunk:
+def _single(value: bytes, template: str, in_subject: str, key: str | None) -> _Chunk:
     """One message; where the subject or the key takes a field, it must be a JSON object."""
     fields = _object(value, 1) if key is not None or "{" in template else {}
-    return _Chunk([_subject(template, fields, 1)], [value], [_key(fields, key, 1)])
+    return _Chunk([_subject(template, in_subject, fields, 1)], [value], [_key(fields, key, 1)])
 
 
 def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool) -> None:
@@ -210,7 +220,9 @@ def _progress(total_bytes: int) -> Any:
     return Progress(*columns, console=err, transient=True)
 
 
-def _chunks(path: Path, form: str, template: str, key: str | None, limit_bytes: int) -> Iterator[_Chunk]:
+def _chunks(
+    path: Path, form: str, template: str, in_subject: str, key: str | None, limit_bytes: int
+) -> Iterator[_Chunk]:
     """Rows of the input; memory is bounded by a chunk and the server's limit for a message.
 
     Raises:
@@ -220,7 +232,7 @@ def _chunks(path: Path, form: str, template: str, key: str | None, limit_bytes: 
         with open(path, "rb") if str(path) != "-" else nullcontext(sys.stdin.buffer) as file:
             chunk = _Chunk()
             for number, value, fields in _records(file, form, limit_bytes):
-                chunk.subjects.append(_subject(template, fields, number))
+                chunk.subjects.append(_subject(template, in_subject, fields, number))
                 chunk.values.append(value)
                 chunk.keys.append(_key(fields, key, number))
                 chunk.done_bytes += len(value) + 1
@@ -304,7 +316,7 @@ def _key(fields: dict[str, Any], name: str | None, number: int) -> bytes | None:
     return None if value is None else str(value).encode()
 
 
-def _subject(template: str, fields: dict[str, Any], number: int) -> str:
+def _subject(template: str, in_subject: str, fields: dict[str, Any], number: int) -> str:
     if "{" not in template:
         return template
     parts = template.split("{")
@@ -316,8 +328,18 @@ def _subject(template: str, fields: dict[str, Any], number: int) -> str:
         value = _field(fields, name, number)
         if value is None:
             raise InvalidRequest(f"line {number}: field {name!r} is null and cannot be part of a subject")
-        subject += f"{value}{rest}"
+        subject += _level(str(value), in_subject, name, number) + rest
     return subject
+
+
+def _level(value: str, in_subject: str, name: str, number: int) -> str:
+    """A field's value as part of a subject: one level, unless `split`."""
+    if value and (in_subject == "split" or not _SPECIAL.search(value)):
+        return value
+    if value and in_subject == "escape":
+        return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value)
+    permit = "; permit it with --in-subject escape or --in-subject split" if value else ""
+    raise InvalidRequest(f"line {number}: field {name!r} is {value!r} and cannot be one level of a subject{permit}")
 
 
 def _field(fields: dict[str, Any], name: str, number: int) -> Any:
