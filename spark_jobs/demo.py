@@ -207,7 +207,8 @@ def threshold_of(numbers: Sequence[float], part: float, why: str, given: float |
 def publish_csv(stage: Stage, path: Path, watch: Watch) -> str:
     """Publishes the file's rows, acked; returns what `natslog pub` says."""
     subject = f"{EVENTS}.{{{watch.group_field}}}" if watch.group_field else f"{EVENTS}.row"
-    command = natslog("pub", subject, "--file", str(path), "--format", "csv", "--ack", "--nats-url", stage.nats_url)
+    rows = ("--file", str(path), "--format", "csv", "--in-subject", "escape")
+    command = natslog("pub", subject, *rows, "--ack", "--nats-url", stage.nats_url)
     return stage.run("natslog-pub", command).strip()
 
 

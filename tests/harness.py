@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,6 +186,22 @@ def natslog(
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, **options)
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def on_terminal(*arguments: str, url: str | None = None, types: str = "") -> tuple[int, str]:
+    """Exit code and output of the command line with a person before it, who types at once."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "natslog", *(["--server", url] if url else []), *arguments]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        os.write(ours, types.encode())
+        shown = b""
+        with suppress(OSError):  # the end of a terminal is EIO
+            while part := os.read(ours, 65536):
+                shown += part
+        code = process.wait(60)
+    os.close(ours)
+    return code, shown.decode(errors="replace").replace("\r\n", "\n")
 
 
 def all_values(client: NatslogClient, stream: str) -> list[bytes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 
@@ -284,9 +283,12 @@ def from_json(body: Mapping[str, Any]) -> NatslogError:
 
 
 def natslog_version() -> str:
+    """Of the installed package; `unknown` in a checkout that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slower to import than all of this module
+
     try:
         return version("natslog")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:
         return "unknown"
 
 

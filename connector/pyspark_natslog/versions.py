@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-import pyspark
-
 from natslog.errors import ConfigError
+
+try:
+    import pyspark
+except ModuleNotFoundError as error:
+    if error.name != "pyspark":
+        raise
+    raise ModuleNotFoundError("pyspark_natslog needs pyspark: pip install 'natslog[spark]'", name="pyspark") from None
 
 SPARK_NEEDED = "4.2"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from natslog.client import NatslogClient
 from natslog.nats_server import free_port, is_listening
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running
+from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked, running
 
 
 @pytest.fixture
@@ -43,17 +44,33 @@ def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> 
     paused = json.loads(natslog("stream", "pause", name, "--json", url=broker.url).stdout)["paused"]
     resumed = json.loads(natslog("stream", "resume", name, "--json", url=broker.url).stdout)["paused"]
     assert (paused, resumed) == (True, False)
-    refused = natslog("stream", "rm", name, url=broker.url, check=False, input="n\n")
-    assert (refused.returncode, refused.stderr) == (1, f"error: stream {name} stays as it is\n")
     assert json.loads(natslog("stream", "rm", name, "--force", "--json", url=broker.url).stdout)["deleted"] == name
     gone = natslog("stream", "info", name, url=broker.url, check=False)
     said = f"error: there is no stream '{name}'\n"
     assert (gone.returncode, gone.stderr) == (1, said)
 
 
-def test_rm_by_a_program_that_can_answer_nothing_deletes(broker: BrokerProcess, stream: str) -> None:
-    natslog("stream", "rm", stream, url=broker.url, input="")
+@pytest.mark.parametrize("said", ["", "y\n", "n\n"])
+def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stream: str, said: str) -> None:
+    refused = natslog("stream", "rm", stream, url=broker.url, input=said, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        f"error: stream {stream} with 0 messages is not deleted: standard input is no terminal to confirm on; "
+        "confirm with --yes\n"
+    )
+    natslog("stream", "info", stream, url=broker.url)
+    natslog("stream", "rm", stream, "--yes", url=broker.url, input=said)
     assert natslog("stream", "info", stream, url=broker.url, check=False).returncode == 1
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_rm_asks_on_a_terminal(broker: BrokerProcess, stream: str, answer: str) -> None:
+    code, shown = on_terminal("stream", "rm", stream, url=broker.url, types=answer + "\n")
+    assert f"Delete stream {stream} with 0 messages? [y/N]" in shown
+    is_there = natslog("stream", "info", stream, url=broker.url, check=False).returncode == 0
+    assert (code, is_there) == ((0, False) if answer == "y" else (1, True))
+    if answer == "n":
+        assert f"stream {stream} with 0 messages is not deleted\n" in shown
 
 
 def test_global_options_may_stand_behind_the_command(broker: BrokerProcess, stream: str) -> None:
@@ -135,16 +152,20 @@ def test_pub_without_payload_takes_standard_input_as_one_message(
     [
         (["x"], None, "give a PAYLOAD, --file, or something on standard input"),
         (["x.{a}", "plain"], None, "line 1 is not JSON"),
-        (["x.{a}", '{"b": 1}'], None, "row 1 has no field 'a'; it has b"),
+        (["x.{a}", '{"b": 1}'], None, "line 1 has no field 'a'; it has b"),
         (["x", "y", "--file", "FILE"], "", "either a PAYLOAD or --file"),
         (["x", "--file", "/nosuch"], None, "cannot read /nosuch"),
         (["{a}", "--file", "FILE"], "x\n", "lines have no fields"),
-        (["{a}", "--file", "FILE", "--format", "csv"], "b\n1\n", "row 1 has no field 'a'; it has b"),
+        (["{a}", "--file", "FILE", "--format", "csv"], "b\n1\n", "line 2 has no field 'a'; it has b"),
         (["x", "--file", "FILE", "--format", "csv"], "a,b\n1\n", "line 2 has 1 fields, the header 2"),
         (["x", "--file", "FILE", "--format", "csv"], "", "the file is empty"),
         (["x", "--file", "FILE", "--format", "ndjson"], "{}\nnope\n", "line 2 is not JSON"),
         (["x", "--file", "FILE", "--format", "ndjson"], "[1]\n", "line 1 is not a JSON object"),
-        (["x.{a}", "--file", "FILE", "--format", "ndjson"], '{"a": "b c"}\n', "not one plain NATS subject"),
+        (
+            ["x.{a}", "--file", "FILE", "--format", "ndjson"],
+            '{"a": "b c"}\n',
+            "line 1: field 'a' is 'b c' and cannot be one level",
+        ),
         (["a..b", "hello"], None, "not one plain NATS subject"),
     ],
 )
@@ -159,6 +180,64 @@ def test_pub_of_bad_input_names_it(
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("value", ["10.0.0.1", "a b", "*", ">", ""])
+def test_pub_refuses_a_field_that_is_no_level_of_a_subject(nats_url: str, tmp_path: Path, value: str) -> None:
+    path = tmp_path / "input"
+    path.write_text("ip\nx\n" + f'"{value}"\n')
+    command = ("pub", "visits.{ip}", "--format", "csv", "--file", str(path), "--nats-url", nats_url)
+    done = natslog(*command, check=False)
+    assert done.returncode == 1
+    assert f"error: line 3: field 'ip' is {value!r} and cannot be one level of a subject" in done.stderr
+    assert ("permit it with --in-subject escape or --in-subject split" in done.stderr) == bool(value)
+
+
+@pytest.mark.parametrize(("option", "expected"), [("escape", "10%2E0%2E0%2E1"), ("split", "10.0.0.1")])
+def test_pub_escapes_or_splits_a_field_on_request(
+    client: NatslogClient, nats_url: str, stream: str, option: str, expected: str
+) -> None:
+    command = ("pub", f"{stream}.{{ip}}", '{"ip": "10.0.0.1"}', "--in-subject", option, "--ack", "--nats-url", nats_url)
+    natslog(*command)
+    (row,) = (row for batch in client.read(stream) for row in batch.to_pylist())
+    assert row["subject"] == f"{stream}.{expected}"
+
+
+def _peak_kib(*arguments: str) -> tuple[int, str, int]:
+    """Exit code, standard error and largest resident memory of the command."""
+    command = [sys.executable, "-m", "natslog", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, said, usage.ru_maxrss
+
+
+@pytest.mark.parametrize(("form", "first"), [("lines", "x\n"), ("ndjson", "{}\n"), ("csv", "a\n1\n")])
+def test_pub_of_a_line_beyond_the_servers_limit_names_it_in_bounded_memory(
+    nats_url: str, tmp_path: Path, form: str, first: str
+) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_text(first)
+    large.write_text(first)
+    with open(large, "r+b") as file:
+        file.truncate(300 * 1024 * 1024)  # a hole: one line of zeros
+    command = ["pub", "x", "--format", form, "--nats-url", nats_url, "--file"]
+    code, _, usual_kib = _peak_kib(*command, str(small))
+    assert code == 0
+    code, said, peak_kib = _peak_kib(*command, str(large))
+    number = first.count("\n") + 1
+    assert code == 1
+    assert f"error: line {number} is larger than the 1048576 bytes that the NATS server accepts in a message" in said
+    assert peak_kib < usual_kib + 32 * 1024, f"{peak_kib} KiB instead of {usual_kib} KiB"
+
+
+def test_pub_of_standard_input_without_end_is_refused_in_bounded_memory(nats_url: str) -> None:
+    with open("/dev/zero", "rb") as endless:
+        done = natslog("pub", "x", "--nats-url", nats_url, check=False, stdin=endless)
+    assert done.returncode == 1
+    assert "standard input is larger than the 1048576 bytes that the NATS server accepts in a message" in done.stderr
 
 
 def test_pub_without_nats_says_so() -> None:
@@ -194,6 +273,59 @@ def test_cat_from_count_json_arrow_and_follow(broker: BrokerProcess, nats_url: s
             except subprocess.TimeoutExpired:
                 continue
         assert following.stdout.read() == b"new\n"
+
+
+_STEERING = "\x1b]0;title\x07\u009b31mred\ttab\r\x7f".encode() + b"\xff"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_cat_escapes_control_characters_on_a_terminal_only(
+    broker: BrokerProcess, nats_url: str, stream: str, options: tuple[str, ...]
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", [_STEERING, "grün".encode(), "\u009b2J".encode()])
+    code, shown = on_terminal("cat", stream, *options, url=broker.url)
+    assert code == 0
+    assert not set(shown) & set(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0)])), repr(shown)
+    assert "grün" in shown
+    if options:
+        assert [json.loads(line).get("value") for line in shown.splitlines()] == [None, "grün", "\u009b2J"]
+        return
+    assert r"\x1b]0;title\x07\x9b31mred" in shown
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, "cat", stream]
+    piped = subprocess.run(command, capture_output=True, check=True).stdout
+    assert piped == _STEERING + b"\n" + "grün\n\u009b2J\n".encode()
+
+
+def test_cat_of_arrow_to_a_terminal_is_refused(broker: BrokerProcess, stream: str) -> None:
+    code, shown = on_terminal("cat", stream, "--arrow", url=broker.url)
+    assert (code, "redirect it to a file or a pipe" in shown) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [("cat", "STREAM"), ("cat", "STREAM", "--arrow"), ("stream", "ls"), ("--help",)])
+def test_closed_pipe_ends_a_command_quietly(
+    broker: BrokerProcess, nats_url: str, stream: str, arguments: tuple[str, ...]
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", [b"x" * 1000] * 300)
+    named = [stream if argument == "STREAM" else argument for argument in arguments]
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, *named]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [("cat", "STREAM"), ("cat", "STREAM", "--arrow"), ("stream", "ls"), ("--help",)])
+def test_full_disk_behind_standard_output_is_one_sentence(
+    broker: BrokerProcess, nats_url: str, stream: str, arguments: tuple[str, ...]
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", [b"x"])
+    named = [stream if argument == "STREAM" else argument for argument in arguments]
+    command = [sys.executable, "-m", "natslog", "--server", broker.url, *named]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    said = b"error: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.long

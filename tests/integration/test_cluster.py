@@ -488,3 +488,54 @@ def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
             assert refused.value.status == 403
 
     asyncio.run(knock())
+
+
+@pytest.mark.long
+def test_status_names_what_is_wrong_and_waits_until_it_is_over(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own") as cluster:
+        cluster.client().create_stream("orders", "orders.>", replicas=3)
+        urls = ("--server", ",".join(broker.url for broker in cluster.brokers))
+        healthy = natslog(*urls, "cluster", "status", "--wait", "60").stdout
+        said = "healthy: 3 of 3 brokers, 1 of 1 streams with a leader, all replicas in sync"
+        assert healthy.splitlines()[-1] == said
+        cluster.nats.stop()
+        eventually(lambda: natslog(*urls, "cluster", "status", check=False).returncode == 1, every_s=0.5)
+        without_nats = natslog(*urls, "cluster", "status", "--json", check=False)
+        assert without_nats.returncode == 1
+        body = json.loads(without_nats.stdout)
+        assert not body["healthy"]
+        assert sum("no connection to NATS" in problem for problem in body["problems"]) == 3
+        cluster.nats.start()
+        assert said in natslog(*urls, "cluster", "status", "--wait", "60").stdout
+        for broker in cluster.brokers[:2]:
+            broker.kill()
+        last = cluster.brokers[2]
+        eventually(lambda: not last.json("/v1/cluster")["is_current"])
+        status = natslog("cluster", "status", "--wait", "1", url=last.url, check=False)
+        assert status.returncode == 1
+        assert "problem: no majority of the brokers agrees on the metadata" in status.stdout
+        for broker in cluster.brokers[:2]:
+            assert f"problem: broker {broker.number} at {broker.url} is down" in status.stdout
+        assert " ok" not in status.stdout
+        wrong = natslog("cluster", "status", "1", url=last.url, check=False)
+        assert (wrong.returncode, wrong.stderr) == (1, "error: SECONDS needs --wait\n")
+
+
+@pytest.mark.long
+def test_pub_whose_stream_has_no_leader_says_so(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own") as cluster:
+        cluster.client().create_stream("orders", "orders.>", replicas=1)
+        leader = cluster.leader_of("orders")
+        assert leader is not None
+        other = next(broker for broker in cluster.brokers if broker is not leader)
+        leader.kill()
+        eventually(lambda: any("problem" in stream for stream in other.json("/v1/streams") or []))
+        command = ("pub", "orders.new", "x", "--ack", "--ack-timeout", "1", "--nats-url", cluster.nats.url)
+        said = natslog(*command, url=other.url, check=False).stderr
+        assert "Stream orders records it and cannot take messages now: " in said
+        assert "leader" in said
+        assert "Create one" not in said
+        unasked = natslog(*command, url="http://127.0.0.1:1", check=False).stderr
+        assert "Which of them is unknown: no broker answered" in unasked
+        none = natslog("pub", "nobody.here", *command[2:], url=other.url, check=False).stderr
+        assert "No stream records 'nobody.here'. Create one: natslog stream create" in none

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from natslog.nats_server import NatsServer
 from natslog.node.metadata.raft_store import RaftStore
 from tests.cluster_harness import Cluster, ClusterOptions
 from tests.golden.make_data_dir import SMALL, answers_of
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked
 from tests.released import GOLDEN, V0_1_0, use_release
 
 SINGLE, THREE = GOLDEN / "data-dir-v0.1.0", GOLDEN / "cluster-v0.1.0"
@@ -179,18 +176,6 @@ def test_a_new_cluster_begins_at_the_newest_level_and_old_code_refuses_it(tmp_pa
         server.stop()
 
 
-def on_terminal(answer: str, *arguments: str, url: str) -> tuple[int, str]:
-    """The command line with a person before it."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "natslog", "--server", url, *arguments]
-    process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    os.write(ours, f"{answer}\n".encode())
-    said, _ = process.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    return process.returncode, said
-
-
 @pytest.mark.long
 def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tmp_path: Path) -> None:
     with_old = Cluster(tmp_path, ClusterOptions(settings=SMALL))
@@ -211,11 +196,11 @@ def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tm
             with_old.broker(3).start()
             with_old.wait_in_sync()
             eventually(lambda: client.cluster()["upgrade_waits_for"] == [])
-            code, said = on_terminal("n", "cluster", "finalize-upgrade", url=with_old.broker(2).url)
+            code, said = on_terminal("cluster", "finalize-upgrade", url=with_old.broker(2).url, types="n\n")
             assert code != 0
             assert "No broker" in said or "no broker" in said
             assert client.cluster()["feature_level"] == 1
-            code, said = on_terminal("y", "cluster", "finalize-upgrade", url=with_old.broker(2).url)
+            code, said = on_terminal("cluster", "finalize-upgrade", url=with_old.broker(2).url, types="y\n")
             assert code == 0, said
             assert "the feature level is 2" in said
         for broker in with_old.brokers:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 
-from natslog.arrow.messages_json import json_lines
-from natslog.arrow.schema import MESSAGE_SCHEMA
-from natslog.cli.common import global_of, position_of
-from natslog.client import NatslogClient
+from natslog.cli.common import global_of, is_terminal, position_of
 from natslog.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from natslog.client import NatslogClient
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 _WAIT_MS = 20_000
 _FOLLOW_PATIENCE_S = 120.0
 
@@ -31,20 +34,30 @@ def cat(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object per message.")] = False,
     as_arrow: Annotated[bool, typer.Option("--arrow", help="An Arrow IPC stream.")] = False,
 ) -> None:
-    """Print messages: each value on a line, or --json, or --arrow."""
+    """Print messages: each value on a line, or --json, or --arrow. On a terminal, control characters are escaped."""
     if as_json and as_arrow:
         raise InvalidRequest("--json and --arrow exclude each other")
+    is_shown = is_terminal(sys.stdout)
+    if as_arrow and is_shown:
+        raise InvalidRequest(
+            "--arrow writes binary data, which a terminal cannot show: redirect it to a file or a pipe"
+        )
     client = global_of(context).client(patience_s=_FOLLOW_PATIENCE_S if follow else 0.0)
     batches = _limited(_batches(client, stream, position_of(client, stream, start), follow, subject), count)
     sink = sys.stdout.buffer
     if as_arrow:
+        import pyarrow as pa
+
+        from natslog.arrow.schema import MESSAGE_SCHEMA
+
         with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
             for batch in batches:
                 writer.write_batch(batch)
                 sink.flush()
     else:
         for batch in batches:
-            sink.write(_lines(batch, as_json))
+            lines = _lines(batch, as_json)
+            sink.write(_escaped(lines, as_json) if is_shown else lines)
             sink.flush()
     sink.flush()
 
@@ -77,6 +90,15 @@ def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[p
 
 def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
     if as_json:
+        from natslog.arrow.messages_json import json_lines
+
         return json_lines(batch)
     values: list[Any] = batch.column("value").to_pylist()
     return b"".join(value + b"\n" for value in values)
+
+
+def _escaped(lines: bytes, as_json: bool) -> bytes:
+    """With control characters as hexadecimal escapes: what a stream stores must not control the terminal."""
+    form = "\\u{:04x}" if as_json else "\\x{:02x}"
+    text = lines.decode(errors="backslashreplace")
+    return _CONTROLS.sub(lambda found: form.format(ord(found[0])), text).encode()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, global_of, out, print_json, print_table
-from natslog.client import NatslogClient
-from natslog.errors import ConfigError, InvalidRequest, NatslogError
+from natslog.cli.common import JsonFlag, broker_extra, confirm, err, global_of, out, print_json, print_table
+from natslog.cli.health import problems_of, summary
+from natslog.errors import InvalidRequest, NatslogError
+
+if TYPE_CHECKING:
+    from natslog.client import NatslogClient
 
 app = typer.Typer(help="Look at the cluster, and change it.", no_args_is_help=True)
 
@@ -20,14 +21,58 @@ _POLL_S = 0.5
 
 
 @app.command()
-def status(context: typer.Context, as_json: JsonFlag = False) -> None:
-    """Who is up, who leads what, which replicas are in sync and how far."""
+def status(
+    context: typer.Context,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the cluster is healthy, SECONDS at most.")] = False,
+    seconds: Annotated[
+        float | None, typer.Argument(metavar="[SECONDS]", min=0, help="Of --wait; without it, no limit.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Who is up, who leads what, which replicas are in sync and how far; exit code 1 where something is wrong."""
+    if seconds is not None and not wait:
+        raise InvalidRequest("SECONDS needs --wait")
     client = global_of(context).client()
-    body = client.cluster()
-    streams = client.streams()
+    if wait:
+        _wait_until_healthy(client, seconds)
+    body, streams, problems = _look(client)
     if as_json:
-        print_json(body | {"streams": streams})
-        return
+        print_json(body | {"streams": streams, "healthy": not problems, "problems": problems})
+    else:
+        _show_status(body, streams)
+        out.print()
+        for problem in problems:
+            out.print(f"problem: {problem}", style="bold red")
+        if not problems:
+            out.print(summary(body, streams))
+    if problems:
+        raise typer.Exit(1)
+
+
+def _look(client: NatslogClient) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """The cluster, its streams, and what is wrong."""
+    body, streams = client.cluster(), client.streams()
+    return body, streams, problems_of(client, body, streams)
+
+
+def _wait_until_healthy(client: NatslogClient, seconds: float | None) -> None:
+    """Returns when the cluster is healthy, or the time is over; what is wrong meanwhile is on standard error."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    shown: list[str] = []
+    while True:
+        try:
+            problems = _look(client)[2]
+        except NatslogError as error:
+            problems = [error.message]
+        if not problems or (deadline is not None and time.monotonic() >= deadline):
+            return
+        if problems != shown:
+            err.print(f"waiting: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+            shown = problems
+        time.sleep(_POLL_S)
+
+
+def _show_status(body: dict[str, Any], streams: list[dict[str, Any]]) -> None:
     current = "" if body["is_current"] else "  (no majority could be asked: this is what one broker knows)"
     out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
     out.print(_level_line(body))
@@ -35,9 +80,8 @@ def status(context: typer.Context, as_json: JsonFlag = False) -> None:
     print_table(columns, [_broker_row(one) for one in body["brokers"]])
     if streams:
         out.print()
-        print_table(
-            ["stream", "leader", "epoch", "replicas", "in sync", "end", "state"], [_row(one) for one in streams]
-        )
+        columns = ["stream", "leader", "epoch", "replicas", "in sync", "end", "state"]
+        print_table(columns, [_row(one, is_current=body["is_current"]) for one in streams])
 
 
 def _level_line(body: dict[str, Any]) -> str:
@@ -67,9 +111,9 @@ def _broker_row(body: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _row(body: dict[str, Any]) -> list[Any]:
+def _row(body: dict[str, Any], *, is_current: bool) -> list[Any]:
     replicas, isr = body["replica_ids"], body["isr"]
-    state = "ok" if len(isr) == len(replicas) else "under-replicated"
+    state = "under-replicated" if len(isr) < len(replicas) else "ok" if is_current else "unknown"
     if len(isr) < body["min_isr"]:
         state = "writes refused"
     if "problem" in body:
@@ -197,10 +241,9 @@ def finalize_upgrade(
     client = global_of(context).client()
     level = client.cluster()["feature_level"]
     if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidRequest("no broker can be downgraded after it: confirm with --yes")
-        typer.confirm(
-            f"The feature level is {level}. After it is raised no broker can be downgraded. Raise it?", abort=True
+        confirm(
+            f"The feature level is {level}. After it is raised no broker can be downgraded. Raise it?",
+            or_else="the feature level is not raised (no broker can be downgraded after it)",
         )
     body = client.finalize_upgrade()
     if as_json:
@@ -219,10 +262,8 @@ def recover(
 
     What only the lost brokers had is gone, acked messages included. Old brokers cannot join with their old folders.
     """
-    try:
+    with broker_extra("natslog cluster recover"):
         from natslog.node.metadata.recover import recover as recover_folder
-    except ImportError as error:
-        raise ConfigError(f"this needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
     planned = recover_folder(folder, is_dry_run=True)
     if not yes:
         out.print(
@@ -230,11 +271,14 @@ def recover(
         )
         if planned.lost:
             out.print(f"lost, as no replica is here: {', '.join(planned.lost)}", style="bold red")
-        typer.confirm(
-            "Messages that only the lost brokers had are gone. Begin a new cluster from this broker?", abort=True
+        confirm(
+            "Messages that only the lost brokers had are gone. Begin a new cluster from this broker?",
+            or_else="nothing is changed",
         )
     done = recover_folder(folder, is_dry_run=False)
     if as_json:
+        import msgspec
+
         print_json(msgspec.to_builtins(done))
     else:
         out.print(f"broker {done.broker} is cluster {done.cluster_id} now: start it, then add brokers and move streams")

@@ -1,20 +1,35 @@
-"""What commands share: the client of the global options, output for people and programs, errors."""
+"""What commands share: the client of the global options, output for people and programs, errors.
+
+Modules of `natslog.cli` import at their top only what `--help` needs. The rest (pyarrow, urllib3, nats-py, asyncio) is
+imported by the function that uses it, because it takes most of the time and memory of a short command.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from natslog.client import NatslogClient
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether standard input or output is a terminal; a closed one (None) is not."""
+    return stream is not None and bool(stream.isatty())
+
 
 # Names and subjects are printed as they are, never as markup; a pipe gets a row per line, however long.
-out = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 1000)
+out = Console(highlight=False, soft_wrap=True, markup=False, width=None if is_terminal(sys.stdout) else 1000)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -23,21 +38,65 @@ NatsUrl = Annotated[
 ]
 
 
-@dataclass(slots=True)
+_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Global:
-    """Options before the command."""
+    """Options before the command, as they were given; `client` checks them."""
 
     servers: tuple[str, ...] = ()
-    options: ClientOptions = field(default_factory=ClientOptions)
+    token: str | None = None
+    token_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
 
     def client(self, patience_s: float = 0.0) -> NatslogClient:
-        return NatslogClient(self.servers or None, replace(self.options, patience_s=patience_s))
+        """Raises ConfigError where an option is wrong."""
+        from natslog.client import ClientOptions, NatslogClient, parse_servers
+
+        servers = tuple(part for text in self.servers for part in parse_servers(text))
+        options = ClientOptions(
+            token=self.token,
+            token_file=self.token_file,
+            tls_ca_file=self.tls_ca_file,
+            tls_cert_file=self.tls_cert_file,
+            tls_key_file=self.tls_key_file,
+            retries=_RETRIES,
+            patience_s=patience_s,
+        )
+        return NatslogClient(servers or None, options)
+
+
+@contextmanager
+def broker_extra(what: str) -> Iterator[None]:
+    """Around imports that only `natslog[broker]` has: an import that fails is a ConfigError which names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what} needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
 
 
 def global_of(context: typer.Context) -> Global:
     found = context.find_object(Global)
     assert found is not None, "the main callback sets it"
     return found
+
+
+def confirm(question: str, *, or_else: str) -> None:
+    """Returns when the user agrees.
+
+    Args:
+        or_else: what holds without consent, as in "stream orders is not deleted".
+
+    Raises:
+        InvalidRequest: the user declined, or standard input is no terminal: a program has to pass --yes.
+    """
+    if not is_terminal(sys.stdin):
+        raise InvalidRequest(f"{or_else}: standard input is no terminal to confirm on; confirm with --yes")
+    if not typer.confirm(question):
+        raise InvalidRequest(or_else)
 
 
 def position_of(client: NatslogClient, stream: str, text: str) -> int:

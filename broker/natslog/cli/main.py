@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from natslog.cli import cat, cluster, cursor, pub, serve, stream, verify
+from natslog.cli import cat, cluster, cursor, pub, serve, standard_output, stream, verify
 from natslog.cli.common import Global, err
-from natslog.client import ClientOptions, parse_servers
-from natslog.errors import NatslogError
+from natslog.errors import NatslogError, natslog_version
 
 app = typer.Typer(
     name="natslog",
@@ -29,6 +28,12 @@ app.command("cat")(cat.cat)
 app.command("verify")(verify.verify)
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"natslog {natslog_version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -40,18 +45,19 @@ def options(
     tls_ca: Annotated[str | None, typer.Option("--tls-ca", help="CA certificates to trust.")] = None,
     tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Client certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option("--tls-key", help="Its key.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Durable, replayable streams for people who run NATS."""
-    servers = tuple(part for text in server or [] for part in parse_servers(text))
-    client_options = ClientOptions(
+    context.obj = Global(
+        servers=tuple(server or ()),
         token=token,
         token_file=token_file,
         tls_ca_file=tls_ca,
         tls_cert_file=tls_cert,
         tls_key_file=tls_key,
-        retries=2,
     )
-    context.obj = Global(servers, client_options)
 
 
 _GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cert", "--tls-key")
@@ -75,11 +81,23 @@ def _global_options_first(arguments: list[str]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; an error in operation is one sentence on stderr and exit code 1, wrong usage is 2."""
+    standard_output.report_failures()
     try:
-        app(args=_global_options_first(sys.argv[1:] if arguments is None else arguments))
+        try:
+            app(args=_global_options_first(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            standard_output.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except standard_output.OutputFailed as error:
+        if error.is_closed_pipe:
+            sys.exit(standard_output.CLOSED_PIPE_EXIT_CODE)
+        _show(error)
     except NatslogError as error:
-        err.print("error:", style="bold red", end=" ")
-        err.print(error.message)
-        sys.exit(1)
+        _show(error)
+
+
+def _show(error: NatslogError) -> NoReturn:
+    err.print("error:", style="bold red", end=" ")
+    err.print(error.message)
+    sys.exit(1)

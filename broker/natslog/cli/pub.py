@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import secrets
 import sys
 import time
@@ -17,21 +18,22 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import pyarrow as pa
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from natslog.cli.common import JsonFlag, NatsUrl, err, out, print_json
+from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
-from natslog.errors import InvalidRequest, NatslogError
-from natslog.model import Ack
+from natslog.errors import InvalidRequest, NatslogError, PublishFailed
+from natslog.subjects import covers
 
 if TYPE_CHECKING:
     from natslog.client.publisher import Publisher, Rows
+    from natslog.model import Ack
 
 _CHUNK_ROWS = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
-_LARGEST_FIELD_CHARS = 64 * 1024 * 1024  # no NATS server takes more
+_SPECIAL = re.compile(r"[.*>\s\x00-\x1f\x7f]")
+_ESCAPED = re.compile(r"[%.*>\s\x00-\x1f\x7f]")
+_NOTHING_GIVEN = "give a PAYLOAD, --file, or something on standard input"
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Chunk:
 
 
 def pub(
+    context: typer.Context,
     subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of JSON or csv rows.")],
     payload: Annotated[str | None, typer.Argument(help="The message; without it and --file, standard input.")] = None,
     file: Annotated[
@@ -57,6 +60,13 @@ def pub(
             "--format", help="lines: each without its line end; csv: each row as a JSON object; ndjson: each line."
         ),
     ] = "lines",
+    in_subject: Annotated[
+        Literal["refuse", "escape", "split"],
+        typer.Option(
+            "--in-subject",
+            help="A {field} with dots, spaces or wildcards: refuse it, escape these as %2E, or split it into levels.",
+        ),
+    ] = "refuse",
     key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
     ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has each message on disk.")] = False,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many messages a second.")] = None,
@@ -72,21 +82,50 @@ def pub(
         raise InvalidRequest("give either a PAYLOAD or --file")
     if rate is not None and rate > 1e9:
         raise InvalidRequest(f"--rate {rate} is no rate")
-    if file is None:
-        value = _standard_input() if payload is None else payload.encode("utf-8", "surrogateescape")
-        chunks, total_bytes = iter([_single(value, subject, key)]), 0
-    else:
-        total_bytes = _size_of(file)
-        chunks = _chunks(file, form, subject, key)
+    if file is None and payload is None and is_terminal(sys.stdin):
+        raise InvalidRequest(_NOTHING_GIVEN)
+    if file is not None and form == "lines" and (key is not None or "{" in subject):
+        raise InvalidRequest("lines have no fields: --key and {field} need --format csv or ndjson")
+    total_bytes = 0 if file is None else _size_of(file)
     from natslog.client.publisher import Publisher
     from natslog.wire.link import NatsCredentials
 
     started = time.monotonic()
     publisher = Publisher(nats_url, credentials=NatsCredentials(creds_file=creds), ack_timeout_s=ack_timeout)
     with publisher:
-        sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
+        limit_bytes = publisher.max_payload_bytes
+        if file is not None:
+            chunks = _chunks(file, form, subject, in_subject, key, limit_bytes)
+        else:
+            value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
+            chunks = iter([_single(value, subject, in_subject, key)])
+        try:
+            sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
+        except PublishFailed as error:
+            if error.facts.get("listens", True):
+                raise
+            why = _why_none_listens(global_of(context), str(error.facts["subject"]))
+            raise PublishFailed(f"{error.message} {why}", **error.facts) from error
     seconds = max(time.monotonic() - started, 1e-9)
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
+
+
+def _why_none_listens(options: Global, subject: str) -> str:
+    """What a broker says of the streams that cover the subject."""
+    try:
+        with options.client() as client:
+            found = [stream for stream in client.streams() if covers(stream["subject"], subject)]
+    except NatslogError as error:
+        return f"Which of them is unknown: {error.message}"
+    if not found:
+        return f"No stream records {subject!r}. Create one: natslog stream create NAME --subject …"
+    return " ".join(
+        f"Stream {stream['name']} records it and cannot take messages now: {stream['problem']['message']}"
+        if "problem" in stream
+        else f"Stream {stream['name']} records it and broker {stream['leader']} leads it: is that broker connected to "
+        "the NATS server at --nats-url?"
+        for stream in found
+    )
 
 
 def _size_of(file: Path) -> int:
@@ -97,18 +136,24 @@ def _size_of(file: Path) -> int:
         raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
 
 
-def _standard_input() -> bytes:
-    """All of it, as one message."""
-    value = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+def _standard_input(limit_bytes: int) -> bytes:
+    """All of it, as one message. Raises InvalidRequest: there is none, or more than `limit_bytes`."""
+    value = b"" if sys.stdin is None else sys.stdin.buffer.read(limit_bytes + 1)
     if not value:
-        raise InvalidRequest("give a PAYLOAD, --file, or something on standard input")
+        raise InvalidRequest(_NOTHING_GIVEN)
+    if len(value) > limit_bytes:
+        raise InvalidRequest(f"standard input is {_too_large(limit_bytes)}: publish a message a line with --file -")
     return value
 
 
-def _single(value: bytes, template: str, key: str | None) -> _Chunk:
+def _too_large(limit_bytes: int) -> str:
+    return f"larger than the {limit_bytes} bytes that the NATS server accepts in a message (max_payload)"
+
+
+def _single(value: bytes, template: str, in_subject: str, key: str | None) -> _Chunk:
     """One message; where the subject or the key takes a field, it must be a JSON object."""
     fields = _object(value, 1) if key is not None or "{" in template else {}
-    return _Chunk([_subject(template, fields, 1)], [value], [_key(fields, key, 1)])
+    return _Chunk([_subject(template, in_subject, fields, 1)], [value], [_key(fields, key, 1)])
 
 
 def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool) -> None:
@@ -144,6 +189,8 @@ def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: in
 
 
 def _rows(chunk: _Chunk, run: str | None, first: int) -> Rows:
+    import pyarrow as pa
+
     from natslog.client.publisher import Rows
 
     keys = pa.array(chunk.keys, pa.binary()) if any(key is not None for key in chunk.keys) else None
@@ -161,6 +208,8 @@ def _paced(rows: Rows, rate: float | None) -> Iterator[Rows]:
 def _progress(total_bytes: int) -> Any:
     if not total_bytes or not err.is_terminal:
         return nullcontext()
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -171,19 +220,19 @@ def _progress(total_bytes: int) -> Any:
     return Progress(*columns, console=err, transient=True)
 
 
-def _chunks(path: Path, form: str, template: str, key: str | None) -> Iterator[_Chunk]:
-    """Rows of the input in bounded memory.
+def _chunks(
+    path: Path, form: str, template: str, in_subject: str, key: str | None, limit_bytes: int
+) -> Iterator[_Chunk]:
+    """Rows of the input; memory is bounded by a chunk and the server's limit for a message.
 
     Raises:
-        InvalidRequest: the file, a row, or a field that is not there, with its line number.
+        InvalidRequest: the file, a row that is too large, or a field that is not there, with its line number.
     """
-    if form == "lines" and (key is not None or "{" in template):
-        raise InvalidRequest("lines have no fields: --key and {field} need --format csv or ndjson")
     try:
         with open(path, "rb") if str(path) != "-" else nullcontext(sys.stdin.buffer) as file:
             chunk = _Chunk()
-            for number, (value, fields) in enumerate(_records(file, form), start=1):
-                chunk.subjects.append(_subject(template, fields, number))
+            for number, value, fields in _records(file, form, limit_bytes):
+                chunk.subjects.append(_subject(template, in_subject, fields, number))
                 chunk.values.append(value)
                 chunk.keys.append(_key(fields, key, number))
                 chunk.done_bytes += len(value) + 1
@@ -198,18 +247,28 @@ def _chunks(path: Path, form: str, template: str, key: str | None) -> Iterator[_
         raise InvalidRequest(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _records(file: IO[bytes], form: str) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each row's payload and fields."""
+def _lines(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Each line, with its number from 1 and its end. Raises InvalidRequest: a line of more than `limit_bytes`."""
+    number = 0
+    while line := file.readline(limit_bytes + 3):
+        number += 1
+        if len(line) > limit_bytes + 2 or len(line.rstrip(b"\r\n")) > limit_bytes:
+            raise InvalidRequest(f"line {number} is {_too_large(limit_bytes)}")
+        yield number, line
+
+
+def _records(file: IO[bytes], form: str, limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Each row's line, payload and fields."""
     if form == "csv":
-        yield from _csv_records(file)
+        yield from _csv_records(file, limit_bytes)
         return
-    for number, line in enumerate(file, start=1):
+    for number, line in _lines(file, limit_bytes):
         value = line.rstrip(b"\r\n")
         value = value.removeprefix(b"\xef\xbb\xbf") if number == 1 and form == "ndjson" else value
         if form == "lines":
-            yield value, {}
+            yield number, value, {}
         elif value.strip():
-            yield value, _object(value, number)
+            yield number, value, _object(value, number)
 
 
 def _object(line: bytes, number: int) -> dict[str, Any]:
@@ -222,15 +281,17 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
     return fields
 
 
-def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _csv_records(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """A row's JSON is never shorter than its line, so that the limit of a message holds for lines, too."""
+
     def lines() -> Iterator[str]:
-        for number, line in enumerate(file, start=1):
+        for number, line in _lines(file, limit_bytes):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise InvalidRequest(f"line {number} is not UTF-8 text: convert the file first") from error
 
-    csv.field_size_limit(_LARGEST_FIELD_CHARS)
+    csv.field_size_limit(limit_bytes)
     reader = csv.reader(lines(), strict=True)
     try:
         names = next(reader, None)
@@ -244,7 +305,7 @@ def _csv_records(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if len(cells) != len(names):
                 raise InvalidRequest(f"line {reader.line_num} has {len(cells)} fields, the header {len(names)}")
             fields = dict(zip(names, cells, strict=True))
-            yield json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(), fields
+            yield reader.line_num, json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(), fields
     except csv.Error as error:
         raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
 
@@ -255,7 +316,7 @@ def _key(fields: dict[str, Any], name: str | None, number: int) -> bytes | None:
     return None if value is None else str(value).encode()
 
 
-def _subject(template: str, fields: dict[str, Any], number: int) -> str:
+def _subject(template: str, in_subject: str, fields: dict[str, Any], number: int) -> str:
     if "{" not in template:
         return template
     parts = template.split("{")
@@ -266,12 +327,22 @@ def _subject(template: str, fields: dict[str, Any], number: int) -> str:
             raise InvalidRequest(f"subject {template!r}: a {{ without }}")
         value = _field(fields, name, number)
         if value is None:
-            raise InvalidRequest(f"row {number}: field {name!r} is null and cannot be part of a subject")
-        subject += f"{value}{rest}"
+            raise InvalidRequest(f"line {number}: field {name!r} is null and cannot be part of a subject")
+        subject += _level(str(value), in_subject, name, number) + rest
     return subject
+
+
+def _level(value: str, in_subject: str, name: str, number: int) -> str:
+    """A field's value as part of a subject: one level, unless `split`."""
+    if value and (in_subject == "split" or not _SPECIAL.search(value)):
+        return value
+    if value and in_subject == "escape":
+        return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value)
+    permit = "; permit it with --in-subject escape or --in-subject split" if value else ""
+    raise InvalidRequest(f"line {number}: field {name!r} is {value!r} and cannot be one level of a subject{permit}")
 
 
 def _field(fields: dict[str, Any], name: str, number: int) -> Any:
     if name not in fields:
-        raise InvalidRequest(f"row {number} has no field {name!r}; it has {', '.join(map(str, fields)) or 'none'}")
+        raise InvalidRequest(f"line {number} has no field {name!r}; it has {', '.join(map(str, fields)) or 'none'}")
     return fields[name]

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import out
-from natslog.cli.dev_cluster import DevCluster
+from natslog.cli.common import broker_extra, out
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
 from natslog.errors import ConfigError
-from natslog.nats_server import NatsServer
 from natslog.urls import without_secrets
+
+if TYPE_CHECKING:
+    from natslog.cli.dev_cluster import DevCluster
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
 def _log_to_stderr(level: str) -> None:
+    import logging
+
     if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"--log-level {level!r} must be debug, info, warning or error")
     form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -29,10 +30,10 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _run(config: BrokerConfig) -> None:
-    try:
+    import asyncio
+
+    with broker_extra("running a broker"):
         from natslog.runner import run_broker
-    except ImportError as error:
-        raise ConfigError(f"running a broker needs natslog[broker]: pip install 'natslog[broker]' ({error})") from error
 
     def ready(config: BrokerConfig) -> None:
         for line in [
@@ -65,6 +66,9 @@ def dev(
     log_level: LogLevel = "warning",
 ) -> None:
     """A NATS server and a broker on this machine, for trying things out; ^C stops both, state stays."""
+    from natslog.cli.dev_cluster import DevCluster
+    from natslog.nats_server import NatsServer
+
     _log_to_stderr(log_level)
     os.umask(0o077)  # what is made here can be read by its owner only
     try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
 from natslog.errors import InvalidRequest
 from natslog.units import format_size
 
@@ -177,14 +176,6 @@ def roll(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     )
 
 
-def _is_agreed(question: str) -> bool:
-    """A program that was given nothing to answer with has made up its mind."""
-    if sys.stdin.isatty():
-        return typer.confirm(question)
-    answer = sys.stdin.readline()
-    return not answer or answer.strip().lower() in ("y", "yes")
-
-
 @app.command("rm")
 def remove(
     context: typer.Context,
@@ -192,11 +183,12 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete a stream; its files go after a grace period. Asks first, where there is somebody to answer."""
+    """Delete a stream; its files go after a grace period. Asks first; without a terminal, --yes is required."""
     client = global_of(context).client()
     body = client.stream(name)
     messages = body.get("high_watermark", 0) - body.get("log_start_offset", 0)
-    if not yes and not _is_agreed(f"Delete stream {name} with {messages} messages?"):
-        raise InvalidRequest(f"stream {name} stays as it is")
+    if not yes:
+        described = f"stream {name} with {messages} messages"
+        confirm(f"Delete {described}?", or_else=f"{described} is not deleted")
     client.delete_stream(name)
     print_json({"deleted": name, "messages": messages}) if as_json else out.print(f"stream {name} is deleted")

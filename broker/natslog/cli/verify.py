@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.progress import Progress
 
-from natslog.cli.common import JsonFlag, err, out, print_json, print_table
+from natslog.cli.common import JsonFlag, broker_extra, err, out, print_json, print_table
 from natslog.errors import InvalidRequest
 from natslog.units import format_size
 
@@ -22,8 +21,10 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """Check every CRC of a data folder; exit code 1 if anything is damaged. Changes nothing."""
-    from natslog.log.verify import check_file, files_of
+    from rich.progress import Progress
 
+    with broker_extra("natslog verify"):
+        from natslog.log.verify import check_file, files_of
     if not folder.is_dir():
         raise InvalidRequest(f"{folder} is not a folder")
     paths = files_of(folder)

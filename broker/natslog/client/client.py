@@ -11,6 +11,7 @@ rows are validated (`answers`). Whatever an answer holds, a call ends with its r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -35,6 +36,8 @@ __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_se
 FETCH_BYTES = 8 * 1024 * 1024
 _WHOLE_BATCHES = {"Natslog-Batches": "whole"}  # as `exact=false`, which brokers of 0.1.0 refuse
 
+_READY_WITHIN_S = 5.0
+
 
 class _Found(msgspec.Struct):
     offset: int
@@ -54,6 +57,14 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
     def cluster(self) -> dict[str, Any]:
         """`{cluster_id, metadata_leader, brokers, version}`."""
         return self._json("GET", "/v1/cluster", Facts)
+
+    def readiness(self, url: str) -> dict[str, Any] | None:
+        """What the broker at `url` answers to `/readyz`, ready or not: `{status, reason, …}`; None where none comes."""
+        try:
+            response = self._send("GET", f"{url}/readyz", None, None, _READY_WITHIN_S, {})
+            return dict(json.loads(response.data))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, TypeError):
+            return None
 
     def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
         """Creates it, or finds it there with the same settings.

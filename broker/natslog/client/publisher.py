@@ -269,7 +269,9 @@ class Publisher:
     async def _resend_late(self) -> None:
         now = time.monotonic()
         if now - self._last_progress > self._ack_timeout_s:
-            raise PublishFailed(self._why_unacked(), unacked=self._in_flight())
+            subject = self._first_unacked_subject()
+            listens = bool(self._refusal) or not self._has_no_responders
+            raise PublishFailed(self._why_unacked(), unacked=self._in_flight(), subject=subject, listens=listens)
         for waiting in list(self._slices):
             late = np.flatnonzero(waiting.waiting & waiting.has_id)
             if len(late) and now - waiting.sent_at > _RESEND_AFTER_S:
@@ -282,7 +284,7 @@ class Publisher:
         if self._refusal:
             return head + f"the stream refused with: {self._refusal}"
         if self._has_no_responders:
-            return head + "no stream listens to that subject. Create one: natslog stream create NAME --subject …"
+            return head + "no stream listens to that subject now: none records it, or its stream has no leader."
         return head + "no stream answered. Is a broker running that records that subject?"
 
     def _first_unacked_subject(self) -> str:
