@@ -222,14 +222,14 @@ class Broker:
             if self.stopping:
                 return
             logger.warning(
-                "lost a connection to NATS at %s; reconnecting. What is published meanwhile without acks is not "
-                "recorded by the streams that use it. If the log of the NATS server says 'slow consumer', messages "
+                "lost NATS at %s, on one connection at least; reconnecting. What is published meanwhile without acks is "
+                "not recorded by the streams that use it. If the log of the NATS server says 'slow consumer', messages "
                 "came faster than they could be taken",
                 self.link.shown_url,
             )
         elif self._nats_down_since is not None:
             seconds = time.monotonic() - self._nats_down_since
-            logger.warning("all connections to NATS are back after %.1f s; their streams are subscribed again", seconds)
+            logger.warning("NATS is back after %.1f s, on all connections; streams are subscribed again", seconds)
         else:
             logger.info("connected to NATS at %s", self.link.shown_url)
 
