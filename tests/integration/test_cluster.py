@@ -418,7 +418,7 @@ def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
         ("ftp://127.0.0.1:9292", "http:// or https://"),
         ("http://", "names no host"),
         ("http://user:secret@127.0.0.1:9292", "holds no credentials"),
-        ("http://127.0.0.1:99999", "out of range"),
+        ("http://127.0.0.1:99999", "host or port is wrong"),
         ("http://127.0.0.1:9292/?x", "must end after host"),
     ],
 )

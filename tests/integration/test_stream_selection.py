@@ -319,13 +319,13 @@ def test_long_columns_that_nobody_wants_are_not_sent(
             values = pa.array([b'{"n":%d}' % at for at in range(start, start + each)])
             publisher.publish(Rows(pa.array([name] * each), values, headers=header), "stored")
     received: list[int] = []
-    fetched = client_module._fetched
+    fetched = client_module.rows_of
 
     def counted(response: Any, *arguments: Any) -> Any:
         received.append(len(response.data))
         return fetched(response, *arguments)
 
-    monkeypatch.setattr(client_module, "_fetched", counted)
+    monkeypatch.setattr(client_module, "rows_of", counted)
     wanted = "offset,n" if payload else "offset,value"
     parsed = SourceOptions.parse(
         {"servers": broker.url, "stream": name, "columns": wanted, "minPartitions": "1"} | payload, streaming=False

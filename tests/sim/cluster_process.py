@@ -127,6 +127,10 @@ class Life:
         return not self.disk.is_full
 
     @property
+    def has_time(self) -> bool:
+        return True
+
+    @property
     def level(self) -> int:
         return self.state.feature_level
 
@@ -289,6 +293,10 @@ class Process(Life):
         return self.applied >= self.committed_before and super().admits(broker, listed)
 
     # ---- clocks ----
+
+    @property
+    def has_time(self) -> bool:
+        return len(self.cluster.numbers) == 1 or self.reading().agreed_us is not None
 
     def reading(self) -> ClockReading:
         return self.clocks.reading()

@@ -281,16 +281,23 @@ class Cluster:
         self.world.run_until(self.faults.until_ms)
         self.heal()
         self.world.run_until(END_MS)
-        while self.is_changing_leaders() and self.world.now_ms < END_MS + HANDOVER_MS:
+        while self.is_changing() and self.world.now_ms < END_MS + HANDOVER_MS:
             self.world.run_until(self.world.now_ms + 200)
         for checker in self.checker.streams.values():
             if not self.has_stopped(checker):
                 self.check_healed(checker)
 
-    def is_changing_leaders(self) -> bool:
+    def is_changing(self) -> bool:
+        """Whether a leadership passes on, or replicas move: nothing is quiet enough then to be judged."""
         replicas = [one for broker in self.brokers.values() for one in broker.replicas.values()]
-        led = {one.id for one in replicas if one.leader is not None and one.is_subscribed}
-        return len(led) < len(self.stream_ids) or any(one.machine.is_transferring for one in replicas)
+        newest = {checker.id: checker.record.version for checker in self.checker.streams.values()}
+        led = {
+            one.id
+            for one in replicas
+            if one.leader is not None and one.is_subscribed and one.leader.record.version == newest[one.id]
+        }
+        is_moving = any(checker.record.target for checker in self.checker.streams.values())
+        return is_moving or len(led) < len(newest) or any(one.machine.is_transferring for one in replicas)
 
     def begin(self) -> None:
         self.world.after(1000, self.publish)

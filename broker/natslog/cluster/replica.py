@@ -79,6 +79,7 @@ from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 
 _RETRY_MS = 1000.0
 _TRANSFER_WITHIN_MS = 3000.0
+_CLOCKS_WITHIN_MS = 2000.0
 
 
 @dataclass(slots=True)
@@ -127,6 +128,7 @@ class Replica:
         self._contact_ms: Mapping[BrokerId, float] = {}
         self._transfer: _Transfer | None = None
         self._has_stale_writer = False
+        self._without_time: tuple[Epoch, float] | None = None  # the epoch that waits for the others' clocks, since when
         self._is_halted = False
         self._is_leaving = False
         self._is_stopping = False
@@ -549,13 +551,24 @@ class Replica:
             is_waiting = self._problem is not None and (
                 self._now_ms < self._not_before_ms or not self._surroundings.has_room
             )
-            return None if is_waiting else BeginEpoch(record.leader_epoch)
+            return None if is_waiting or self._waits_for_clocks(record) else BeginEpoch(record.leader_epoch)
         if self._is_leaving:
             return None
         self.state = Following(FollowerReplica(self.me, record, self.high_watermark, self._now_ms, self._timeouts))
         self._problem = None
         self._notices.append(Follow(record.leader))
         return None
+
+    def _waits_for_clocks(self, record: StreamRecord) -> bool:
+        """Whether the epoch is to begin a moment later. Messages stamped before a majority's clocks are known could get
+        times that are far behind; stream time would then leap, and message ids of a moment ago would have expired.
+        """
+        if self._surroundings.has_time:
+            self._without_time = None
+            return False
+        if self._without_time is None or self._without_time[0] != record.leader_epoch:
+            self._without_time = record.leader_epoch, self._now_ms
+        return self._now_ms - self._without_time[1] < _CLOCKS_WITHIN_MS
 
     def _may_repair(self, record: StreamRecord) -> bool:
         """Whether another replica leads, holds everything, and this one does not count."""

@@ -47,6 +47,10 @@ class Surroundings(Protocol):
         """Whether the disk takes writes."""
 
     @property
+    def has_time(self) -> bool:
+        """Whether enough of the cluster's clocks are known to say what time it is."""
+
+    @property
     def level(self) -> int:
         """The cluster's feature level."""
 

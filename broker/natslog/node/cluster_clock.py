@@ -41,7 +41,9 @@ class _StoredClock(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterClock:
     """Args: `path`: the file that says for how long the own clock has been steady.
 
-    Attributes: `apart_s`: how far each other broker's clock was ahead of this one's, when it last answered.
+    Attributes:
+        is_alone: whether this broker is the whole cluster.
+        apart_s: how far each other broker's clock was ahead of this one's, when it last answered.
     """
 
     def __init__(self, me: BrokerId, path: Path) -> None:
@@ -50,7 +52,7 @@ class ClusterClock:
         self._boot = _boot_id()
         self._samples: dict[BrokerId, ClockSample] = {}
         self._brokers: frozenset[BrokerId] = frozenset()
-        self._is_alone = False
+        self.is_alone = False
         self._member_samples: tuple[ClockSample, ...] = ()
         self._steadiness = self._stored() or Steadiness(now_us() - elapsed_us(), elapsed_us())
         self._is_stored = False
@@ -83,7 +85,7 @@ class ClusterClock:
     def refresh(self, brokers: Iterable[BrokerId]) -> bool:
         """Once a second: reads the own clock, and counts these as the cluster. Whether `store` has work."""
         self._brokers = frozenset(brokers)
-        self._is_alone = self._brokers == {self._me}
+        self.is_alone = self._brokers == {self._me}
         self._select_samples()
         steadiness, wall_us = self._steadiness, now_us()
         self._steadiness = steadiness.observed(wall_us, elapsed_us())
@@ -123,13 +125,18 @@ class ClusterClock:
 
     def reading(self) -> ClockReading:
         wall_us, passed_us = now_us(), elapsed_us()
-        if self._is_alone:
+        if self.is_alone:
             return ClockReading(wall_us, passed_us, None, self._steadiness.steady_us(wall_us, passed_us))
         known, brokers = self._member_samples, len(self._brokers)
         if not known:
             return ClockReading(wall_us, passed_us)
         agreed = agreed_us(known, wall_us, passed_us, brokers)
         return ClockReading(wall_us, passed_us, agreed, 0, beginning_us(known, wall_us, passed_us, brokers))
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a majority's clocks are known, or there is only this one."""
+        return self.is_alone or self.reading().agreed_us is not None
 
     def latest_us(self) -> int:
         """For what must not expire early: the later one of the own clock and of what a majority agrees on."""
@@ -143,7 +150,7 @@ class ClusterClock:
         reading = self.reading()
         if reading.agreed_us is not None:
             return reading.agreed_us
-        return reading.wall_us if self._is_alone and reading.steady_us >= steady_us else None
+        return reading.wall_us if self.is_alone and reading.steady_us >= steady_us else None
 
 
 class StreamTime:

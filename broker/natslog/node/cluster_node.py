@@ -67,6 +67,7 @@ logger = logging.getLogger("natslog.cluster")
 
 _REPORT_EVERY_S = 0.5
 _COMPARE_CLOCKS_EVERY_S = 1.0
+_MISSING_CLOCKS_EVERY_S = 0.1  # while fewer than a majority's are known: epochs wait for them
 _LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
 _LINKS_EVERY_S = 0.2
 _FIRST_LOG_MS = 5_000.0
@@ -388,7 +389,7 @@ class ClusterNode(Admission):
             if self.clock.refresh(member.id for member in self.group.raft.membership.members):
                 await asyncio.to_thread(self.clock.store)
             await asyncio.gather(*(self._ask_clock(link) for link in self.links.all if link.is_up))
-            await asyncio.sleep(_COMPARE_CLOCKS_EVERY_S)
+            await asyncio.sleep(_COMPARE_CLOCKS_EVERY_S if self.clock.has_time else _MISSING_CLOCKS_EVERY_S)
 
     async def _ask_clock(self, link: DialledLink) -> None:
         asked_us, peer = elapsed_us(), link.peer

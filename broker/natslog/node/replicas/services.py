@@ -79,5 +79,9 @@ class Services:
         return self.group.disk.free_bytes >= self.config.min_free_bytes
 
     @property
+    def has_time(self) -> bool:
+        return self.clock.has_time
+
+    @property
     def level(self) -> int:
         return self.group.state.feature_level

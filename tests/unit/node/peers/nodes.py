@@ -14,8 +14,9 @@ from aiohttp import web
 
 from natslog.config import BrokerConfig
 from natslog.http import cluster as routes
-from natslog.http.app import _errors_as_json
+from natslog.http.bodies import BODIES, Bodies
 from natslog.http.context import BROKER
+from natslog.http.errors_as_json import errors_as_json
 from natslog.nats_server import free_port
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
@@ -48,7 +49,8 @@ async def node(
     data_dir = DataDir(folder / f"broker-{number}", number)
     one = Node(config, data_dir, secrets=secrets, on_applied=lambda: None, on_bug=lambda name, error: None)
     one.frames, one.replies = [], lambda frame: None
-    app = web.Application(middlewares=[_errors_as_json], client_max_size=64 * 1024)
+    app = web.Application(middlewares=[errors_as_json])
+    app[BODIES] = Bodies()
     app[BROKER] = SimpleNamespace(cluster=one)  # type: ignore[assignment]
     app.add_routes(routes.routes)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)

@@ -86,11 +86,13 @@ class ReplicaStage:
             stream_folder=lambda stream_id: folder / stream_id,
         )
         group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)
+        clock = ClusterClock(ME, folder / "clock")
+        clock.refresh([ME])
         self.services = Services(
             config=self.config,
             data_dir=data_dir,  # type: ignore[arg-type]
             group=group,  # type: ignore[arg-type]
-            clock=ClusterClock(ME, folder / "clock"),
+            clock=clock,
             nats=self.nats,  # type: ignore[arg-type]
             writers=executor,
             readers=readers or executor,

@@ -17,8 +17,8 @@ from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
 from natslog.errors import CorruptLog, StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.segment import read_at
-from natslog.model import Epoch, StreamRecord, StreamSettings
-from natslog.node.clock import monotonic_ms
+from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
+from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.replicas.log_folder import LogFolder
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
 
@@ -510,3 +510,32 @@ def test_a_new_log_is_made_where_none_has_to_be(tmp_path: Path) -> None:
     assert not folder.path.exists()
     folder.open(record_of(), must_exist=False).close()
     folder.open(record_of(), must_exist=True).close()
+
+
+def test_an_epoch_waits_a_moment_for_the_clocks_of_a_majority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stamped before may be far behind; then stream time leaps, and message ids of a moment ago expire."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stage.services.clock.refresh([ME, OTHER])  # nothing is known of the other one's clock
+        stream = await stage.host(record_of(holders=()))
+        await stage.change(stream, holders=(ME, OTHER))
+        stream.tick({})
+        await stage.wait_until_idle(stream)
+        assert stream.leading is None
+        stage.services.clock.note(OTHER, now_us(), elapsed_us())
+        stream.tick({})
+        await stage.wait_until_idle(stream)
+        assert stream.leading is not None
+        await stream.stop()
+        other = await stage.host(record_of("returns", holders=()))
+        stage.services.clock.refresh([ME, BrokerId(3), BrokerId(4)])
+        await stage.change(other, holders=(ME, OTHER))
+        assert other.leading is None
+        late_ms = monotonic_ms() + 2100
+        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
+        other.tick({})
+        await stage.wait_until_idle(other)
+        assert other.leading is not None, "it does not wait for ever"
+        await other.stop()
+
+    run(tmp_path, story)

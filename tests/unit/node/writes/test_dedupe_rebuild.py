@@ -142,7 +142,7 @@ def test_a_disk_that_does_not_read_is_told_and_stops_nothing(log, monkeypatch: p
     def failing(fd: int, position: int, length: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("natslog.log.log_reader.read_at", failing)
+    monkeypatch.setattr("natslog.log.read_plan.read_at", failing)
     window, damage = rebuilt_dedupe(60.0, log)
     assert damage is not None
     assert "Input/output error" in damage.message
