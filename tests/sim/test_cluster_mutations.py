@@ -4,7 +4,8 @@ Not here, because nothing depends on it: a leader that stays subscribed although
 are never acked, as its ISR asks another leader; who waits for no ack loses nothing that was promised), and the order by
 epoch among positions of unproven logs (whoever holds everything committed has it in front of whatever is left over, so
 that the longest log of a majority holds it too; by epoch it is the one that keeps most of the newest).
-One seed in 20,000 notices an epoch that begins before a majority's clocks are known; a unit test of `HostedStream` does.
+One seed in 20,000 notices an epoch that begins before a majority's clocks are known; a unit test of `HostedStream`
+always does.
 `test_transcripts` has what needs a chain of events too long for chance: questions of an older epoch (KIP-320), and a
 replica moved away and back.
 """
