@@ -222,9 +222,9 @@ class Broker:
             if self.stopping:
                 return
             logger.warning(
-                "lost NATS at %s, on one connection at least; reconnecting. What is published meanwhile without acks is "
-                "not recorded by the streams that use it. If the log of the NATS server says 'slow consumer', messages "
-                "came faster than they could be taken",
+                "lost NATS at %s, on one connection at least; reconnecting. What is published meanwhile without acks "
+                "is not recorded by the streams that use it. If the log of the NATS server says 'slow consumer', "
+                "messages came faster than they could be taken",
                 self.link.shown_url,
             )
         elif self._nats_down_since is not None:
