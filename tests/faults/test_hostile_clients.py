@@ -162,6 +162,7 @@ def with_orders(folder: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
         yield nats, broker
 
 
+@pytest.mark.long
 def test_slow_readers_of_rewritten_answers_take_little_from_the_others(tmp_path: Path) -> None:
     with with_orders(tmp_path / "own") as (nats, broker), ExitStack() as slow:
         honest = Honest(nats, broker)
@@ -184,6 +185,7 @@ def test_slow_readers_of_rewritten_answers_take_little_from_the_others(tmp_path:
         assert seconds < 5, seconds
 
 
+@pytest.mark.long
 def test_unfinished_commits_take_little_memory_and_no_place_for_long(tmp_path: Path) -> None:
     with running(tmp_path / "own") as (_, broker), ExitStack() as unfinished:
         broker.client().create_stream("orders", "orders")
