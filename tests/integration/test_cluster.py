@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,22 @@ def test_lost_broker_that_kept_replicas_is_removed_and_forgotten_when_they_are_e
         eventually(lambda: left() == sorted({1, 2, 3} - {lost}), 60, "the broker is forgotten")
         assert sorted(client_of(leader).stream("orders")["replica_ids"]) == left()
         assert all_values(client_of(leader), "orders") == [b"%d" % at for at in range(50)]
+
+
+@pytest.mark.long
+def test_brokers_stop_within_five_seconds_one_after_another_and_all_at_once(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "own") as cluster:
+        for at in range(6):
+            cluster.client().create_stream(f"s{at}", f"s{at}", replicas=3)
+            publish_acked(cluster.nats.url, f"s{at}", [b"x"] * 10)
+        took = []
+        for broker in cluster.brokers:
+            took.append(broker.terminate(20))
+            broker.start()
+            cluster.wait_in_sync()
+        with ThreadPoolExecutor(3) as pool:
+            took += pool.map(lambda broker: broker.terminate(20), cluster.brokers)
+        assert max(took) < 5, took
 
 
 @pytest.mark.long

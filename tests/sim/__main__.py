@@ -18,6 +18,7 @@ SIMULATIONS: dict[str, Callable[..., Any]] = {
     "walk": cluster_walk.run_walk,
 }
 CHUNK_SEEDS = 20
+_PROGRESS_EVERY = 1000
 
 
 def run_one(name: str, seed: int, *, has_trace: bool) -> bool:
@@ -44,7 +45,11 @@ def run_many(names: list[str], start: int, count: int) -> bool:
     red = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for name in names:
-            found = sum(pool.map(partial(run_chunk, name), chunks))
+            found = 0
+            for chunk, reds in zip(chunks, pool.map(partial(run_chunk, name), chunks), strict=True):
+                found += reds
+                if chunk.stop % _PROGRESS_EVERY < CHUNK_SEEDS:
+                    print(f"{name}: {chunk.stop - start} of {count} seeds done, {found} red", flush=True)
             print(f"{name}: {count - found} of {count} seeds from {start} on are green", flush=True)
             red += found
     return not red
