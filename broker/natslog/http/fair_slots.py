@@ -26,7 +26,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, host: str) -> AsyncIterator[None]:
-        """Raises Overloaded: too many wait already, or it was nobody's turn here for too long."""
+        """Raises Overloaded: too many requests wait already, or this one has waited for too long."""
         await self._taken(host)
         try:
             yield
@@ -45,14 +45,17 @@ class FairSlots:
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
-        except TimeoutError:
+        except BaseException as error:  # the deadline has passed, or the client has left
+            if turn.cancelled():
+                self._forget(host, turn)
+            else:
+                self._pass_on()  # its turn had come already
+            if not isinstance(error, TimeoutError):
+                raise
             raise Overloaded(
                 f"this request has waited for {self._wait_s:.0f} s because many others ask for answers of this kind: "
                 "ask again in a moment, or for less at once (max_bytes)"
             ) from None
-        finally:
-            if turn.cancelled():  # by the deadline, or because the client has left
-                self._forget(host, turn)
 
     def _forget(self, host: str, turn: asyncio.Future[None]) -> None:
         turns = self._waiting[host]
