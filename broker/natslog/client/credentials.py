@@ -81,7 +81,7 @@ class Members:
         list said counts.
 
         Args:
-            servers: those that were given. `key`: tells apart who asks whom.
+            servers: those that were given. `key`: names the client and its servers.
             ask: the body of one server's `GET /v1/cluster`, None where it gives none.
         """
         with self._lock:

@@ -23,7 +23,7 @@ logger = logging.getLogger("natslog.http")
 
 _MAX_LINE_BYTES = 16 * 1024
 _FINISH_WITHIN_S = 0.5
-_LINGER_S = 2.0  # for which a body that nobody wants is read, so that the client reads the answer
+_LINGER_S = 2.0  # for which a refused body is read, so that the client reads the answer
 _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
 

@@ -74,7 +74,7 @@ def _acked_bytes(connection: socket.socket) -> int:
 
 class Body:
     """The body of one answer while it is sent, piece by piece: of known length, or in chunks. A chunked body that fails
-    midway lacks the chunk that ends it; for a client of HTTP/1.0, which knows no chunks, the connection is reset.
+    midway lacks the chunk that ends it; HTTP/1.0 has no chunks: there, the connection is reset.
 
     Args:
         readers: its threads read files back after an error.

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import ClientError, ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from natslog.http import answers
+from natslog.http import answers, sending
 from natslog.http.answers import Answers
-from natslog.http.sending import Body, UnreadableFile, send_file
+from natslog.http.sending import Body, UnreadableFile, disconnecting_slow_client, send_file
 
 SIZE = 4 * 1024 * 1024
 NETWORK = ["ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EPIPE", "ECONNRESET", "ENOBUFS", "EIO"]
@@ -131,3 +131,43 @@ def test_answer_on_disk_whose_reader_vanishes_is_no_bug(
 
     asyncio.run(run())
     assert isinstance(raised[0], ConnectionError)
+
+
+@pytest.mark.parametrize("form", ["memory", "file"])
+def test_client_that_takes_nothing_is_disconnected(
+    file: Path, readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Otherwise it keeps an answer, in memory or as an open file, for as long as it likes."""
+    monkeypatch.setattr(sending, "WITHIN_S", 0.2)
+    os.truncate(file, 16 * SIZE)
+    fd = os.open(file, os.O_RDONLY)
+    raised: list[BaseException] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = await Body.begun(request, {}, "application/octet-stream", 16 * SIZE, readers)
+        try:
+            with disconnecting_slow_client(request):
+                await body.send_bytes(b"begin")
+                if form == "memory":
+                    await body.send_bytes(bytes(16 * SIZE - 5))
+                await body.send_file(fd, 5, 16 * SIZE - 5)
+        except BaseException as error:
+            raised.append(error)
+            raise
+        return await body.end()
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_get("/", handler)
+        async with TestServer(app) as server, asyncio.timeout(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            while not raised:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            writer.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        os.close(fd)
+    assert isinstance(raised[0], ConnectionError | asyncio.CancelledError)

@@ -316,6 +316,8 @@ def test_a_transfer_that_is_given_up_without_a_session_ends(tmp_path: Path, monk
         stream.tick({})
         async with asyncio.timeout(5):
             await transfer
+        assert not stream.is_transferring
+        assert stream.leading is not None, "it goes on leading"
         await stream.stop()
 
     run(tmp_path, story)
