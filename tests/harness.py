@@ -19,6 +19,7 @@ import nats
 
 from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import NatsServer, free_port
+from natslog.node.data_dir import stream_id_of
 
 Result = TypeVar("Result")
 
@@ -202,6 +203,12 @@ def on_terminal(*arguments: str, url: str | None = None, types: str = "") -> tup
         code = process.wait(60)
     os.close(ours)
     return code, shown.decode(errors="replace").replace("\r\n", "\n")
+
+
+def stream_folder(folder: Path, stream_id: str) -> Path:
+    """Of a broker with this data folder: where the log of the stream is."""
+    (found,) = (one for one in (folder / "streams").iterdir() if stream_id_of(one) == stream_id and one.is_dir())
+    return found
 
 
 def all_values(client: NatslogClient, stream: str) -> list[bytes]:

@@ -209,6 +209,12 @@ class StreamPaused(NatslogError):
     code, status, retriable = "stream_paused", 503, True
 
 
+class StreamSealed(NatslogError):
+    """The stream was made read-only for good: create another one to write to."""
+
+    code, status = "stream_sealed", 409
+
+
 class ShuttingDown(NatslogError):
     """The broker is on its way out: ask another, or this one again when it is back."""
 

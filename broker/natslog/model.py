@@ -82,7 +82,7 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
         raise InvalidRequest("a stream needs a subject")
     changes = {_FIELDS.get(name, name): _PARSERS[name](value) for name, value in body.items()}
     replicas = changes.get("replicas", base.replicas if base else 1)
-    if base is None and changes.get("min_isr") is None:
+    if changes.get("min_isr") is None and (base is None or "min_isr" in changes):
         changes["min_isr"] = default_min_isr(replicas)
     settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
     _check_acks(settings, changes)
@@ -174,6 +174,9 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         unproven: of ISR and eligible, those that have restarted uncleanly and not yet caught up with a leader.
         target: the replicas wanted, while the stream is being moved.
         holders: replicas whose log was created on their disk, so that a log that is missing there is damage.
+        target_min_isr: `min_isr` once `target` is reached, where the number of replicas changes too; else 0.
+        purged_below: messages below this offset were purged: they are no longer served, and their files are removed.
+        sealed: nothing is added to the stream any more, and nothing removed from it.
     """
 
     name: str
@@ -190,6 +193,9 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     target: tuple[BrokerId, ...] = ()
     paused: bool = False
     holders: tuple[BrokerId, ...] = ()
+    target_min_isr: int = 0
+    purged_below: Offset = Offset(0)
+    sealed: bool = False
 
     @property
     def candidates(self) -> tuple[BrokerId, ...]:

@@ -26,6 +26,7 @@ from natslog.model import StreamSettings
 from tests.chaos.history import FaultEvent, History, Published, Violation, name_of
 from tests.chaos.linearizable import by_name, is_linearizable
 from tests.cluster_harness import Cluster, ClusterBroker
+from tests.harness import stream_folder
 
 _NAMED = 5
 _SERVES_WITHIN_S = 30.0
@@ -81,7 +82,7 @@ def served_copy(broker: ClusterBroker, stream: str, within_s: float = _SERVES_WI
 
 def stored_copy(broker: ClusterBroker, stream_id: str) -> Copy:
     """From the files of a broker that is stopped, by the log's own reader."""
-    folder = broker.folder / "streams" / stream_id
+    folder = stream_folder(broker.folder, stream_id)
     log = StreamLog(folder, stream_id, StreamSettings(subject=">"), LogOptions(min_free_bytes=0))
     log.chain.committed = log.log_end_offset
     tables, start = [MESSAGE_SCHEMA.empty_table()], log.log_start_offset

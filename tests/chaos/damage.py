@@ -11,6 +11,7 @@ from pathlib import Path
 
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX
 from tests.cluster_harness import Cluster, ClusterBroker
+from tests.harness import stream_folder
 
 STREAM_KINDS = ("active", "sealed", "leader-epochs", "hw-checkpoint")
 BROKER_KINDS = ("hard-state", "raft-log", "raft-snapshot", "broker", "life")
@@ -18,7 +19,7 @@ _DECIDES_WITHIN_S = 40.0
 
 
 def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path]:
-    stream, raft = broker.folder / "streams" / stream_id, broker.folder / "raft"
+    stream, raft = stream_folder(broker.folder, stream_id), broker.folder / "raft"
     found = {
         "active": lambda: stream.glob(f"*{ACTIVE_SUFFIX}"),
         "sealed": lambda: stream.glob(f"*{SEALED_SUFFIX}"),

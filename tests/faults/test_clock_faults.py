@@ -18,7 +18,7 @@ from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
 from tests.clocks import WallClock
 from tests.cluster_harness import Cluster, running_cluster
-from tests.harness import BrokerProcess, eventually, publish_acked
+from tests.harness import BrokerProcess, eventually, publish_acked, stream_folder
 
 HOUR_S = 3600
 ROUND_S = 0.2
@@ -172,7 +172,7 @@ def test_a_leader_and_a_follower_whose_clock_is_ahead_remove_nothing_early(clust
         lead(cluster, "orders", 1)
         fill(cluster.nats_url)
         ahead = cluster.broker(3)
-        streams = ahead.folder / "streams" / str(client.stream("orders")["id"])
+        streams = stream_folder(ahead.folder, str(client.stream("orders")["id"]))
         eventually(lambda: len(list(streams.glob("*.arrow"))) >= 3, 20, "segments are sealed")
         cluster.set_clock(3, HOUR_S)
         time.sleep(1.5)

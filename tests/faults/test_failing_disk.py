@@ -21,7 +21,7 @@ from natslog.client.appending import PartUploader
 from natslog.errors import NatslogError, PartsMissing
 from natslog.nats_server import end_with_parent
 from tests.cluster_harness import ClusterBroker, running_cluster
-from tests.harness import eventually, publish_acked
+from tests.harness import eventually, publish_acked, stream_folder
 
 STREAM = "orders"
 TAKEN_OVER_WITHIN_S = 20.0
@@ -35,7 +35,7 @@ pytestmark = [
 @contextmanager
 def failing_syncs(broker: ClusterBroker, stream_id: str) -> Iterator[None]:
     """Syncs of the stream's newest file end with EIO; the metadata's do not."""
-    folder = broker.folder / "streams" / stream_id
+    folder = stream_folder(broker.folder, stream_id)
     (newest,) = folder.glob("*.active*")
     command = ["strace", "-f", "-q", "-o", "/dev/null", "-P", str(newest), "-e", "trace=fsync,fdatasync"]
     command += ["-e", "inject=fsync,fdatasync:error=EIO", "-p", str(broker.pid)]

@@ -23,7 +23,16 @@ from natslog.log.checked_file import read_checked, write_checked
 from natslog.nats_server import free_port
 from natslog.node.data_dir import DataDir
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running, write_secret
+from tests.harness import (
+    BrokerProcess,
+    all_values,
+    eventually,
+    natslog,
+    publish_acked,
+    running,
+    stream_folder,
+    write_secret,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def test_any_broker_creates_shows_and_deletes(cluster: Cluster, name: str) -> No
 def test_followers_delete_what_the_leaders_retention_has_deleted(cluster: Cluster, name: str) -> None:
     """They have no retention of their own: their log starts follow the leader's."""
     stream = cluster.client().create_stream(name, name, replicas=3, max_messages=800)
-    folders = [broker.folder / "streams" / stream["id"] for broker in cluster.brokers]
+    folders = [stream_folder(broker.folder, stream["id"]) for broker in cluster.brokers]
     for _ in range(12):
         publish_acked(cluster.nats.url, name, [b"x" * 100] * 200)
 
@@ -169,6 +178,46 @@ def test_long_poll_at_a_follower_sees_the_next_message(cluster: Cluster, filled:
     publish_acked(cluster.nats.url, filled, [b"next"])
     fetched = client_of(follower).fetch(filled, 100, wait_ms=5000)
     assert [value for batch in fetched.batches for value in batch.column("value").to_pylist()] == [b"next"]
+
+
+def test_number_of_replicas_is_edited_while_messages_come(cluster: Cluster, name: str) -> None:
+    client = cluster.client()
+    client.create_stream(name, name)
+    sent = [b"%d" % at for at in range(50)]
+    publish_acked(cluster.nats.url, name, sent)
+    shown = json.loads(natslog("stream", "edit", name, "--replicas", "3", "--json", url=cluster.brokers[0].url).stdout)
+    assert (shown["replicas"], len(shown["target_replica_ids"])) == (1, 3)
+    sent += [b"%d" % at for at in range(50, 100)]
+    publish_acked(cluster.nats.url, name, sent[50:])
+    eventually(lambda: client.stream(name)["replicas"] == 3, 20, what="three replicas are in sync")
+    grown = client.stream(name)
+    assert (grown["min_isr"], sorted(grown["isr"])) == (2, [1, 2, 3])
+    assert "target_replica_ids" not in grown
+    assert client.edit_stream(name, min_isr=3)["min_isr"] == 3
+    client.edit_stream(name, min_isr=2)
+    sent += [b"%d" % at for at in range(100, 150)]
+    publish_acked(cluster.nats.url, name, sent[100:])
+    told = natslog("stream", "edit", name, "--replicas", "1", url=cluster.brokers[1].url).stdout
+    assert "being brought to brokers" in told or "changed: replicas" in told
+    eventually(lambda: client.stream(name)["replicas"] == 1, 20, what="one replica is left")
+    assert client.stream(name)["min_isr"] == 1
+    publish_acked(cluster.nats.url, name, [b"150"])
+    assert all_values(client, name) == [*sent, b"150"]
+
+
+def test_purge_is_asked_of_any_broker_and_reaches_every_replica(cluster: Cluster, filled: str) -> None:
+    stream = cluster.client().stream(filled)
+    follower = next(broker for broker in cluster.brokers if broker.number != stream["leader"])
+    assert client_of(follower).purge(filled)["purged"] == 100
+
+    def are_removed() -> bool:
+        folders = [stream_folder(broker.folder, stream["id"]) for broker in cluster.brokers]
+        return not any(path.stat().st_size for folder in folders for path in folder.glob(f"{0:020d}.*"))
+
+    eventually(are_removed, 20, what="every replica has removed its files")
+    natslog("cluster", "transfer", str(follower.number), "--stream", filled, url=cluster.brokers[0].url)
+    assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["offset"] == 100
+    assert all_values(cluster.client(), filled) == [b"on"]
 
 
 def test_leadership_is_handed_over_in_order(cluster: Cluster, filled: str) -> None:

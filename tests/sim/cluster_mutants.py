@@ -19,7 +19,7 @@ from natslog.cluster.replica import Replica
 from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
 from natslog.cluster.stream_time import ClockSample, StreamClock
 from natslog.errors import NatslogError
-from natslog.model import BrokerId, Epoch
+from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from tests.sim import cluster_clocks, cluster_process
 from tests.sim.cluster_broker import Broker, Roles
 from tests.sim.cluster_replica import SimReplica
@@ -137,7 +137,7 @@ def advance_beyond(self: FollowerReplica, leader_high_watermark: int, log_end_of
 def with_isr_and_nobody_eligible(record: Any, isr: Iterable[BrokerId], *, unproven: Iterable[BrokerId]) -> Any:
     members = tuple(broker for broker in record.replicas if broker in set(isr))
     left = tuple(sorted(set(unproven) & set(members)))
-    return metadata._next_version(record, isr=members, eligible=(), unproven=left)
+    return metadata.next_version(record, isr=members, eligible=(), unproven=left)
 
 
 # ---- metadata ----
@@ -186,6 +186,15 @@ def register_late(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
         known = self.brokers[broker.id] = msgspec.structs.replace(known, life=-1)
         lives = (*lives, known.incarnation)
     return _register(self, broker, after, lives)
+
+
+def edit_settings_only(record: StreamRecord, settings: StreamSettings, changed: Any, *, level: int) -> StreamRecord:
+    """Who was eligible under the former `min_isr` stays so."""
+    kept = _edited(record, settings, changed, level=level)
+    return msgspec.structs.replace(kept, eligible=record.eligible)
+
+
+_edited = metadata.edited
 
 
 def finish_move_in_same_epoch(self: Metadata, record: Any, version: int, moved_us: int) -> bool:
@@ -351,6 +360,7 @@ WALKING: dict[str, Patch] = {
     "an unclean restart stays as if nothing had been": replaced(Metadata, "_register", register_as_clean),
     "KIP-966: HW moves below min_isr": replaced(LeaderReplica, "_advance", advance_below_min_isr),
     "KIP-966: who leaves below min_isr is forgotten": replaced(metadata, "with_isr", with_isr_and_nobody_eligible),
+    "who is eligible stays so when min_isr is lowered": replaced(metadata, "edited", edit_settings_only),
     "appended below min_isr": replaced(LeaderReplica, "refusal", lambda self: None),
     "unclean election": unclean_election,
     "leader chosen among unproven by one position": replaced(controller, "quorum_position", best_of_any),

@@ -13,7 +13,7 @@ from natslog.cluster.commands import MoveReplicas
 from natslog.cluster.controller import Controller
 from tests.sim.cluster_process import NAME
 from tests.sim.cluster_stage import METADATA, Stage, Walker
-from tests.sim.cluster_world import Result, result_of
+from tests.sim.cluster_world import Result, edited_min_isr, resized, result_of
 from tests.sim.world import World
 
 STEPS = 1000
@@ -32,7 +32,7 @@ DEEDS = {
     "catch_up": 4,
 }
 SPREAD = (0.2, 1, 1, 1, 3)
-RARE_DEEDS = {"crash": 0.3, "bounce": 0.5, "move": 0.4, "restart_decider": 0.2}
+RARE_DEEDS = {"crash": 0.3, "bounce": 0.5, "move": 0.4, "resize": 0.3, "edit": 0.3, "restart_decider": 0.2}
 RARE_SPREAD = (0, 0, 0, 1, 3)
 """What is done, and how often; each walk does some of it more, or less, or not at all."""
 
@@ -43,7 +43,8 @@ class Walk(Stage):
     def __init__(self, seed: int) -> None:
         world = World(seed)
         chance = world.random
-        super().__init__(world, brokers=chance.choice((3, 3, 4)), replicas=3, min_isr=chance.choice((1, 2, 2, 2)))
+        self.least_min_isr = chance.choice((1, 2, 2, 2))
+        super().__init__(world, brokers=chance.choice((3, 3, 4)), replicas=3, min_isr=self.least_min_isr)
         self.promptness = chance.choice((0.2, 0.7, 0.9))
         self.most_in_flight = chance.choice(MOST_IN_FLIGHT)
         if self.state.streams[NAME].settings.min_isr > 1 and chance.random() < 0.6:
@@ -131,7 +132,14 @@ class Walk(Stage):
         self.controller = Controller(self.world.now_ms)
 
     def move(self, walker: Walker) -> None:
-        walker.command(MoveReplicas(name=NAME, target=tuple(self.world.random.sample(self.numbers, 3))))
+        count = len(self.state.streams[NAME].target) or self.state.streams[NAME].settings.replicas
+        walker.command(MoveReplicas(name=NAME, target=tuple(self.world.random.sample(self.numbers, count))))
+
+    def resize(self, walker: Walker) -> None:
+        walker.command(resized(NAME, self.numbers, self.least_min_isr, self.world.random))
+
+    def edit(self, walker: Walker) -> None:
+        walker.command(edited_min_isr(NAME, self.world.random.randint(self.least_min_isr, 3)))
 
     def crash(self, walker: Walker) -> None:
         self.end_life(walker, is_clean=self.world.random.random() < 0.3)

@@ -8,8 +8,9 @@ tolerated: the stream may stop then, and must not lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import msgspec
@@ -19,10 +20,12 @@ from natslog.cluster.commands import (
     Command,
     CreateStream,
     DrainBroker,
+    EditStream,
     MoveReplicas,
     PauseStream,
     Proposal,
     RegisterBroker,
+    ResizeReplicas,
 )
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
@@ -58,7 +61,7 @@ class Cluster:
         self.world.late_ms = (50.0, chance.choice((1000.0, 6000.0)))
         self.world.delay_ms = (1.0, chance.choice((12.0, 12.0, 90.0)))
         self.numbers = tuple(BrokerId(one) for one in range(1, chance.choice((4, 4, 4, 6))))
-        min_isr = 1 if chance.random() < 0.15 else 2
+        min_isr = self.least_min_isr = 1 if chance.random() < 0.15 else 2
         names = NAMES[: chance.choice((1, 1, 2, 3))]
         state, snapshot = founding(self.numbers, names, replicas=3, min_isr=min_isr)
         hard_state = HardState(term=Term(1), commit=Index(1))
@@ -193,9 +196,13 @@ class Cluster:
         chance = self.world.random
         kind, name = chance.random(), NAMES[chance.randrange(len(self.stream_ids))]
         if len(self.numbers) > 3 and kind < 0.3:
-            return MoveReplicas(name=name, target=tuple(chance.sample(self.numbers, 3)))
-        if len(self.numbers) > 3 and kind < 0.5:
+            return MoveReplicas(name=name, target=tuple(chance.sample(self.numbers, chance.choice((2, 3, 3, 4)))))
+        if len(self.numbers) > 3 and kind < 0.4:
             return DrainBroker(broker=chance.choice(self.numbers), is_draining=chance.random() < 0.3)
+        if kind < 0.55:
+            return resized(name, self.numbers, self.least_min_isr, chance)
+        if kind < 0.65:
+            return edited_min_isr(name, chance.randint(self.least_min_isr, 3))
         return PauseStream(name=name, paused=chance.random() < 0.5)
 
     # ---- lives ----
@@ -358,6 +365,16 @@ def founding(
     members = tuple(Member(id=one, directory=str(one), url="") for one in numbers)
     membership = Membership(members=members)
     return state, Snapshot(index=Index(1), term=Term(1), membership=membership, data=encode(state))
+
+
+def resized(name: str, numbers: Sequence[BrokerId], least_min_isr: int, chance: Random) -> ResizeReplicas:
+    """Two to four replicas, some of which may be there already."""
+    target = tuple(chance.sample(numbers, chance.randint(2, min(4, len(numbers)))))
+    return ResizeReplicas(name=name, target=target, min_isr=chance.randint(least_min_isr, len(target)))
+
+
+def edited_min_isr(name: str, min_isr: int) -> EditStream:
+    return EditStream(name=name, settings=StreamSettings(subject=name, min_isr=min_isr), changed=("min_isr",))
 
 
 def founding_logs(state: Metadata, number: BrokerId) -> dict[StreamId, Log]:

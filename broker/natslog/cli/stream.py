@@ -1,4 +1,4 @@
-"""`natslog stream create | ls | info | edit | pause | resume | rm`."""
+"""`natslog stream create | ls | info | edit | pause | resume | purge | roll | seal | rm`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ Window = Annotated[
     str | None, typer.Option("--dedupe-window", help="Store a Nats-Msg-Id once within this time: 2m; 0: off.")
 ]
 Compression = Annotated[str | None, typer.Option("--compression", help="Of sealed segments: zstd, lz4 or none.")]
+
+Replicas = Annotated[int | None, typer.Option("--replicas", help="Number of brokers that keep it.")]
+MinIsr = Annotated[int | None, typer.Option("--min-isr", help="Replicas that must be in sync for writing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask.")]
 
 Acks = Annotated[
     str | None,
@@ -53,8 +57,8 @@ def create(
     context: typer.Context,
     name: Name,
     subject: Annotated[str, typer.Option("--subject", help="NATS subject to record; * and > as in NATS.")],
-    replicas: Annotated[int | None, typer.Option("--replicas", help="Brokers that keep it.")] = None,
-    min_isr: Annotated[int | None, typer.Option("--min-isr", help="Replicas in sync needed to write.")] = None,
+    replicas: Replicas = None,
+    min_isr: MinIsr = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Share the subject with the group's other streams.")
     ] = None,
@@ -98,7 +102,8 @@ def list_streams(context: typer.Context, as_json: JsonFlag = False) -> None:
 
 def _row(body: dict[str, Any]) -> list[Any]:
     start, end = body.get("log_start_offset", 0), body.get("high_watermark", 0)
-    state = "problem" if "problem" in body else "paused" if body["paused"] else "ok"
+    refusing = "sealed" if body.get("sealed") else "paused" if body["paused"] else "ok"
+    state = "problem" if "problem" in body else refusing
     return [
         body["name"],
         body["subject"],
@@ -129,6 +134,8 @@ def edit(
     context: typer.Context,
     name: Name,
     subject: Annotated[str | None, typer.Option("--subject", help="Record this subject from now on.")] = None,
+    replicas: Replicas = None,
+    min_isr: MinIsr = None,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     max_messages: MaxMessages = None,
@@ -137,9 +144,11 @@ def edit(
     acks: Acks = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change settings; what is not named stays."""
+    """Change settings; what is not named stays. New replicas are copied in the background, then counted."""
     settings = _settings(
         subject=subject,
+        replicas=replicas,
+        min_isr=min_isr,
         max_age=max_age,
         max_bytes=max_bytes,
         max_messages=_count(max_messages),
@@ -150,7 +159,15 @@ def edit(
     if not settings:
         raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")
     body = global_of(context).client().edit_stream(name, **settings)
-    print_json(body) if as_json else out.print(f"stream {name} changed: {', '.join(settings)}")
+    if as_json:
+        print_json(body)
+        return
+    out.print(f"stream {name} changed: {', '.join(settings)}")
+    if target := body.get("target_replica_ids"):
+        out.print(
+            f"its replicas are being brought to brokers {', '.join(map(str, target))}; replicas and min_isr change "
+            f"when that is done (natslog stream info {name})"
+        )
 
 
 @app.command()
@@ -176,11 +193,53 @@ def roll(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     )
 
 
+@app.command()
+def purge(
+    context: typer.Context,
+    name: Name,
+    below: Annotated[
+        int | None, typer.Option("--below", min=0, help="Remove only the messages below this offset.")
+    ] = None,
+    yes: Yes = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove all messages, or those below an offset. Asks first; without a terminal, --yes is required.
+
+    Offsets are never used again: the next message gets the offset that it would have got.
+    """
+    client = global_of(context).client()
+    if not yes:
+        body = client.position(name)
+        start, end = body["log_start_offset"], body["high_watermark"]
+        upto = end if below is None else min(max(below, start), end)
+        described = f"{upto - start} of {end - start} messages of stream {name} (offsets {start} to {upto - 1})"
+        confirm(f"Remove {described}?", or_else=f"{described} are not removed")
+    body = client.purge(name, below)
+    print_json(body) if as_json else out.print(
+        f"{body['purged']} messages were removed: stream {name} starts at offset {body['log_start_offset']}"
+    )
+
+
+@app.command()
+def seal(context: typer.Context, name: Name, yes: Yes = False, as_json: JsonFlag = False) -> None:
+    """Make a stream read-only for good. Asks first; without a terminal, --yes is required.
+
+    Nothing is added to a sealed stream or removed from it any more, by retention neither. It can be read, given another
+    number of replicas, and deleted as a whole. It no longer subscribes to its subject.
+    """
+    client = global_of(context).client()
+    if not yes:
+        client.stream(name)
+        confirm(f"Make stream {name} read-only for good?", or_else=f"stream {name} is not sealed")
+    body = client.seal(name)
+    print_json(body) if as_json else out.print(f"stream {name} is sealed: it is read-only from now on")
+
+
 @app.command("rm")
 def remove(
     context: typer.Context,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Delete a stream; its files go after a grace period. Asks first; without a terminal, --yes is required."""

@@ -50,6 +50,26 @@ class StreamCalls(Asker):
         """
         return self._json("POST", f"{stream_path(name)}/roll", Facts, timeout_s=60.0)
 
+    def purge(self, name: str, below: int | None = None) -> dict[str, Any]:
+        """Removes the messages below an offset, or all that are committed now; they cannot be read any more when this
+        returns.
+
+        Returns:
+            `log_start_offset` and `high_watermark` after it; `purged`: how many messages were removed.
+
+        Raises:
+            StreamNotFound, StreamSealed. OffsetOutOfRange: the offset is beyond the high watermark.
+        """
+        return self._json("POST", f"{stream_path(name)}/purge", Facts, body={} if below is None else {"below": below})
+
+    def seal(self, name: str) -> dict[str, Any]:
+        """Makes the stream read-only for good.
+
+        Raises:
+            StreamNotFound.
+        """
+        return self._json("POST", f"{stream_path(name)}/seal", Facts)
+
     def position(self, name: str) -> dict[str, Any]:
         """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
 

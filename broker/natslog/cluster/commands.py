@@ -95,6 +95,20 @@ class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     paused: bool
 
 
+class PurgeStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Messages of the stream of this id below the offset `below` are removed; what was purged stays so. Level 2."""
+
+    name: str
+    id: StreamId
+    below: Offset
+
+
+class SealStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Makes the stream read-only for good. Level 2."""
+
+    name: str
+
+
 class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     name: str
     deleted_us: int
@@ -171,6 +185,16 @@ class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     target: tuple[BrokerId, ...]
 
 
+class ResizeReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Another number of replicas, on the brokers of `target`; it and `min_isr` are in force when those are in sync.
+    Level 2.
+    """
+
+    name: str
+    target: tuple[BrokerId, ...]
+    min_isr: int
+
+
 class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`(stream, version)` of moves whose target is in sync; what the others have becomes tombstones."""
 
@@ -206,6 +230,8 @@ Command: TypeAlias = (
     | CreateStream
     | EditStream
     | PauseStream
+    | PurgeStream
+    | SealStream
     | DeleteStream
     | DropTombstone
     | ChangeIsrs
@@ -214,6 +240,7 @@ Command: TypeAlias = (
     | HoldReplicas
     | LeaveReplicas
     | MoveReplicas
+    | ResizeReplicas
     | FinishMoves
     | SetCursor
     | DropCursor

@@ -13,7 +13,7 @@ A cursor belongs to a stream that exists, by its present id.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -40,7 +40,10 @@ from natslog.cluster.commands import (
     Outcome,
     PauseStream,
     Proposal,
+    PurgeStream,
     RegisterBroker,
+    ResizeReplicas,
+    SealStream,
     SetCursor,
     Tombstone,
     tombstone_key,
@@ -49,6 +52,20 @@ from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
 from natslog.cluster.features import FIRST_LEVEL, OUTCOMES_BY_AGE
 from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
 from natslog.cluster.outcomes import RecentOutcomes
+from natslog.cluster.stream_changes import (
+    check_target,
+    differences,
+    edited,
+    finished,
+    moving,
+    next_version,
+    no_longer_held,
+    purged,
+    resizing,
+    wanted_replicas,
+    with_isr,
+    without,
+)
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -59,11 +76,9 @@ from natslog.errors import (
     StreamRecreated,
     TooManyCursors,
 )
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 
 FIRST_EPOCH = Epoch(1)
-FIXED_SETTINGS = ("group", "replicas", "min_isr")
-"""Settings that cannot be edited: a group decided who got which message; replicas are moved, not declared."""
 _OUTCOMES_KEPT = 1000  # at level 1
 
 
@@ -172,10 +187,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return self._apply_to_broker(command)
             case CreateStream():
                 return self._create(command)
-            case EditStream(name=name, settings=settings, changed=changed):
-                return self._replace(_edited(self.stream(name), settings, changed))
-            case PauseStream(name=name, paused=paused):
-                return self._replace(msgspec.structs.replace(self.stream(name), paused=paused))
+            case EditStream() | PauseStream() | PurgeStream() | SealStream():
+                return self._replace(self._changed_by(command))
             case DeleteStream(name=name, deleted_us=deleted_us):
                 self._delete(self.stream(name), deleted_us)
                 return True
@@ -183,7 +196,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
             case DisableReplicas() | HoldReplicas() | LeaveReplicas():
                 return self._apply_of_broker(command)
-            case ChangeIsrs() | AppointLeaders() | MoveReplicas() | FinishMoves():
+            case ChangeIsrs() | AppointLeaders() | MoveReplicas() | ResizeReplicas() | FinishMoves():
                 return self._apply_to_replicas(command)
             case SetCursor():
                 return self._set_cursor(command)
@@ -254,7 +267,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             is_unproven = not is_clean and broker in record.candidates
             unproven = tuple(sorted({*record.unproven, broker})) if is_unproven else record.unproven
             if is_unproven or leader != record.leader:  # again, too: what its former life said of its log is void
-                self._replace(_next_version(record, leader=leader, unproven=unproven))
+                self._replace(next_version(record, leader=leader, unproven=unproven))
 
     def _forget_copies(self, broker: BrokerId) -> None:
         """It came back with another folder: whatever it held is gone. A stream that only it held has no replica to
@@ -262,8 +275,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         """
         for record in list(self.streams.values()):
             if broker in record.candidates:
-                record = _without(record, broker)
-            self._replace(_no_longer_held(record, [broker]))
+                record = without(record, broker)
+            self._replace(no_longer_held(record, [broker]))
 
     # ---- streams ----
 
@@ -293,6 +306,18 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             isr=command.placement,
         )
         return True
+
+    def _changed_by(self, command: EditStream | PauseStream | PurgeStream | SealStream) -> StreamRecord:
+        record = self.stream(command.name)
+        match command:
+            case EditStream(settings=settings, changed=changed):
+                return edited(record, settings, changed, level=self.feature_level)
+            case PauseStream(paused=paused):
+                return msgspec.structs.replace(record, paused=paused)
+            case PurgeStream(id=stream_id, below=below):
+                return purged(record, stream_id, below)
+            case SealStream():
+                return msgspec.structs.replace(record, sealed=True)
 
     def _delete(self, record: StreamRecord, deleted_us: int) -> None:
         """With its cursors: positions in it mean nothing in another stream of that name."""
@@ -353,9 +378,13 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     changed |= self._leave(record, command.broker)
         return changed
 
-    def _apply_to_replicas(self, command: ChangeIsrs | AppointLeaders | MoveReplicas | FinishMoves) -> bool:
+    def _apply_to_replicas(
+        self, command: ChangeIsrs | AppointLeaders | MoveReplicas | ResizeReplicas | FinishMoves
+    ) -> bool:
         if isinstance(command, MoveReplicas):
             return self._move(self.stream(command.name), command.target)
+        if isinstance(command, ResizeReplicas):
+            return self._resize(self.stream(command.name), command.target, command.min_isr)
         records = self.by_id()
         changed = False
         match command:
@@ -401,7 +430,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     def _hold(self, record: StreamRecord, broker: BrokerId) -> bool:
         if broker not in record.replicas or broker in record.holders:
             return False
-        return self._replace(_next_version(record, holders=tuple(sorted((*record.holders, broker)))))
+        return self._replace(next_version(record, holders=tuple(sorted((*record.holders, broker)))))
 
     def _leave(self, record: StreamRecord, broker: BrokerId) -> bool:
         """Never below `min_isr`, and not as the leader: what is there then is left to those who stay."""
@@ -414,87 +443,28 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         """The last one that holds everything stays: no other replica could ever lead."""
         if broker not in record.candidates or set(record.candidates) == {broker}:
             return False
-        return self._replace(_without(record, broker))
+        return self._replace(without(record, broker))
 
     def _move(self, record: StreamRecord, target: tuple[BrokerId, ...]) -> bool:
-        missing = sorted(set(target) - set(self.brokers))
-        if missing or len(set(target)) != record.settings.replicas or len(target) != len(set(target)):
-            raise InvalidRequest(
-                f"stream {record.name!r} has {record.settings.replicas} replicas: name as many different brokers of "
-                f"{sorted(self.brokers)}",
-                stream=record.name,
-            )
+        check_target(record, target, wanted_replicas(record), self.brokers)
         if target == (record.target or record.replicas):
             return False
-        staying = [broker for broker in record.replicas if broker not in target]
-        if set(target) == set(record.replicas):  # another preferred leader
-            return self._replace(_next_version(record, replicas=target, target=()))
+        return self._replace(self._expected_on(target, moving(record, target)))
+
+    def _resize(self, record: StreamRecord, target: tuple[BrokerId, ...], min_isr: int) -> bool:
+        check_target(record, target, len(target), self.brokers)
+        return self._replace(self._expected_on(target, resizing(record, target, min_isr)))
+
+    def _expected_on(self, target: tuple[BrokerId, ...], record: StreamRecord) -> StreamRecord:
+        """What these brokers still have of an earlier replica of the stream is not deleted any more."""
         for broker in target:
             self.tombstones.pop(tombstone_key(record.id, broker), None)
-        return self._replace(_next_version(record, replicas=(*target, *staying), target=target))
+        return record
 
     def _finish_move(self, record: StreamRecord | None, version: int, moved_us: int) -> bool:
         if record is None or record.version != version or not record.target:
             return False
-        target = record.target
-        if not set(target) <= set(record.isr) or record.leader not in target:
+        if not set(record.target) <= set(record.isr) or record.leader not in record.target:
             return False
-        left = [broker for broker in record.replicas if broker not in target]
-        self._entomb(record, left, moved_us)
-        isr = [broker for broker in record.isr if broker in target]
-        # another epoch, so that one who is moved back is never counted by what it asked before its files went
-        epoch = Epoch(record.leader_epoch + bool(left))
-        kept = _no_longer_held(record, left)
-        finished = msgspec.structs.replace(kept, replicas=target, target=(), leader_epoch=epoch)
-        return self._replace(with_isr(finished, isr, unproven=set(record.unproven) & set(target)))
-
-
-def _next_version(record: StreamRecord, **changes: Any) -> StreamRecord:
-    return msgspec.structs.replace(record, version=record.version + 1, **changes)
-
-
-def with_isr(record: StreamRecord, isr: Iterable[BrokerId], *, unproven: Iterable[BrokerId]) -> StreamRecord:
-    """With another ISR. Below `min_isr` nothing more is committed, so those who leave still hold all that is."""
-    members = tuple(broker for broker in record.replicas if broker in set(isr))
-    eligible: tuple[BrokerId, ...] = ()
-    if len(members) < record.settings.min_isr:
-        eligible = tuple(broker for broker in record.replicas if broker in record.candidates and broker not in members)
-    holding = {*members, *eligible}
-    return _next_version(record, isr=members, eligible=eligible, unproven=tuple(sorted(set(unproven) & holding)))
-
-
-def _without(record: StreamRecord, broker: BrokerId) -> StreamRecord:
-    """This one holds not everything any more, and is not eligible either."""
-    left = with_isr(record, [member for member in record.isr if member != broker], unproven=record.unproven)
-    return msgspec.structs.replace(
-        left,
-        leader=None if record.leader == broker else record.leader,
-        eligible=tuple(member for member in left.eligible if member != broker),
-        unproven=tuple(member for member in left.unproven if member != broker),
-    )
-
-
-def _no_longer_held(record: StreamRecord, brokers: Iterable[BrokerId]) -> StreamRecord:
-    """The files of these replicas are gone, or will be."""
-    holders = tuple(broker for broker in record.holders if broker not in set(brokers))
-    return record if holders == record.holders else _next_version(record, holders=holders)
-
-
-def cannot_be_edited(setting: str) -> InvalidRequest:
-    beside = " (natslog cluster move brings its replicas onto other brokers)" if setting == "replicas" else ""
-    return InvalidRequest(f"the {setting} of a stream cannot be edited: create another stream{beside}", setting=setting)
-
-
-def _edited(record: StreamRecord, settings: StreamSettings, changed: tuple[str, ...] | None) -> StreamRecord:
-    if changed is not None:
-        settings = msgspec.structs.replace(record.settings, **{name: getattr(settings, name) for name in changed})
-    for name in FIXED_SETTINGS:
-        if getattr(settings, name) != getattr(record.settings, name):
-            raise cannot_be_edited(name)
-    return msgspec.structs.replace(record, settings=settings)
-
-
-def differences(existing: StreamSettings, asked: StreamSettings) -> dict[str, tuple[Any, Any]]:
-    """Setting → (as it is, as asked), of those that differ."""
-    was, wanted = existing.to_json(), asked.to_json()
-    return {name: (was[name], wanted[name]) for name in was if was[name] != wanted[name]}
+        self._entomb(record, [broker for broker in record.replicas if broker not in record.target], moved_us)
+        return self._replace(finished(record))

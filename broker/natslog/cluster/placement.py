@@ -25,12 +25,7 @@ class Loads:
             NotEnoughBrokers: fewer than `replicas` are usable.
         """
         if replicas > len(usable):
-            raise NotEnoughBrokers(
-                f"{replicas} replicas need as many brokers, and there are {len(usable)}: start more, or ask for fewer "
-                "with --replicas",
-                brokers=len(usable),
-                replicas=replicas,
-            )
+            raise _not_enough(replicas, len(usable))
         chosen: list[BrokerId] = []
         for _ in range(replicas):
             chosen.append(self._next(chosen, usable))
@@ -60,6 +55,25 @@ class Loads:
         self._replicas.update({newcomer: 1, leaving: -1})
         return tuple(newcomer if broker == leaving else broker for broker in wanted)
 
+    def resize(self, record: StreamRecord, replicas: int, usable: Collection[BrokerId]) -> tuple[BrokerId, ...]:
+        """Brokers for another number of replicas of the stream. The leader is kept first, then who is in sync; further
+        replicas are placed as for a new stream.
+
+        Raises:
+            NotEnoughBrokers: too few brokers are usable.
+        """
+        present = record.target or record.replicas
+        former = [broker for broker in record.replicas if broker not in present and broker in usable]
+        keeping = (record.leader, *record.isr)
+        first = sorted(present, key=lambda one: keeping.index(one) if one in keeping else len(keeping))
+        chosen = [*first, *former][:replicas]
+        while len(chosen) < replicas:
+            free = [broker for broker in usable if broker not in chosen]
+            if not free:
+                raise _not_enough(replicas, len({*usable, *chosen}))
+            chosen.append(self._next(chosen, free))
+        return tuple(sorted(chosen, key=lambda one: present.index(one) if one in present else len(present)))
+
     def _next(self, chosen: list[BrokerId], usable: Collection[BrokerId]) -> BrokerId:
         racks = {self._racks.get(broker, "") for broker in chosen} - {""}
         return min(
@@ -71,3 +85,12 @@ class Loads:
                 broker,
             ),
         )
+
+
+def _not_enough(replicas: int, brokers: int) -> NotEnoughBrokers:
+    return NotEnoughBrokers(
+        f"{replicas} replicas need as many brokers, and there are {brokers}: start more, or ask for fewer with "
+        "--replicas",
+        brokers=brokers,
+        replicas=replicas,
+    )

@@ -466,7 +466,7 @@ class Replica:
 
     @property
     def _is_replicated(self) -> bool:
-        return self.record is not None and self.record.settings.replicas > 1
+        return self.record is not None and len(self.record.replicas) > 1
 
     @property
     def _is_held(self) -> bool:
@@ -500,8 +500,9 @@ class Replica:
         return self._step_of_idle()
 
     def _step_of_leader(self, state: Leading) -> Step | None:
-        takes_messages = self._surroundings.has_session and self._transfer is None
-        subject = state.role.record.settings.subject if takes_messages else ""
+        record = state.role.record
+        takes_messages = self._surroundings.has_session and self._transfer is None and not record.sealed
+        subject = record.settings.subject if takes_messages else ""
         if subject != state.subscribed_to:
             return Subscribe(subject) if subject else Unsubscribe()
         if not state.is_ready:
@@ -573,7 +574,7 @@ class Replica:
     def _may_repair(self, record: StreamRecord) -> bool:
         """Whether another replica leads, holds everything, and this one does not count."""
         is_counted = self.me in record.candidates
-        return record.settings.replicas > 1 and not is_counted and record.leader not in (None, self.me)
+        return len(record.replicas) > 1 and not is_counted and record.leader not in (None, self.me)
 
     def _begin_to_lead(self, epoch: Epoch) -> None:
         record, log = self.record, self.log

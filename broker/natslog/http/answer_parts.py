@@ -51,7 +51,7 @@ class Question:
     Attributes:
         end: None means the high watermark.
         max_bytes: of one answer of one part; None means all of the range, in as many parts as it takes.
-        exact: no rows outside the range; else stored batches may come whole.
+        exact: no rows outside the range; else stored batches may come whole, but for purged rows.
     """
 
     start: int
@@ -153,7 +153,7 @@ class PartMaker:
                 body = await in_thread(threads, _rewritten, plan, self._asked)
                 plan.close()
                 return plan, [held.enter_context(await self._answers.keep(body))]
-            if not self._asked.exact or not plan.uneven_bytes:
+            if not self._is_cut(plan):
                 return plan, plan.ranges
             cut = await in_thread(threads, plan.take_uneven)
             before, after = [[held.enter_context(await self._answers.keep(rows))] if rows else [] for rows in cut]
@@ -167,7 +167,12 @@ class PartMaker:
         """Stored bytes of what is made in memory."""
         if self._rewrites(plan):
             return plan.length
-        return plan.uneven_bytes if self._asked.exact else 0
+        return plan.uneven_bytes if self._is_cut(plan) else 0
+
+    def _is_cut(self, plan: ReadPlan) -> bool:
+        """Whether rows of its outer batches are left out: they were not asked for, or were purged."""
+        begins_purged = bool(plan.ranges) and plan.ranges[0].start < self._stream.usable_log().first_readable_offset
+        return plan.uneven_bytes > 0 and (self._asked.exact or begins_purged)
 
     def _rewrites(self, plan: ReadPlan) -> bool:
         """An answer in several parts that are whole has no rewritten ones among them."""

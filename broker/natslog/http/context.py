@@ -198,6 +198,6 @@ def whole(values: dict[str, str], name: str, default: Any, *, low: int = 0, high
 
 def position(values: dict[str, str], name: str, default: int, log: StreamLog) -> int:
     """An offset from the query: a number, `earliest` or `latest`."""
-    named = {"earliest": log.log_start_offset, "latest": log.high_watermark}
+    named = {"earliest": log.first_readable_offset, "latest": log.high_watermark}
     text = values.get(name, "")
     return named[text] if text in named else int(whole(values, name, default))

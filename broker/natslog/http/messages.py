@@ -47,7 +47,7 @@ _MAX_WAIT_MS = 60_000
 
 def _question(request: web.Request, log: StreamLog) -> Question:
     values = query(request, "start", "end", "max_bytes", "wait_ms", "subject", "columns", "exact")
-    start = position(values, "start", log.log_start_offset, log)
+    start = position(values, "start", log.first_readable_offset, log)
     end = position(values, "end", 0, log) if "end" in values else None
     if end is not None and start > end:
         raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
@@ -153,7 +153,7 @@ async def _serving(request: web.Request) -> tuple[HostedStream, Question, bool]:
 
 def _is_committed(asked: Question, log: StreamLog) -> bool:
     """Whether it names a range all of which is committed and here: then any replica serves it, whoever leads."""
-    return asked.end is not None and log.log_start_offset <= asked.start <= asked.end <= log.high_watermark
+    return asked.end is not None and log.first_readable_offset <= asked.start <= asked.end <= log.high_watermark
 
 
 def _names_position(request: web.Request) -> bool:
@@ -173,7 +173,7 @@ def _headers(request: web.Request, stream: HostedStream, next_offset: int, state
     return epoch_headers(stream) | {
         "Natslog-Next-Offset": str(next_offset),
         "Natslog-High-Watermark": str(log.high_watermark),
-        "Natslog-Log-Start-Offset": str(log.log_start_offset),
+        "Natslog-Log-Start-Offset": str(log.first_readable_offset),
     }
 
 
@@ -189,7 +189,7 @@ async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaita
     except OffsetOutOfRange as error:  # of a replica that does not lead, this says nothing of the stream
         raise await confirmed_out_of_range(request, stream, error) from error
     except CorruptLog as error:
-        if stream.record.settings.replicas == 1:
+        if len(stream.record.replicas) == 1:
             raise
         stream.note_damage(error)
         raise _redirect_to_another(request, stream) or error from error

@@ -89,6 +89,10 @@ _PATHS = {
     "/v1/streams/{name}/roll": {
         "post": _call("Close the active segment: `sealed_end`, up to which all is in Arrow files", "200", _NAME)
     },
+    "/v1/streams/{name}/purge": {
+        "post": _call("Remove the messages below an offset, or all that are committed now", "200", _NAME, body="Purge")
+    },
+    "/v1/streams/{name}/seal": {"post": _call("Make the stream read-only for good", "200", _NAME)},
     "/v1/streams/{name}/offsets": {
         "get": _call(
             "The first offset at or after a time", "200", _NAME, _parameter("timestamp", "ISO-8601 or epoch ms")
@@ -207,6 +211,7 @@ _SCHEMAS = {
     "Draining": _object(draining={"type": "boolean"}),
     "Transfer": _object(to={"type": "integer"}),
     "Replicas": _object(brokers={"type": "array", "items": {"type": "integer"}}),
+    "Purge": _object(below={"type": "integer", "minimum": 0}),
     "Commit": {"type": "object", "properties": {"parts": {"type": "array", "items": {"type": "object"}}}},
     "StreamSettings": {"type": "object", "properties": {name: {} for name in ("name", *SETTING_NAMES, "paused")}},
 }

@@ -173,7 +173,7 @@ class _BrokerCollector:
     @staticmethod
     def _gauges(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
         gauges: dict[str, tuple[str, Callable[[StreamLog], float]]] = {
-            "log_start_offset": ("First offset kept", lambda log: log.log_start_offset),
+            "log_start_offset": ("First offset kept", lambda log: log.first_readable_offset),
             "high_watermark": ("Offset after the last committed message", lambda log: log.high_watermark),
             "log_bytes": ("Bytes on disk", lambda log: log.chain.size_bytes),
             "segments": ("Files on disk", lambda log: len(log.chain.segments)),

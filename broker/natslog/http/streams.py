@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from natslog.cluster.metadata import FIXED_SETTINGS, cannot_be_edited
-from natslog.errors import InvalidRequest, NatslogError, StreamNotFound
+from natslog.cluster.stream_changes import cannot_be_edited
+from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamNotFound
 from natslog.http.bodies import json_body
 from natslog.http.context import (
     broker_of,
     leading,
     no_leader,
+    out_of_range,
     position,
     query,
     read_from_log,
@@ -23,8 +24,9 @@ from natslog.http.context import (
     whole,
 )
 from natslog.log import StreamLog
-from natslog.model import StreamRecord, parse_settings, setting_fields
+from natslog.model import Offset, StreamRecord, parse_settings
 from natslog.node.broker import Broker
+from natslog.node.replicas.stream import HostedStream
 from natslog.subjects import MAX_NAME_CHARS, check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
@@ -39,6 +41,7 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
     body: dict[str, Any] = {"name": record.name, "id": record.id} | record.settings.to_json()
     body |= {
         "paused": record.paused,
+        "sealed": record.sealed,
         "created": format_timestamp_us(record.created_us),
         "leader": record.leader,
         "leader_epoch": record.leader_epoch,
@@ -46,6 +49,8 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
         "replica_ids": list(record.replicas),
         "isr": list(record.isr),
     }
+    if record.target:
+        body["target_replica_ids"] = list(record.target)
     if position is not None:
         body |= position
     stream = broker.streams.get(record.name)
@@ -88,7 +93,8 @@ async def create_stream(request: web.Request) -> web.Response:
     body = await json_body(request)
     name = check_name(body.pop("name", None))
     broker = broker_of(request)
-    created = await broker.create_stream(name, parse_settings(body), request_id(request))
+    creating = broker.stream_operations.create(name, parse_settings(body), request_id(request))
+    created = await broker.change_cluster(creating)
     return web.json_response(await _shown(broker, name), status=201 if created else 200)
 
 
@@ -118,14 +124,12 @@ async def edit_stream(request: web.Request) -> web.Response:
     paused = body.pop("paused", None)
     if paused is not None and not isinstance(paused, bool):
         raise InvalidRequest("paused must be true or false")
-    for setting in FIXED_SETTINGS:
-        if setting in body and body[setting] != getattr(record.settings, setting):
-            raise cannot_be_edited(setting)
+    if "group" in body and body["group"] != record.settings.group:
+        raise cannot_be_edited("group")
     if body:
-        settings = parse_settings(body, record.settings)
-        await broker.edit_stream(name, settings, setting_fields(body), request_id(request))
+        await broker.change_cluster(broker.stream_operations.edit(record, body, request_id(request)))
     if paused is not None:
-        await broker.pause_stream(name, paused)
+        await broker.change_cluster(broker.stream_operations.pause(name, paused))
     return web.json_response(await _shown(broker, name))
 
 
@@ -138,9 +142,59 @@ async def roll_stream(request: web.Request) -> web.Response:
     return stated(request, stream, {"name": stream.name, "sealed_end": sealed_end, "folder": str(stream.folder)})
 
 
+@routes.post("/v1/streams/{name}/purge")
+async def purge_stream(request: web.Request) -> web.Response:
+    """Removes the messages below an offset (`{"below": N}`), or all that are committed now. They are no longer served
+    when this is answered; their files are removed in the background, whole segments at a time.
+    """
+    query(request)
+    body = await json_body(request) if request.can_read_body else {}
+    stream, broker = await leading(request), broker_of(request)
+    log = stream.usable_log()
+    below = _purge_bound(body, stream)
+    started_at = log.first_readable_offset
+    await broker.change_cluster(broker.stream_operations.purge(stream, below, request_id(request)))
+    start = max(started_at, below)
+    found = {"name": stream.name, "log_start_offset": start, "purged": start - started_at}
+    return stated(request, stream, found | {"high_watermark": log.high_watermark})
+
+
+def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
+    """Raises InvalidRequest; OffsetOutOfRange: there are no messages there yet."""
+    unknown = sorted(set(body) - {"below"})
+    if unknown:
+        raise InvalidRequest(f"unknown field {unknown[0]!r}; known is below", parameter=unknown[0])
+    log = stream.usable_log()
+    below = body.get("below")
+    if below is None:
+        return Offset(log.high_watermark)
+    if isinstance(below, bool) or not isinstance(below, int) or below < 0:
+        raise InvalidRequest(f"below {below!r} must be an offset: a whole number from 0 on", parameter="below")
+    if below > log.high_watermark:
+        error = OffsetOutOfRange(
+            f"messages below offset {below} cannot be purged: stream {stream.name!r} holds offsets "
+            f"{log.first_readable_offset} to {log.high_watermark}",
+            offset=below,
+            log_start_offset=log.first_readable_offset,
+            high_watermark=log.high_watermark,
+        )
+        raise out_of_range(stream, error)
+    return Offset(below)
+
+
+@routes.post("/v1/streams/{name}/seal")
+async def seal_stream(request: web.Request) -> web.Response:
+    """Makes the stream read-only for good; what is in its active segment is closed in the background."""
+    query(request)
+    broker, name = broker_of(request), request.match_info["name"]
+    await broker.change_cluster(broker.stream_operations.seal(name, request_id(request)))
+    return web.json_response(await _shown(broker, name))
+
+
 @routes.delete("/v1/streams/{name}")
 async def delete_stream(request: web.Request) -> web.Response:
-    await broker_of(request).delete_stream(request.match_info["name"], request_id(request))
+    broker, name = broker_of(request), request.match_info["name"]
+    await broker.change_cluster(broker.stream_operations.delete(name, request_id(request)))
     return web.Response(status=204)
 
 
@@ -152,7 +206,9 @@ async def offset_at(request: web.Request) -> web.Response:
         raise InvalidRequest("name a time: ?timestamp=2026-11-20T10:30:00Z or epoch milliseconds")
     timestamp_us = parse_timestamp_us(values["timestamp"])
     stream = await leading(request)
-    offset, found_us = await read_from_log(request, stream, lambda log: log.reader.offset_at(timestamp_us))
+    offset, found_us = await read_from_log(
+        request, stream, lambda log: log.reader.offset_at(timestamp_us, log.first_readable_offset)
+    )
     found = None if found_us is None else format_timestamp_us(found_us)
     return stated(request, stream, {"offset": offset, "timestamp": found})
 
@@ -169,7 +225,7 @@ async def extent(request: web.Request) -> web.Response:
 
 
 def _range(values: dict[str, str], log: StreamLog) -> tuple[int, int]:
-    start = position(values, "start", log.log_start_offset, log)
+    start = position(values, "start", log.first_readable_offset, log)
     return start, position(values, "end", log.high_watermark, log)
 
 

@@ -33,12 +33,14 @@ class SegmentChain:
         committed: the high watermark as the replica's role knows it; None where this is the only replica, so that what
             is on its stable storage is committed.
         missing_from: where the log was stored to begin, if its first segments are lost; else None.
+        purged_below: what lies below was purged. Its files go with whole segments; readers do not get it before.
     """
 
     segments: list[Segment] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
     committed: int | None = None
     missing_from: int | None = None
+    purged_below: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def snapshot(self) -> list[Segment]:
@@ -75,6 +77,11 @@ class SegmentChain:
         if self.missing_from is not None:
             return self.missing_from
         return self.segments[0].base_offset if self.segments else 0
+
+    @property
+    def first_readable_offset(self) -> int:
+        """Where the log starts for readers: at its first file, or where it was purged up to."""
+        return max(self.log_start_offset, min(self.purged_below, self.high_watermark))
 
     @property
     def log_end_offset(self) -> int:

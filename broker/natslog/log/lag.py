@@ -78,7 +78,7 @@ def lag_at(chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegm
 def _lag_at(
     chain: SegmentChain, segments: Sequence[Segment], offset: int, about_to_load: Callable[[SealedSegment], None]
 ) -> Lag:
-    log_start, end = chain.log_start_offset, chain.high_watermark
+    log_start, end = chain.first_readable_offset, chain.high_watermark
     start = max(offset, log_start)
     segments = [segment for segment in segments if segment.base_offset < end]
     rows = end - start - _missing_rows(chain.damages, [segment.base_offset for segment in segments], start, end)

@@ -48,10 +48,11 @@ class LogReader:
         stored (but at least one batch).
 
         Args:
-            start: from the log start to the high watermark, both included (at the latter the plan is empty).
+            start: from the first readable offset to the high watermark, both included (at the latter the plan is
+                empty).
             end: exclusive; None or above the high watermark means up to it.
             prove: reads sealed batches that this process has not proven yet; else the caller proves what it reads.
-            uncommitted: up to the log end offset, for another replica.
+            uncommitted: from the first file up to the log end offset, for another replica or this one itself.
 
         Raises:
             OffsetOutOfRange: `start` is not in the log; the facts hold both bounds.
@@ -77,8 +78,9 @@ class LogReader:
         return plan
 
     def _check_in_log(self, start: int, uncommitted: bool = False) -> int:
-        log_start_offset = self._chain.log_start_offset
-        high_watermark = self._chain.log_end_offset if uncommitted else self._chain.high_watermark
+        chain = self._chain
+        log_start_offset = chain.log_start_offset if uncommitted else chain.first_readable_offset
+        high_watermark = chain.log_end_offset if uncommitted else chain.high_watermark
         if not log_start_offset <= start <= high_watermark:
             raise OffsetOutOfRange(
                 f"offset {start} is not in the log, which holds {log_start_offset} to {high_watermark}",
@@ -153,29 +155,33 @@ class LogReader:
         entry = BatchEntry(offset, index.base_offsets[first] if first < len(index) else offset + 1, 0, 0, 0)
         raise damage(segment.path, entry, "is missing")
 
-    def offset_at(self, timestamp_us: int) -> tuple[int, int | None]:
+    def offset_at(self, timestamp_us: int, start: int = 0) -> tuple[int, int | None]:
         """The first offset whose timestamp is at or after this, and that timestamp; (high watermark, None) if none is.
+
+        Args:
+            start: offsets below are passed over.
 
         Raises:
             CorruptLog: the place to look is damaged.
         """
-        return self._chain.on_snapshot(lambda segments: self._offset_at(segments, timestamp_us))
+        return self._chain.on_snapshot(lambda segments: self._offset_at(segments, timestamp_us, start))
 
-    def _offset_at(self, segments: list[Segment], timestamp_us: int) -> tuple[int, int | None]:
+    def _offset_at(self, segments: list[Segment], timestamp_us: int, start: int) -> tuple[int, int | None]:
         end = self._chain.high_watermark
         segments = [segment for segment in segments if segment.base_offset < end]
+        segments = segments[max(0, bisect_right([segment.base_offset for segment in segments], start) - 1) :]
         at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
         if at == len(segments):
             return end, None
         index = segments[at].index
-        entry = index[index.first_at_or_after(timestamp_us)]
+        entry = index[max(index.first_at_or_after(timestamp_us), index.first_covering(start))]
         fd = self._chain.open(segments[at])
         try:
             batch = ipc.decode_batch(read_batch(fd, entry, segments[at].path))
         finally:
             os.close(fd)
         times = batch.column("timestamp").cast(pa.int64()).to_numpy()
-        row = int(np.searchsorted(times, timestamp_us))
+        row = max(int(np.searchsorted(times, timestamp_us)), start - entry.base_offset)
         if entry.base_offset + row >= end:
             return end, None
         return entry.base_offset + row, int(times[row])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 
 from natslog.cluster.epochs import NO_EPOCH, EpochHistory
 from natslog.errors import CorruptLog
@@ -180,8 +179,7 @@ class ReplicaLog(RunLog):
         with self._seal_lock:
             if self._is_closed:
                 return 0
-            following = [segment.base_offset for segment in self.chain.segments[1:]]
-            count = bisect_right(following, min(offset, self.high_watermark))
+            count = self._count_below(offset)
             self._drop_first(count)
         return count
 

@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,10 @@ class StreamLog:
         return self.chain.log_start_offset
 
     @property
+    def first_readable_offset(self) -> int:
+        return self.chain.first_readable_offset
+
+    @property
     def log_end_offset(self) -> int:
         return self.chain.log_end_offset
 
@@ -334,6 +339,7 @@ class StreamLog:
         """Whether there is something to checkpoint, to seal, or perhaps to drop. Touches no file."""
         settings, segments = self.settings, self.chain.segments
         has_limit = (settings.max_age_s, settings.max_bytes, settings.max_messages) != (None, None, None)
+        has_limit = has_limit or self.chain.purged_below > self.log_start_offset
         return self.high_watermark > self.checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
 
     @property
@@ -341,6 +347,12 @@ class StreamLog:
         """All that lies below is in sealed segments."""
         unsealed = [segment for segment in self.chain.snapshot() if isinstance(segment, ActiveSegment)]
         return unsealed[0].base_offset if unsealed else self.log_end_offset
+
+    @property
+    def has_open_rows(self) -> bool:
+        """Whether there are messages in a segment that takes commits."""
+        last = self.chain.last
+        return self.failure is None and isinstance(last, ActiveSegment) and len(last.index) > 0
 
     @property
     def recovery_bytes(self) -> int:
@@ -364,9 +376,12 @@ class StreamLog:
         )
 
     def is_roll_due(self, now_us: int) -> bool:
-        """Whether the active segment is full or old, so that idle streams shrink too."""
+        """Whether the active segment is full or old, so that idle streams shrink too, or holds purged messages."""
         last = self.chain.last
-        return self.failure is None and isinstance(last, ActiveSegment) and self._is_full(last, now_us)
+        if self.failure is not None or not isinstance(last, ActiveSegment):
+            return False
+        is_purged = len(last.index) > 0 and last.base_offset < self.chain.purged_below
+        return is_purged or self._is_full(last, now_us)
 
     def seal_next(self, pause: Callable[[], None] = lambda: None) -> bool:
         """Seals the oldest full segment, if there is one; True if it did.
@@ -413,8 +428,8 @@ class StreamLog:
         segment.path.unlink(missing_ok=True)
 
     def enforce_retention(self, now_us: int) -> int:
-        """Removes segments that are past their limits, oldest first; returns how many. Of those past their age only a
-        part, so that a wrong time does not remove everything at once: the next call goes on.
+        """Removes segments that are past their limits, or were purged, oldest first; returns how many. Of those past
+        their age only a part, so that a wrong time does not remove everything at once: the next call goes on.
 
         Args:
             now_us: stream time.
@@ -433,8 +448,14 @@ class StreamLog:
                 max_bytes=self.settings.max_bytes,
                 max_messages=self.settings.max_messages,
             )
+            count = max(count, self._count_below(self.chain.purged_below))
             self._drop_first(count)
         return count
+
+    def _count_below(self, offset: int) -> int:
+        """How many segments lie wholly below an offset, and are known to be committed; never the last one."""
+        following = [segment.base_offset for segment in self.chain.segments[1:]]
+        return bisect_right(following, min(offset, self.high_watermark))
 
     def _drop_first(self, count: int) -> None:
         """Removes so many segments, under the lock of sealing. The new log start is on stable storage before."""

@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from natslog.cluster.commands import Command, CreateStream, DeleteStream, EditStream, PauseStream
-from natslog.cluster.features import ACKS_LEVEL
-from natslog.cluster.placement import Loads
+from natslog.cluster.commands import Command
 from natslog.config import BrokerConfig
 from natslog.errors import (
     BrokerUnavailable,
-    InvalidRequest,
     MetadataUnavailable,
     NatslogError,
-    NotReady,
     ShuttingDown,
 )
 from natslog.ingest.warmup import compile_aside, warm_up
-from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings
-from natslog.node.clock import now_us, wait_for_at_most
+from natslog.model import BrokerId, StreamRecord
+from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.entries import Request
@@ -45,9 +40,9 @@ from natslog.node.replicas.lags import Lags
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
+from natslog.node.stream_operations import StreamOperations
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
-from natslog.subjects import check_name, is_wildcard, overlap
 from natslog.wire.lanes import NatsLanes
 from natslog.wire.link import NatsCredentials
 
@@ -59,7 +54,6 @@ _WRITER_THREADS = 8
 _READER_THREADS = 8
 _STOP_WITHIN_S = 4.0
 _TRANSFER_WITHIN_S = 2.5  # of those
-_READY_WITHIN_S = 10.0
 _BARRIER_WITHIN_S = 2.0
 _POLL_S = 0.05
 
@@ -129,12 +123,12 @@ class Broker:
         cluster.unproven_positions = self.hosting.unproven_positions
         cluster.reaches_nats = lambda: self.link.is_reachable and self.hosting.services.has_room
         cluster.questions.answerers |= {
-            "ready": self._answer_ready,
             "leading": self.positions.here,
             "lags": self.lags.here,
         }
         self._nats_down_since: float | None = None
         self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
+        self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
 
@@ -279,15 +273,6 @@ class Broker:
         response, payload = await session.serve(request)
         reply(response, payload)
 
-    async def _answer_ready(self, name: str) -> None:
-        """Returns when the stream takes messages here."""
-        give_up_at = time.monotonic() + _READY_WITHIN_S
-        while (stream := self.streams.get(name)) is None or not stream.is_ready:
-            if time.monotonic() > give_up_at:
-                raise NotReady(f"stream {name!r} is not led here yet: ask again in a moment", stream=name)
-            coming = self.cluster.group.changed() if stream is None else stream.reconciled.wait()
-            await wait_for_at_most(_POLL_S, coming)
-
     def has_session(self) -> bool:
         """Whether the metadata here is recent enough to state positions by it."""
         return self.cluster.has_session()
@@ -355,105 +340,9 @@ class Broker:
             raise ShuttingDown("this broker is shutting down: ask another, or this one when it is back")
         return await asyncio.shield(self._in_background(change, "a change"))
 
-    async def create_stream(self, name: str, settings: StreamSettings, request: Request | None = None) -> bool:
-        """Whether it is new (False: it was there with the same settings); by then its leader takes messages.
-
-        Raises:
-            InvalidRequest, StreamConflict, NotEnoughBrokers, MetadataUnavailable.
-        """
-        self._check(settings)
-        return await self._to_the_end(self._create_stream(name, settings, request))
-
-    def _check(self, settings: StreamSettings) -> None:
-        """Raises InvalidRequest: what depends on this broker's settings and on its cluster."""
-        if settings.acks != "reply" and self.state.feature_level < ACKS_LEVEL:
-            raise InvalidRequest(
-                f"acks {settings.acks} needs feature level {ACKS_LEVEL}, and the cluster is at "
-                f"{self.state.feature_level}: upgrade all brokers, then run natslog cluster finalize-upgrade"
-            )
-        first = settings.subject.split(".")[0]
-        for prefix in self.config.ack_reply_prefixes:
-            if not is_wildcard(first) and overlap(settings.subject, f"{prefix}>"):
-                raise InvalidRequest(
-                    f"acks go to subjects that begin with {prefix!r} (ack_reply_prefixes), so no stream records "
-                    f"{settings.subject!r}: choose another subject",
-                    setting="subject",
-                )
-
-    async def _create_stream(self, name: str, settings: StreamSettings, request: Request | None) -> bool:
-        check_name(name)
-        if name.startswith("__"):
-            raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are natslog's own")
-        existing = self.state.streams.get(name)
-        usable = [one for one in self.state.brokers if one == self.cluster.me or self.cluster.link_to(one) is not None]
-        usable = [one for one in usable if not self.state.brokers[one].is_draining]
-        placement = existing.replicas if existing else Loads(self.state).place(settings.replicas, usable)
-        created = await self._propose(
-            CreateStream(
-                name=name,
-                id=StreamId(secrets.token_hex(16)),
-                settings=settings,
-                created_us=now_us(),
-                placement=placement,
-            ),
-            request,
-        )
-        await self._wait_until_ready(name, _READY_WITHIN_S if created else _BARRIER_WITHIN_S)
-        return created
-
-    async def _wait_until_ready(self, name: str, within_s: float) -> None:
-        """Best effort: where its leader fails at once, another one comes."""
-        record = self.state.streams.get(name)
-        try:
-            if record is None or record.leader is None:
-                return
-            if record.leader == self.cluster.me:
-                async with asyncio.timeout(within_s):
-                    await self._answer_ready(name)
-            elif (link := self.cluster.link_to(record.leader)) is not None:
-                await link.ask("ready", within_s, name=name)
-        except (TimeoutError, NatslogError) as error:
-            logger.warning("stream %s exists and is not led yet: %s", name, error)
-
-    async def edit_stream(
-        self, name: str, settings: StreamSettings, changed: tuple[str, ...], request: Request | None = None
-    ) -> None:
-        """`changed`: the fields of `settings` that are to be as they are there.
-
-        Raises:
-            StreamNotFound, InvalidRequest, MetadataUnavailable.
-        """
-        self._check(settings)
-        edit = EditStream(name=name, settings=settings, changed=changed)
-        await self._to_the_end(self._propose(edit, request))
-        await self._wait_until_reconciled(name)
-
-    async def pause_stream(self, name: str, paused: bool, request: Request | None = None) -> None:
-        """Raises StreamNotFound, MetadataUnavailable."""
-        await self._to_the_end(self._propose(PauseStream(name=name, paused=paused), request))
-        await self._wait_until_reconciled(name)
-
-    async def _wait_until_reconciled(self, name: str) -> None:
-        """Until the replica here, if there is one, is as its record says."""
-        stream = self.streams.get(name)
-        if stream is not None:
-            await self.hosting.reconciled(stream)
-
-    async def delete_stream(self, name: str, request: Request | None = None) -> None:
-        """The stream is gone at once; its files after a grace period.
-
-        Raises:
-            StreamNotFound, MetadataUnavailable.
-        """
-        command = DeleteStream(name=name, deleted_us=self.cluster.clock.latest_us())
-        await self._to_the_end(self._propose(command, request))
-
-    async def _propose(self, command: Command, request: Request | None = None) -> bool:
-        return await self.cluster.group.propose(command, request)
-
     async def change(self, command: Command, request: Request) -> bool:
         """A change of the metadata, to the end. Raises what it is refused with, MetadataUnavailable, ShuttingDown."""
-        return await self._to_the_end(self._propose(command, request))
+        return await self._to_the_end(self.cluster.group.propose(command, request))
 
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """An operator's change, to the end. Raises what it raises, and ShuttingDown."""

@@ -4,7 +4,9 @@ DIR/lock             held (flock) while a broker runs
 DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
 DIR/life             which lives it had, and whether the last one ended in order (`life`)
 DIR/raft/            the metadata group's log and snapshot
-DIR/streams/<id>/    one log each; <id>.removed: being removed
+DIR/streams/<name>.<id>/
+                     one log each, with at most 64 bytes of its stream's name; <id>/ where it was created at feature
+                     level 1. With the suffix .removed it is being removed, with .damaged-N it was set aside
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from natslog.log.checked_file import make_folder, read_record, sync_folder
 from natslog.node.disk_reserve import write_checked
 from natslog.node.life import Life, stored_directory
 
+_SHOWN_NAME_BYTES = 64  # names of streams are ASCII
+_REMOVED = ".removed"
 IDENTITY_VERSION = 3
 """From feature level 2 on; at level 1 it is 2, which natslog 0.1.0 reads."""
 REMEDY = (
@@ -59,6 +63,32 @@ def read_identity(folder: Path) -> Identity | None:
     return found
 
 
+def stream_id_of(folder: Path) -> str:
+    """The id of the stream whose log this folder holds, also where it is being removed."""
+    return folder.name.removesuffix(_REMOVED).rpartition(".")[2]
+
+
+def folders_by_id(streams: Path) -> dict[str, Path]:
+    """The folders of logs, by the ids of their streams.
+
+    Raises:
+        DataDirError: two folders are of one stream.
+    """
+    found: dict[str, Path] = {}
+    for folder in sorted(streams.iterdir()):
+        stream_id = stream_id_of(folder)
+        if folder.suffix == _REMOVED or stream_id.startswith("damaged-"):
+            continue
+        if stream_id in found:
+            raise DataDirError(
+                f"{found[stream_id]} and {folder} hold logs of the same stream: move the one that is not in use to "
+                "another place. If both are in use by mistake, `natslog verify` shows what each of them holds",
+                data_dir=str(streams.parent),
+            )
+        found[stream_id] = folder
+    return found
+
+
 class DataDir:
     """Claims a folder for this process; `release` gives it back.
 
@@ -83,6 +113,7 @@ class DataDir:
         try:
             make_folder(path)
             make_folder(self.streams)
+            self._stream_folders = folders_by_id(self.streams)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             self._take_lock()
             self._check_recovered()
@@ -201,8 +232,16 @@ class DataDir:
         """Everything is on disk as the logs say: the next life need not prove it."""
         self.life.end()
 
-    def stream_folder(self, stream_id: str) -> Path:
-        return self.streams / stream_id
+    def stream_folder(self, stream_id: str, name: str = "") -> Path:
+        """Where the log of this stream is, or is to be made.
+
+        Args:
+            name: of the stream, for a folder that does not exist yet; "" at feature level 1.
+        """
+        if stream_id not in self._stream_folders:
+            shown = name[:_SHOWN_NAME_BYTES]
+            self._stream_folders[stream_id] = self.streams / (f"{shown}.{stream_id}" if shown else stream_id)
+        return self._stream_folders[stream_id]
 
     def remove_stream(self, stream_id: str) -> None:
         """Removes a stream's folder. Whatever ends this in between, no part of it is ever opened as a whole log.
@@ -210,13 +249,14 @@ class DataDir:
         Raises:
             OSError: it is not removed, or not all of it; the same call goes on.
         """
-        folder, doomed = self.stream_folder(stream_id), self.streams / f"{stream_id}.removed"
-        if doomed.exists():
+        for doomed in self.streams.glob(f"*{stream_id}{_REMOVED}"):
             shutil.rmtree(doomed)
-        if folder.exists():
-            folder.replace(doomed)
+        folder = self._stream_folders.get(stream_id)
+        if folder is not None and folder.exists():
+            doomed = folder.replace(folder.with_name(folder.name + _REMOVED))
             sync_folder(self.streams)
             shutil.rmtree(doomed)
+        self._stream_folders.pop(stream_id, None)
 
     def release(self) -> None:
         if self._lock_fd >= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from natslog.cluster.commands import DrainBroker, ForgetBroker, MoveReplicas
+from natslog.cluster.stream_changes import wanted_replicas
 from natslog.consensus import Member, require_safe_change
 from natslog.errors import ClusterMismatch, InvalidRequest, NotEnoughBrokers, NotMetadataLeader
 from natslog.model import BrokerId
@@ -67,9 +68,9 @@ class Operations:
         if not staying:
             raise InvalidRequest(f"broker {broker} is the last one: a cluster keeps at least one broker", broker=broker)
         for record in state.streams.values():
-            if broker in record.replicas and record.settings.replicas > len(staying):
+            if broker in record.replicas and wanted_replicas(record) > len(staying):
                 raise NotEnoughBrokers(
-                    f"stream {record.name!r} has {record.settings.replicas} replicas, and without broker {broker} "
+                    f"stream {record.name!r} has {wanted_replicas(record)} replicas, and without broker {broker} "
                     f"there are {len(staying)} brokers: add one first (natslog cluster add URL)",
                     stream=record.name,
                     brokers=len(staying),

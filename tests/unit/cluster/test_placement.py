@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from natslog.cluster.commands import BrokerRecord, CreateStream, RegisterBroker
@@ -70,3 +71,21 @@ def test_replace_keeps_the_place_in_the_order_and_racks_apart() -> None:
     assert loads.replace(record, 2, (1, 3, 4, 5)) == (1, 5, 3), "rack b lost a replica and gets it back"
     with pytest.raises(NotEnoughBrokers, match="no other broker is free"):
         loads.replace(record, 2, (1, 3))
+
+
+def test_resize_keeps_the_leader_and_who_is_in_sync() -> None:
+    state = state_of("-----", ((1, 2, 3),))
+    record = msgspec.structs.replace(state.stream("s0"), leader=3, isr=(2, 3))
+    loads = Loads(state)
+    assert loads.resize(record, 1, (1, 2, 3, 4, 5)) == (3,)
+    assert loads.resize(record, 2, (1, 2, 3, 4, 5)) == (2, 3)
+    assert loads.resize(record, 3, (1, 2, 3, 4, 5)) == (1, 2, 3)
+    assert loads.resize(record, 5, (1, 2, 3, 4, 5)) == (1, 2, 3, 4, 5)
+    with pytest.raises(NotEnoughBrokers):
+        loads.resize(record, 4, (1, 2, 3))
+
+
+def test_resize_that_is_taken_back_prefers_who_has_the_files() -> None:
+    state = state_of("-----", ((1, 2, 3),))
+    record = msgspec.structs.replace(state.stream("s0"), target=(1,))
+    assert Loads(state).resize(record, 3, (1, 2, 3, 4, 5)) == (1, 2, 3)

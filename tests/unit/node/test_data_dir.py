@@ -129,6 +129,42 @@ def test_stream_whose_removal_was_cut_short_is_never_opened_as_a_whole_one(
     folder.release()
 
 
+def test_folder_made_at_level_1_keeps_its_name_and_newer_ones_carry_the_streams(tmp_path: Path) -> None:
+    folder = DataDir(tmp_path, 1)
+    old = folder.stream_folder("aa")
+    old.mkdir()
+    new = folder.stream_folder("bb", "orders.v1")
+    new.mkdir()
+    assert (old.name, new.name) == ("aa", "orders.v1.bb")
+    (folder.streams / "orders.v1.bb.damaged-1").mkdir()
+    folder.release()
+    again = DataDir(tmp_path, 1)
+    assert (again.stream_folder("aa", "returns"), again.stream_folder("bb", "renamed")) == (old, new)
+    again.remove_stream("bb")
+    assert not new.exists()
+    again.release()
+
+
+def test_two_folders_of_one_stream_are_refused(tmp_path: Path) -> None:
+    """One may be a copy that an operator put there: neither is preferred by chance."""
+    folder = DataDir(tmp_path, 1)
+    for name in ("aa", "orders.aa"):
+        (folder.streams / name).mkdir()
+    folder.release()
+    with pytest.raises(DataDirError, match="hold logs of the same stream"):
+        DataDir(tmp_path, 1)
+
+
+def test_removal_that_a_crash_ended_goes_on_after_a_restart(tmp_path: Path) -> None:
+    folder = DataDir(tmp_path, 1)
+    (folder.streams / "orders.aa.removed").mkdir()
+    folder.release()
+    again = DataDir(tmp_path, 1)
+    again.remove_stream("aa")
+    assert list(again.streams.iterdir()) == []
+    again.release()
+
+
 class _Names:
     """Which folders were made, and are not on stable storage with their names yet."""
 

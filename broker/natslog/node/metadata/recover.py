@@ -18,7 +18,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.errors import InvalidRequest
 from natslog.log.checked_file import sync_folder
-from natslog.model import BrokerId, StreamRecord
+from natslog.model import BrokerId, Offset, StreamRecord
 from natslog.node.data_dir import DataDir, read_identity
 from natslog.node.disk_reserve import DiskReserve
 from natslog.node.metadata.entries import check_entries
@@ -114,6 +114,8 @@ def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
         eligible=(),
         unproven=(),
         target=(),
+        target_min_isr=0,
+        purged_below=Offset(0),  # the log here may end below it
         holders=(me,) if me in record.holders else (),
         version=record.version + 1,
     )

@@ -19,7 +19,7 @@ from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.cluster_clock import ClusterClock
-from natslog.node.data_dir import DataDir
+from natslog.node.data_dir import DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
 from natslog.node.replicas.fetch_sessions import FetchSession
@@ -234,5 +234,5 @@ class Hosting:
     def warn_of_strays(self, state: Metadata) -> None:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}
         for folder in sorted(self._data_dir.streams.iterdir()):
-            if folder.name.removesuffix(".removed") not in known:
+            if stream_id_of(folder) not in known:
                 logger.warning("%s belongs to no known stream; it is left alone", folder)

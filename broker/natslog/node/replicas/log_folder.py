@@ -7,6 +7,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from natslog.errors import NatslogError, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import sync_folder
@@ -29,7 +31,9 @@ class LogFolder:
             CorruptLog, DataDirError: it cannot be opened. StorageFull, StorageFailed: it may be, later.
         """
         try:
-            log = ReplicaLog(self.path, record.id, record.settings, self.options, must_exist=must_exist)
+            count = max(record.settings.replicas, len(record.replicas))  # while their number is being changed
+            settings = msgspec.structs.replace(record.settings, replicas=count)
+            log = ReplicaLog(self.path, record.id, settings, self.options, must_exist=must_exist)
         except OSError as error:
             raise storage_error(error, f"stream {record.name!r}: its folder {self.path} cannot be used") from error
         log.chain.committed = log.checkpointed

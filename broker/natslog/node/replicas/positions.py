@@ -39,7 +39,7 @@ class Positions:
         """Raises why its log cannot be used."""
         log = stream.usable_log()
         return {
-            "log_start_offset": log.log_start_offset,
+            "log_start_offset": log.first_readable_offset,
             "high_watermark": log.high_watermark,
             "bytes": log.chain.size_bytes,
             "segments": len(log.chain.segments),

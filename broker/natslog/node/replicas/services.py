@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from natslog.cluster.commands import BackgroundCommand, IsrChange
+from natslog.cluster.features import FOLDER_NAMES_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions
-from natslog.model import BrokerId
+from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
@@ -48,7 +49,7 @@ class Services:
     propose_isr: Callable[[IsrChange], None]
     leaders_appointed: int = 0
 
-    def log_folder(self, stream_id: str) -> LogFolder:
+    def log_folder(self, record: StreamRecord) -> LogFolder:
         config = self.config
         options = LogOptions(
             config.segment_bytes,
@@ -57,7 +58,8 @@ class Services:
             ended_in_order=bool(self.data_dir.after),
             trusts_log_start=not self.data_dir.last_life_was_older_version,
         )
-        return LogFolder(self.data_dir.stream_folder(stream_id), options)
+        shown_name = record.name if self.level >= FOLDER_NAMES_LEVEL else ""
+        return LogFolder(self.data_dir.stream_folder(record.id, shown_name), options)
 
     # ---- `cluster.replica_steps.Surroundings` ----
 

@@ -35,7 +35,15 @@ from natslog.cluster.replica_steps import (
     Unsubscribe,
 )
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
-from natslog.errors import CorruptLog, NatslogError, NoLeader, ShuttingDown, StorageFailed
+from natslog.errors import (
+    CorruptLog,
+    NatslogError,
+    NoLeader,
+    ShuttingDown,
+    StorageFailed,
+    StreamPaused,
+    StreamSealed,
+)
 from natslog.ingest.ack_rules import AckRules
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
@@ -88,14 +96,13 @@ class HostedStream:
         self._services = services
         self._nats = services.nats.lane(record.id)
         self._replica = Replica(me, record, services, monotonic_ms())
-        self._folder = services.log_folder(record.id)
+        self._folder = services.log_folder(record)
         self._log: ReplicaLog | None = None
         self._ingest: StreamIngest | None = None
         self._subscription: object | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._paused = record.paused
-        self._settings = record.settings
+        self._adopted = record  # whose settings are in force
         self._is_transferring = False
 
     # ---- its state: from the event loop ----
@@ -474,6 +481,7 @@ class HostedStream:
     async def _open(self, must_exist: bool) -> None:
         record = self.record
         log = await self._in_thread(lambda: self._folder.open(record, must_exist=must_exist))
+        log.chain.purged_below = record.purged_below
         self._log = log
         self._replica.opened(log)
         if log.chain.damages:
@@ -481,6 +489,7 @@ class HostedStream:
 
     async def _begin_epoch(self, epoch: Epoch) -> None:
         log, record, services = self.usable_log(), self.record, self._services
+        _require_what_was_purged(log, record)
         try:
             await self._in_thread(log.begin_epoch, epoch)
         except OSError as error:
@@ -492,7 +501,7 @@ class HostedStream:
             sender=self._nats,
             executor=services.writers,
             memory=services.memory,
-            paused=record.paused,
+            refuses=_refusal_of(record),
             ack_rules=self._ack_rules(record.settings),
             stats=self.stats,
             appended=self.appended,
@@ -501,10 +510,10 @@ class HostedStream:
         ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)
         if damage is not None:
             logger.error("stream %s: some message ids cannot be read: %s", record.name, damage.message)
-            if record.settings.replicas > 1:  # a replica that has them all is to lead
+            if len(record.replicas) > 1:  # a replica that has them all is to lead
                 raise damage
         self._ingest = ingest
-        self._paused, self._settings = record.paused, record.settings
+        self._adopted = record
         ingest.start(services.on_bug)
 
     async def _subscribe(self, subject: str) -> None:
@@ -531,13 +540,41 @@ class HostedStream:
 
     def _adopt_settings(self) -> None:
         """What was edited, in force at once."""
-        record, was = self.record, self._settings
+        record, was = self.record, self._adopted
         if self._log is not None:
             self._log.settings = record.settings
-        if self._ingest is None or (record.settings, record.paused) == (was, self._paused):
+            self._log.chain.purged_below = record.purged_below
+        if self._ingest is None or record is was:
             return
-        self._settings, self._paused = record.settings, record.paused
-        self._ingest.paused = record.paused
-        self._ingest.ack_rules = self._ack_rules(record.settings)
-        if record.settings.dedupe_window_s != was.dedupe_window_s:
+        self._adopted = record
+        self._ingest.refuses = _refusal_of(record)
+        if record.settings != was.settings:
+            self._ingest.ack_rules = self._ack_rules(record.settings)
+        if record.settings.dedupe_window_s != was.settings.dedupe_window_s:
             self._ingest.change_window(record.settings.dedupe_window_s)
+
+
+def _refusal_of(record: StreamRecord) -> NatslogError | None:
+    """Why the stream takes no messages, if an operator decided so."""
+    if record.sealed:
+        return StreamSealed(f"stream {record.name!r} is sealed, and read-only for good: write to another stream")
+    if record.paused:
+        return StreamPaused(f"stream {record.name!r} is paused: resume it, then send again")
+    return None
+
+
+def _require_what_was_purged(log: ReplicaLog, record: StreamRecord) -> None:
+    """What is appended below `purged_below` would never be read.
+
+    Raises:
+        CorruptLog: the log ends before messages that were committed when the stream was purged.
+    """
+    if log.log_end_offset < record.purged_below:
+        raise CorruptLog(
+            f"stream {record.name!r}: the log ends at {log.log_end_offset}, and it was purged below offset "
+            f"{record.purged_below}: committed messages are missing. Restore the folder from a newer copy, or delete "
+            "the stream and create it again",
+            stream=record.name,
+            start=log.log_end_offset,
+            end=record.purged_below,
+        )

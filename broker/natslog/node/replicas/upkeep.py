@@ -24,6 +24,7 @@ from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import Staging
+from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.times import format_timestamp_us
 
 logger = logging.getLogger("natslog.node")
@@ -140,6 +141,10 @@ class Upkeep:
             await asyncio.sleep(_ROLL_POLL_S)
         return log.sealed_end_offset
 
+    def begin_round(self) -> None:
+        """Soon, rather than at its time: there are files to remove."""
+        self._wanted.set()
+
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
             return
@@ -189,10 +194,16 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
     for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
-        if ingest is not None and (excess > 0 or stream.usable_log().is_roll_due(ingest.stream_time.now_us())):
+        if ingest is not None and (excess > 0 or _is_roll_due(stream, ingest)):
             ingest.roll()
             excess -= recovery_bytes[stream.name]
     return [stream for stream in streams if (log := stream.log) is not None and _is_due(stream, log)]
+
+
+def _is_roll_due(stream: HostedStream, ingest: StreamIngest) -> bool:
+    """The whole of a sealed stream is to be in sealed segments."""
+    log = stream.usable_log()
+    return (stream.record.sealed and log.has_open_rows) or log.is_roll_due(ingest.stream_time.now_us())
 
 
 def _is_due(stream: HostedStream, log: ReplicaLog) -> bool:
@@ -251,8 +262,9 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
         return bool(log.drop_before(stream.leader_log_start))
     if ingest is None or not stream.is_leading:
         return False
-    time_us = ingest.stream_time.now_us()
-    if dropped := log.enforce_retention(time_us):
+    time_us, record = ingest.stream_time.now_us(), stream.record
+    dropped = log.drop_before(record.purged_below) if record.sealed else log.enforce_retention(time_us)
+    if dropped:
         logger.info(
             "stream %s: retention deleted %d segments, the log starts at %d; stream time is %s",
             stream.name,

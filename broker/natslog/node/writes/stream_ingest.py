@@ -38,7 +38,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
-from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown, StreamPaused
+from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_subject, split_by_text, survey_of
@@ -106,6 +106,7 @@ class StreamIngest:
 
     Attributes:
         ack_rules: which messages are acked, and where to. The event loop's.
+        refuses: why no message is taken: an operator has paused or sealed the stream.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class StreamIngest:
         sender: Sender,
         executor: Executor,
         memory: IngestMemory,
-        paused: bool,
+        refuses: NatslogError | None = None,
         ack_rules: AckRules,
         stats: IngestStats | None = None,
         appended: Callable[[int], object] | None = None,
@@ -127,7 +128,7 @@ class StreamIngest:
         self.log = log
         self.stream_time = stream_time
         self.stats = stats or IngestStats()
-        self.paused = paused
+        self.refuses = refuses
         self.ack_rules = ack_rules
         self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
         self._sender = sender
@@ -198,8 +199,8 @@ class StreamIngest:
         """What keeps the stream from taking messages now. From any thread."""
         if self._closing:
             return ShuttingDown("the broker is shutting down: send again")
-        if self.paused:
-            return StreamPaused(f"stream {self.name!r} is paused: resume it, then send again")
+        if self.refuses is not None:
+            return self.refuses
         return self.log.failure or self._refusal()
 
     def _without_unwanted(self, frames: Frames, survey: Survey) -> Frames:

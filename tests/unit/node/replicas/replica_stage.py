@@ -83,7 +83,7 @@ class ReplicaStage:
             incarnation=INCARNATION,
             after="",
             last_life_was_older_version=False,
-            stream_folder=lambda stream_id: folder / stream_id,
+            stream_folder=lambda stream_id, _: folder / stream_id,
         )
         group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)
         clock = ClusterClock(ME, folder / "clock")

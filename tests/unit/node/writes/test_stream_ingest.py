@@ -64,7 +64,6 @@ def run(log: StreamLog, work: Callable[[StreamIngest, Sent], Any], limit_bytes: 
                 sender=sent,
                 executor=writers,
                 memory=memory,
-                paused=False,
                 ack_rules=ACK_RULES,
             )
             bugs: list[BaseException] = []
@@ -248,7 +247,6 @@ def test_messages_that_wait_for_another_replica_are_charged_for_their_acks_only(
                 sender=acks,
                 executor=writers,
                 memory=memory,
-                paused=False,
                 ack_rules=ACK_RULES,
                 appended=lambda end_offset: committed[0],
             )
@@ -287,7 +285,6 @@ def test_acks_that_wait_for_another_replica_count_against_the_limit(log: StreamL
                 sender=Sent(log),
                 executor=writers,
                 memory=memory,
-                paused=False,
                 ack_rules=ACK_RULES,
                 appended=lambda end_offset: 0,
             )

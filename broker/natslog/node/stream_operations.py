@@ -1,0 +1,214 @@
+"""What operators change of streams: created, edited, paused, purged, sealed, deleted.
+
+Each call names the request that it was asked for by, so that a retry is applied once. Any broker takes them: the
+command is proposed to the metadata leader. They raise MetadataUnavailable where no majority of the brokers confirms it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+from natslog.cluster.commands import (
+    Command,
+    CreateStream,
+    DeleteStream,
+    EditStream,
+    PauseStream,
+    PurgeStream,
+    ResizeReplicas,
+    SealStream,
+)
+from natslog.cluster.features import ACKS_LEVEL, STREAM_CHANGES_LEVEL
+from natslog.cluster.metadata import Metadata
+from natslog.cluster.placement import Loads
+from natslog.cluster.stream_changes import wanted_replicas
+from natslog.config import BrokerConfig
+from natslog.errors import InvalidRequest, NatslogError, NotReady
+from natslog.model import (
+    BrokerId,
+    Offset,
+    StreamId,
+    StreamRecord,
+    StreamSettings,
+    default_min_isr,
+    parse_settings,
+    setting_fields,
+)
+from natslog.node.clock import now_us, wait_for_at_most
+from natslog.node.cluster_node import ClusterNode
+from natslog.node.metadata.entries import Request
+from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.upkeep import Upkeep
+from natslog.subjects import check_name, is_wildcard, overlap
+
+logger = logging.getLogger("natslog.node")
+
+_READY_WITHIN_S = 10.0
+_LED_WITHIN_S = 2.0
+_POLL_S = 0.05
+
+
+class StreamOperations:
+    """See the module."""
+
+    def __init__(self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, upkeep: Upkeep) -> None:
+        self._config, self._cluster, self._hosting, self._upkeep = config, cluster, hosting, upkeep
+        cluster.questions.answerers["ready"] = self._answer_ready
+
+    @property
+    def _state(self) -> Metadata:
+        return self._cluster.state
+
+    async def _propose(self, command: Command, request: Request | None) -> bool:
+        return await self._cluster.group.propose(command, request)
+
+    # ---- creating ----
+
+    async def create(self, name: str, settings: StreamSettings, request: Request | None = None) -> bool:
+        """Whether it is new (False: it was there with the same settings); by then its leader takes messages.
+
+        Raises:
+            InvalidRequest, StreamConflict, NotEnoughBrokers.
+        """
+        self._check(settings)
+        check_name(name)
+        if name.startswith("__"):
+            raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are natslog's own")
+        existing = self._state.streams.get(name)
+        placement = existing.replicas if existing else Loads(self._state).place(settings.replicas, self._usable())
+        command = CreateStream(
+            name=name,
+            id=StreamId(secrets.token_hex(16)),
+            settings=settings,
+            created_us=now_us(),
+            placement=placement,
+        )
+        created = await self._propose(command, request)
+        await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
+        return created
+
+    def _usable(self) -> list[BrokerId]:
+        """Brokers that are connected and not being drained: new replicas go there."""
+        brokers, me = self._state.brokers, self._cluster.me
+        connected = [one for one in brokers if one == me or self._cluster.link_to(one) is not None]
+        return [one for one in connected if not brokers[one].is_draining]
+
+    def _check(self, settings: StreamSettings) -> None:
+        """Raises InvalidRequest: what depends on this broker's settings and on its cluster."""
+        if settings.acks != "reply":
+            self._require_level(ACKS_LEVEL, f"acks {settings.acks}")
+        first = settings.subject.split(".")[0]
+        for prefix in self._config.ack_reply_prefixes:
+            if not is_wildcard(first) and overlap(settings.subject, f"{prefix}>"):
+                raise InvalidRequest(
+                    f"acks go to subjects that begin with {prefix!r} (ack_reply_prefixes), so no stream records "
+                    f"{settings.subject!r}: choose another subject",
+                    setting="subject",
+                )
+
+    def _require_level(self, level: int, what: str) -> None:
+        """Raises InvalidRequest: brokers of an older version may be in the cluster."""
+        if self._state.feature_level < level:
+            raise InvalidRequest(
+                f"{what} needs feature level {level}, and the cluster is at {self._state.feature_level}: upgrade all "
+                "brokers, then run natslog cluster finalize-upgrade"
+            )
+
+    async def _wait_until_ready(self, name: str, within_s: float) -> None:
+        """Best effort: where its leader fails at once, another one comes."""
+        record = self._state.streams.get(name)
+        try:
+            if record is None or record.leader is None:
+                return
+            if record.leader == self._cluster.me:
+                async with asyncio.timeout(within_s):
+                    await self._answer_ready(name)
+            elif (link := self._cluster.link_to(record.leader)) is not None:
+                await link.ask("ready", within_s, name=name)
+        except (TimeoutError, NatslogError) as error:
+            logger.warning("stream %s exists and is not led yet: %s", name, error)
+
+    async def _answer_ready(self, name: str) -> None:
+        """Returns when the stream takes messages here."""
+        give_up_at = time.monotonic() + _READY_WITHIN_S
+        while (stream := self._hosting.streams.get(name)) is None or not stream.is_ready:
+            if time.monotonic() > give_up_at:
+                raise NotReady(f"stream {name!r} is not led here yet: ask again in a moment", stream=name)
+            coming = self._cluster.group.changed() if stream is None else stream.reconciled.wait()
+            await wait_for_at_most(_POLL_S, coming)
+
+    # ---- changing ----
+
+    async def edit(self, record: StreamRecord, body: dict[str, Any], request: Request | None = None) -> None:
+        """Changes the settings that `body` names, as in the HTTP API. Another number of replicas is reached when they
+        have been copied; until then the stream is as it was.
+
+        Raises:
+            StreamNotFound, InvalidRequest, StreamSealed, NotEnoughBrokers.
+        """
+        count = body.get("replicas", wanted_replicas(record))
+        is_resized = count != wanted_replicas(record) or (record.target_min_isr > 0 and "min_isr" in body)
+        if is_resized and body.get("min_isr") is None:
+            body = body | {"min_isr": _min_isr_for(record, count)}
+        settings = parse_settings(body, record.settings)
+        fields = set(setting_fields(body)) - {"replicas"}
+        if is_resized or settings.min_isr != record.settings.min_isr:
+            self._require_level(STREAM_CHANGES_LEVEL, "another number of replicas, or another min_isr,")
+        self._check(settings)
+        if is_resized:
+            target = Loads(self._state).resize(record, settings.replicas, self._usable())
+            command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr)
+            await self._propose(command, request if not fields - {"min_isr"} else None)
+            fields -= {"min_isr"}
+        if fields:
+            await self._propose(EditStream(name=record.name, settings=settings, changed=tuple(sorted(fields))), request)
+        await self._wait_until_reconciled(record.name)
+
+    async def pause(self, name: str, paused: bool, request: Request | None = None) -> None:
+        """Raises StreamNotFound."""
+        await self._propose(PauseStream(name=name, paused=paused), request)
+        await self._wait_until_reconciled(name)
+
+    async def purge(self, stream: HostedStream, below: Offset, request: Request | None = None) -> None:
+        """Messages of a stream that is led here are no longer served below an offset, and their files removed soon.
+
+        Args:
+            below: at most the high watermark.
+
+        Raises:
+            StreamNotFound, StreamRecreated, StreamSealed, InvalidRequest.
+        """
+        self._require_level(STREAM_CHANGES_LEVEL, "purging")
+        await self._propose(PurgeStream(name=stream.name, id=stream.id, below=below), request)
+        await self._wait_until_reconciled(stream.name)
+        self._upkeep.begin_round()
+
+    async def seal(self, name: str, request: Request | None = None) -> None:
+        """Raises StreamNotFound, InvalidRequest."""
+        self._require_level(STREAM_CHANGES_LEVEL, "sealing")
+        await self._propose(SealStream(name=name), request)
+        await self._wait_until_reconciled(name)
+        self._upkeep.begin_round()
+
+    async def delete(self, name: str, request: Request | None = None) -> None:
+        """The stream is gone at once; its files after a grace period. Raises StreamNotFound."""
+        await self._propose(DeleteStream(name=name, deleted_us=self._cluster.clock.latest_us()), request)
+
+    async def _wait_until_reconciled(self, name: str) -> None:
+        """Until the replica here, if there is one, is as its record says."""
+        stream = self._hosting.streams.get(name)
+        if stream is not None:
+            await self._hosting.reconciled(stream)
+
+
+def _min_isr_for(record: StreamRecord, count: int) -> int:
+    """For another number of replicas: the default again where it was the default, else as it is if that can be."""
+    was = record.settings
+    if was.min_isr == default_min_isr(was.replicas):
+        return default_min_isr(count) if isinstance(count, int) and count > 0 else was.min_isr
+    return min(was.min_isr, count) if isinstance(count, int) else was.min_isr
