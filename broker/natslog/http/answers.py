@@ -17,7 +17,6 @@ import logging
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +26,7 @@ from natslog.http.fair_slots import FairSlots
 from natslog.http.sending import Body, UnreadableFile
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
-from natslog.node.threads import in_thread
+from natslog.node.threads import Threads, in_thread
 
 logger = logging.getLogger("natslog.http")
 
@@ -50,7 +49,7 @@ class Answers:
     """
 
     def __init__(self, folder: Path, *, min_free_bytes: int) -> None:
-        self._builders = ThreadPoolExecutor(_SLOTS, thread_name_prefix="answer")
+        self._builders = Threads(_SLOTS, "answer")
         self.held_bytes = 0
         self.disk_bytes = 0
         self._folder = folder
@@ -58,7 +57,7 @@ class Answers:
         self._slots = FairSlots(_SLOTS, _MOST_WAITING, _WAIT_S)
 
     @asynccontextmanager
-    async def slot(self, host: str) -> AsyncIterator[ThreadPoolExecutor]:
+    async def slot(self, host: str) -> AsyncIterator[Threads]:
         """For the time in which one answer is made, in the thread that is given, and kept. Raises Overloaded."""
         async with self._slots.slot(host):
             if self.disk_bytes + _USUAL_BYTES > ON_DISK_BYTES:

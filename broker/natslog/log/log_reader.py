@@ -171,7 +171,7 @@ class LogReader:
         segments = [segment for segment in segments if segment.base_offset < end]
         segments = segments[max(0, bisect_right([segment.base_offset for segment in segments], start) - 1) :]
         at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
-        if at == len(segments):
+        if at == len(segments) or start >= end:
             return end, None
         index = segments[at].index
         entry = index[max(index.first_at_or_after(timestamp_us), index.first_covering(start))]

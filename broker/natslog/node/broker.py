@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +40,7 @@ from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.stream_operations import StreamOperations
+from natslog.node.threads import Threads
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
 from natslog.wire.lanes import NatsLanes
@@ -71,8 +71,8 @@ class Broker:
         self.stopping = False
         self.stopping_soon = asyncio.Event()
         self.failed: BaseException | None = None
-        self.readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="read")
-        self._writers = ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="write")
+        self.readers = Threads(_READER_THREADS, "read")
+        self._writers = Threads(_WRITER_THREADS, "write")
         secrets_of_cluster = config.secrets()
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
         credentials = NatsCredentials(

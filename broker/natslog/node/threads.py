@@ -1,13 +1,39 @@
-"""Work in threads for tasks that may be cancelled: a thread cannot be."""
+"""Work in threads: for tasks that may be cancelled, which a thread cannot be; and until the broker stops."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import Any, TypeVar
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from natslog.errors import ShuttingDown
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads of a broker. Requests may arrive for a moment after they were shut down.
+
+    Raises:
+        ShuttingDown: from `submit`, after `shutdown`; so from `run_in_executor` too.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, thread_name_prefix=name)
+        self._is_shut_down = False
+
+    def submit(
+        self, work: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Future[Result]:
+        if self._is_shut_down:
+            raise ShuttingDown("the broker is shutting down: ask another, or this one when it is back")
+        return super().submit(work, *arguments, **named)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._is_shut_down = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 async def in_thread(executor: Executor, work: Callable[..., Result], *arguments: Any) -> Result:

@@ -87,6 +87,17 @@ def _ignored(frames: Frames) -> None:
     """Receives what has no subscription any more."""
 
 
+class _Client(Client):
+    """nats-py ends its reading task, and nothing else, where a PONG comes for a `flush` whose time was up: the
+    connection would go on without an answer to the server's PING, and without noticing its own end.
+    """
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+
 @dataclass(slots=True)
 class _Attachment:
     subject: str
@@ -198,7 +209,7 @@ class NatsLink:
         self._last_error = text
 
     async def _connect(self) -> None:
-        client = Client()
+        client = _Client()
         in_place = not self.url.lstrip().startswith("ws")
         self._demux = FrameDemux(client, in_place=in_place)
         client._ps = self._demux  # type: ignore[assignment]

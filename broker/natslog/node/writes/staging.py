@@ -40,7 +40,7 @@ from natslog.ingest.staged_rows import BYTES_PER_ROW, RowRules, claimed_bytes, r
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
 from natslog.model import PartReceipt, StreamId
-from natslog.node.threads import in_thread, until_done
+from natslog.node.threads import Threads, in_thread, until_done
 
 logger = logging.getLogger("natslog.node")
 
@@ -131,7 +131,7 @@ class Staging:
         self._batches: dict[BatchKey, _StagedBatch] = {}
         self._uploads: list[_Upload] = []
         self._numbers = itertools.count()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stage")
+        self._threads = Threads(_THREADS, "stage")
         shutil.rmtree(folder, ignore_errors=True)
         try:
             folder.mkdir(exist_ok=True)

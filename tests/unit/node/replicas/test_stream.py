@@ -14,7 +14,7 @@ import pytest
 from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplicas, IsrChange
 from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
-from natslog.errors import CorruptLog, StorageFailed, StorageFull
+from natslog.errors import CorruptLog, StorageFailed, StorageFull, StreamPaused
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
@@ -181,7 +181,7 @@ def test_an_edited_subject_moves_the_subscription(tmp_path: Path) -> None:
         await stage.change(stream, settings=settings, paused=True)
         assert stage.nats.subjects == ["returns.>"]
         assert stream.ingest is not None
-        assert stream.ingest.paused
+        assert isinstance(stream.ingest.why_not(), StreamPaused)
         await stream.stop()
 
     run(tmp_path, story)
