@@ -210,14 +210,17 @@ def test_purge_is_asked_of_any_broker_and_reaches_every_replica(cluster: Cluster
     follower = next(broker for broker in cluster.brokers if broker.number != stream["leader"])
     assert client_of(follower).purge(filled)["purged"] == 100
 
+    assert all_values(cluster.client(), filled) == []
+    publish_acked(cluster.nats.url, filled, [b"next"])  # a follower begins another segment with it
+
     def are_removed() -> bool:
         folders = [stream_folder(broker.folder, stream["id"]) for broker in cluster.brokers]
         return not any(path.stat().st_size for folder in folders for path in folder.glob(f"{0:020d}.*"))
 
     eventually(are_removed, 20, what="every replica has removed its files")
     natslog("cluster", "transfer", str(follower.number), "--stream", filled, url=cluster.brokers[0].url)
-    assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["offset"] == 100
-    assert all_values(cluster.client(), filled) == [b"on"]
+    assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["offset"] == 101
+    assert all_values(cluster.client(), filled) == [b"next", b"on"]
 
 
 def test_leadership_is_handed_over_in_order(cluster: Cluster, filled: str) -> None:

@@ -25,6 +25,14 @@ def is_life(registered: str, started: str) -> bool:
     return started == registered or started.rpartition(".")[0] == registered
 
 
+def is_former_life(asked: str, known: str) -> bool:
+    """Whether `asked` is an earlier life of the folder that `known` is a life of."""
+    one, other = asked.split("."), known.split(".")
+    if min(len(one), len(other)) < 2 or one[0] != other[0] or not (one[1] + other[1]).isdecimal():
+        return False
+    return int(one[1]) < int(other[1])
+
+
 def check_follows(known: BrokerRecord | None, broker: BrokerRecord, lives: Sequence[str]) -> None:
     """At feature level 2: whether this life may be registered after the one that is.
 

@@ -28,6 +28,7 @@ import msgspec
 
 from natslog.cluster.commands import IsrChange
 from natslog.cluster.epochs import NO_EPOCH, EpochHistory
+from natslog.cluster.incarnations import is_former_life
 from natslog.errors import NotEnoughReplicas
 from natslog.model import BrokerId, Epoch, StreamRecord
 
@@ -196,6 +197,8 @@ class LeaderReplica:
         progress = self.followers.get(follower)
         if progress is None or version < progress.out_since_version:
             return self.high_watermark  # no replica of this stream, or one that does not know yet that it is out
+        if incarnation != progress.incarnation and is_former_life(incarnation, progress.incarnation):
+            return self.high_watermark  # late: its next life has asked already, and may hold less
         self._note_end(now_ms)
         is_same_life = progress.incarnation == incarnation
         if offset >= self.log_end_offset or (is_same_life and self._moves_on_in_run(progress, offset)):

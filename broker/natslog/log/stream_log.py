@@ -266,9 +266,13 @@ class StreamLog:
         return self._roll()
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
-        """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments."""
+        """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments. Also
+        where all of it was purged.
+        """
         if not len(segment.index):
             return False
+        if segment.end_offset <= self.chain.purged_below:
+            return True
         settings = self.settings
         roll_bytes = self.options.segment_bytes
         if settings.max_bytes is not None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natslog.cluster.epochs import EpochHistory
+from natslog.cluster.incarnations import is_former_life
 from natslog.cluster.roles import (
     Append,
     BeforeStart,
@@ -224,6 +225,34 @@ def test_follower_that_knew_before_its_leader_that_it_is_out_comes_back_though_i
     change = leader.isr_change(LATER_MS, {2: LATER_MS, 3: LATER_MS})
     assert change is not None
     assert (change.isr, change.version) == ((1, 2, 3), 1)
+
+
+def test_question_of_a_former_life_is_no_word_about_the_present_one() -> None:
+    """It was on its way over a connection that is gone; the life after it may hold less."""
+    leader = leader_of(end=0)
+    leader.appended(10)
+    leader.fetched(2, 4, "d2.3.n", 1.0)
+    leader.fetched(3, 10, "d3.1.n", 1.0)
+    assert leader.high_watermark == 4
+    assert leader.fetched(2, 10, "d2.2.n", 2.0) == 4
+    assert leader.followers[2].incarnation == "d2.3.n"
+    assert leader.fetched(2, 10, "d2.3.n", 3.0) == 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "is_former"),
+    [
+        ("d.2.n", "d.3.m", True),
+        ("d.9", "d.10", True),
+        ("d.3.m", "d.2.n", False),
+        ("d.3.m", "d.3.n", False),
+        ("d.2.n", "e.3.m", False),
+        ("d.2.n", "", False),
+        ("", "", False),
+    ],
+)
+def test_former_lives_are_known_by_their_number(asked: str, known: str, is_former: bool) -> None:
+    assert is_former_life(asked, known) is is_former
 
 
 def test_follower_that_asked_before_it_was_put_out_must_ask_again() -> None:
