@@ -20,7 +20,7 @@ DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 DEFAULT_SERVER_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 DEFAULT_DATA_DIR = "natslog-data"
 ACK_REPLY_PREFIX = "_INBOX."
-"""What subjects of acks begin with, unless told otherwise: the inboxes of NATS clients."""
+"""The default prefix of subjects that acks may be sent to: the inboxes of NATS clients."""
 _MIN_SECRET_CHARS = 16
 _MAX_SECRETS = 8
 
@@ -62,14 +62,14 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Where clients and other brokers reach this one, as far as it knows; brokers also at `peer_urls`."""
+        """The URL at which clients and other brokers reach this broker. Brokers also use `peer_urls`."""
         return self.advertise_url or f"http://{self.http_host}:{self.http_port}"
 
     def secrets(self) -> tuple[bytes, ...]:
         """The cluster's secrets, one a line, the preferred one first; read where they are used.
 
         Raises:
-            ConfigError: the file cannot be read, or holds too little.
+            ConfigError: the file cannot be read, or its contents are invalid.
         """
         if self.cluster_secret_file is None:
             return ()
@@ -82,25 +82,25 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
         if mode & 0o007:
             raise ConfigError(
-                f"cluster_secret_file {self.cluster_secret_file} can be read or changed by every user of this machine: "
-                f"chmod 600 {self.cluster_secret_file}"
+                f"cluster_secret_file {self.cluster_secret_file} is readable or writable by every user of this "
+                f"machine: chmod 600 {self.cluster_secret_file}"
             )
         secrets = tuple(line.strip() for line in lines if line.strip())
         if not secrets or min(map(len, secrets)) < _MIN_SECRET_CHARS:
             raise ConfigError(
-                f"cluster_secret_file {self.cluster_secret_file} must hold one secret a line, each of at least "
-                f"{_MIN_SECRET_CHARS} characters: openssl rand -hex 32"
+                f"cluster_secret_file {self.cluster_secret_file} must contain one secret per line, each of at least "
+                f"{_MIN_SECRET_CHARS} characters; create one with: openssl rand -hex 32"
             )
         if len(secrets) > _MAX_SECRETS:
             raise ConfigError(
-                f"cluster_secret_file {self.cluster_secret_file} holds {len(secrets)} secrets, and at most "
-                f"{_MAX_SECRETS} are possible: remove those that no broker uses any more"
+                f"cluster_secret_file {self.cluster_secret_file} contains {len(secrets)} secrets, but at most "
+                f"{_MAX_SECRETS} are allowed: remove those that no broker uses any more"
             )
         return secrets
 
     @property
     def client_urls(self) -> tuple[str, ...]:
-        """What to tell clients: nothing where this broker listens everywhere and was not told its name."""
+        """The URL given to clients; empty if this broker listens on all addresses and has no `advertise_url`."""
         return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
 
 
@@ -162,7 +162,7 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
             settings[name] = parse_duration_s(settings[name], name)
         config = msgspec.convert(settings, BrokerConfig, strict=False)
     except (msgspec.ValidationError, InvalidRequest) as error:
-        raise ConfigError(f"wrong setting: {error}") from error
+        raise ConfigError(f"invalid setting: {error}") from error
     if config.log_level not in _LEVELS:
         raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(_LEVELS)}")
     if not 0 <= config.http_port <= 65535:
@@ -174,8 +174,8 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
             raise ConfigError(f"ack_reply_prefixes: {error.message}", setting="ack_reply_prefixes") from error
         if not prefix.endswith(".") or prefix.startswith("$"):
             raise ConfigError(
-                f"ack_reply_prefixes: {prefix!r} must be whole tokens with a dot behind the last one, as in '_INBOX.', "
-                "and not begin with $",
+                f"ack_reply_prefixes: {prefix!r} must consist of whole tokens, end with a dot, as in '_INBOX.', and "
+                "not begin with $",
                 setting="ack_reply_prefixes",
             )
     advertised = [] if config.advertise_url is None else [config.advertise_url]
@@ -186,13 +186,18 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
             except InvalidRequest as error:
                 raise ConfigError(f"{name}: {error.message}", setting=name) from error
     if config.seeds and config.cluster_secret_file is None:
-        raise ConfigError("seeds need cluster_secret_file: a file with the same secret on all brokers of the cluster")
+        raise ConfigError(
+            "seeds require cluster_secret_file: a file with the same secret on all brokers of the cluster"
+        )
     if config.seeds and config.http_host in ("0.0.0.0", "::") and config.advertise_url is None:
-        raise ConfigError("a broker with seeds that listens everywhere needs advertise_url: how the others reach it")
+        raise ConfigError(
+            "a broker with seeds that listens on all addresses requires advertise_url: the URL at which other "
+            "brokers and clients reach it"
+        )
     if not 1 <= config.broker_id <= 2**31:
-        raise ConfigError(f"broker_id {config.broker_id} must be a whole number from 1 on")
+        raise ConfigError(f"broker_id {config.broker_id} must be a whole number of at least 1")
     if config.append_max_bytes < 1024 * 1024:
-        raise ConfigError("append_max_bytes must be at least 1 MiB: what one direct append may hold")
+        raise ConfigError("append_max_bytes, the maximum size of one direct append, must be at least 1 MiB")
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config

@@ -87,7 +87,7 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
     settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
     _check_acks(settings, changes)
     if settings.min_isr > settings.replicas:
-        raise InvalidRequest(f"min_isr {settings.min_isr} is more than the {settings.replicas} replicas there will be")
+        raise InvalidRequest(f"min_isr {settings.min_isr} is more than the number of replicas, {settings.replicas}")
     return settings
 
 
@@ -142,8 +142,8 @@ def _check_acks(settings: StreamSettings, changes: dict[str, Any]) -> None:
     first = settings.subject.split(".")[0]
     if is_wildcard(first) and settings.acks == "reply" and {"subject", "acks"} & set(changes):
         raise InvalidRequest(
-            f"a stream on {settings.subject!r} records the requests to all services, and its acks would be taken for "
-            "their answers: choose acks header or never (--acks)",
+            f"a stream on {settings.subject!r} records the requests to all services, and clients would receive its "
+            "acks instead of the services' answers: choose acks header or never (--acks)",
             setting="acks",
         )
 

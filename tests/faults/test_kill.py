@@ -46,5 +46,5 @@ def test_everything_acked_is_there_once_after_kills(tmp_path: Path, kills: int) 
 
 def test_publisher_is_told_when_no_stream_listens(tmp_path: Path) -> None:
     with running(tmp_path / "own") as (server, _), Publisher(server.url, ack_timeout_s=1) as publisher:
-        with pytest.raises(PublishFailed, match="no stream listens"):
+        with pytest.raises(PublishFailed, match="no stream receives messages"):
             publisher.publish(Rows(pa.array(["nobody.here"]), pa.array([b"x"])), "stored")

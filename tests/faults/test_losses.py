@@ -107,7 +107,7 @@ def refused_for_too_few_replicas(cluster: Cluster, name: str, left: int, min_isr
     eventually(is_short, GOES_ON_WITHIN_S, f"{name} has a leader and {left} in-sync replicas")
     answer = eventually(lambda: published(cluster, name, b"refused"), 10, f"{name} answers")
     assert answer is not None
-    assert f"{left} replicas in sync and needs {min_isr}" in answer["error"]["description"]
+    assert f"{left} replicas in sync but requires {min_isr}" in answer["error"]["description"]
     leader = cluster.leader_of(name)
     assert leader is not None
     with NatslogClient(leader.url, ClientOptions(retries=0)) as client:

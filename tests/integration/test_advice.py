@@ -45,10 +45,10 @@ def test_advice_for_two_damaged_raft_logs_of_three_needs_no_majority(tmp_path: P
             broker.terminate()
         said = [damage_raft_log(broker) for broker in cluster.brokers[1:]]
         for one in said:
-            assert "If a majority of the brokers still runs: natslog cluster remove ID --force" in one
-            assert "If no majority is left because several brokers are damaged or lost: stop an intact one" in one
+            assert "If a majority of the brokers is still running: natslog cluster remove ID --force" in one
+            assert "If no majority is left because several brokers are damaged or lost: stop an intact broker" in one
             assert "natslog cluster recover DIR on its data folder, start it" in one
-            assert "A broker that is alone: restore its folder from a copy" in one
+            assert "If this is the only broker of the cluster: restore its data folder from a copy" in one
         intact = cluster.broker(1)
         natslog("cluster", "recover", "--yes", str(intact.folder))
         intact.start()

@@ -55,8 +55,8 @@ def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stre
     refused = natslog("stream", "rm", stream, url=broker.url, input=said, check=False)
     assert refused.returncode == 1
     assert refused.stderr == (
-        f"error: stream {stream} with 0 messages is not deleted: standard input is no terminal to confirm on; "
-        "confirm with --yes\n"
+        f"error: stream {stream} with 0 messages is not deleted: confirmation is required and standard input is not a "
+        "terminal; pass --yes\n"
     )
     natslog("stream", "info", stream, url=broker.url)
     natslog("stream", "rm", stream, "--yes", url=broker.url, input=said)
@@ -150,7 +150,7 @@ def test_pub_without_payload_takes_standard_input_as_one_message(
 @pytest.mark.parametrize(
     ("arguments", "content", "words"),
     [
-        (["x"], None, "give a PAYLOAD, --file, or something on standard input"),
+        (["x"], None, "give a PAYLOAD, --file, or data on standard input"),
         (["x.{a}", "plain"], None, "line 1 is not JSON"),
         (["x.{a}", '{"b": 1}'], None, "line 1 has no field 'a'; it has b"),
         (["x", "y", "--file", "FILE"], "", "either a PAYLOAD or --file"),
@@ -189,8 +189,8 @@ def test_pub_refuses_a_field_that_is_no_level_of_a_subject(nats_url: str, tmp_pa
     command = ("pub", "visits.{ip}", "--format", "csv", "--file", str(path), "--nats-url", nats_url)
     done = natslog(*command, check=False)
     assert done.returncode == 1
-    assert f"error: line 3: field 'ip' is {value!r} and cannot be one level of a subject" in done.stderr
-    assert ("permit it with --in-subject escape or --in-subject split" in done.stderr) == bool(value)
+    assert f"error: line 3: field 'ip' is {value!r}, which cannot be one level of a subject" in done.stderr
+    assert ("use --in-subject escape or --in-subject split" in done.stderr) == bool(value)
 
 
 @pytest.mark.parametrize(("option", "expected"), [("escape", "10%2E0%2E0%2E1"), ("split", "10.0.0.1")])
@@ -243,7 +243,7 @@ def test_pub_of_standard_input_without_end_is_refused_in_bounded_memory(nats_url
 def test_pub_without_nats_says_so() -> None:
     done = natslog("pub", "x", "y", "--nats-url", "nats://127.0.0.1:1", check=False)
     assert done.returncode == 1
-    assert "no NATS server answers at nats://127.0.0.1:1" in done.stderr
+    assert "no NATS server responds at nats://127.0.0.1:1" in done.stderr
 
 
 @pytest.mark.long
@@ -377,10 +377,10 @@ def test_taken_ports_and_folders_are_one_sentence_with_the_remedy(
 ) -> None:
     nats_port = nats_url.rsplit(":", 1)[1]
     taken = natslog("dev", "--data-dir", str(tmp_path / "a"), "--nats-port", nats_port, check=False)
-    assert (taken.returncode, "choose another with --nats-port" in taken.stderr) == (1, True)
+    assert (taken.returncode, "choose another port with --nats-port" in taken.stderr) == (1, True)
     http = ["server", "--nats-url", nats_url, "--http-port"]
     taken = natslog(*http, str(broker.http_port), "--data-dir", str(tmp_path / "b"), check=False)
-    assert (taken.returncode, "choose another with --http-port" in taken.stderr) == (1, True)
+    assert (taken.returncode, "choose another port with --http-port" in taken.stderr) == (1, True)
     taken = natslog(*http, str(free_port()), "--data-dir", str(broker.folder), check=False)
     assert taken.returncode == 1
     assert f"in use by a running broker (process {broker.pid})" in taken.stderr

@@ -477,7 +477,7 @@ def test_seeds_that_nobody_answers_at_are_named(tmp_path: Path, cluster: Cluster
 
 @pytest.mark.long
 def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
-    with pytest.raises(NatslogError, match="no broker could be met"):
+    with pytest.raises(NatslogError, match="no broker could be reached"):
         cluster.client(retries=0, patience_s=0).add_broker(f"http://127.0.0.1:{free_port()}")
 
 
@@ -486,7 +486,7 @@ def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
     [
         ("ftp://127.0.0.1:9292", "http:// or https://"),
         ("http://", "names no host"),
-        ("http://user:secret@127.0.0.1:9292", "holds no credentials"),
+        ("http://user:secret@127.0.0.1:9292", "must not contain credentials"),
         ("http://127.0.0.1:99999", "host or port is wrong"),
         ("http://127.0.0.1:9292/?x", "must end after host"),
     ],
@@ -587,7 +587,7 @@ def test_status_names_what_is_wrong_and_waits_until_it_is_over(tmp_path: Path) -
             assert f"problem: broker {broker.number} at {broker.url} is down" in status.stdout
         assert " ok" not in status.stdout
         wrong = natslog("cluster", "status", "1", url=last.url, check=False)
-        assert (wrong.returncode, wrong.stderr) == (1, "error: SECONDS needs --wait\n")
+        assert (wrong.returncode, wrong.stderr) == (1, "error: SECONDS requires --wait\n")
 
 
 @pytest.mark.long
@@ -601,10 +601,10 @@ def test_pub_whose_stream_has_no_leader_says_so(tmp_path: Path) -> None:
         eventually(lambda: any("problem" in stream for stream in other.json("/v1/streams") or []))
         command = ("pub", "orders.new", "x", "--ack", "--ack-timeout", "1", "--nats-url", cluster.nats.url)
         said = natslog(*command, url=other.url, check=False).stderr
-        assert "Stream orders records it and cannot take messages now: " in said
+        assert "Stream orders records this subject but cannot accept messages now: " in said
         assert "leader" in said
         assert "Create one" not in said
         unasked = natslog(*command, url="http://127.0.0.1:1", check=False).stderr
-        assert "Which of them is unknown: no broker answered" in unasked
+        assert "The cause could not be determined: no broker answered" in unasked
         none = natslog("pub", "nobody.here", *command[2:], url=other.url, check=False).stderr
         assert "No stream records 'nobody.here'. Create one: natslog stream create" in none

@@ -83,14 +83,20 @@ WRONG = [
     ("PUT", "/v1/cursors/report/{}", {"offset": 1, "idd": "x"}, 400, "unknown field 'idd'; did you mean 'id'?"),
     ("PUT", "/v1/cursors/report/{}", {"offset": 1, "id": 7}, 400, "must be the id of the stream"),
     ("PUT", "/v1/cursors/report/{}", [1], 400, "must be a JSON object"),
-    ("PUT", "/v1/cursors/report/{}", {"offset": 1, "consumer": "x"}, 400, "consumer 'x' is not the path's 'report'"),
+    (
+        "PUT",
+        "/v1/cursors/report/{}",
+        {"offset": 1, "consumer": "x"},
+        400,
+        "consumer 'x' differs from 'report' in the path",
+    ),
     ("PUT", "/v1/cursors/report/{}", {"offset": 1, "timestamp": "noon"}, 400, "timestamp 'noon' is not a time"),
     ("PUT", "/v1/cursors/report/nosuch", {"offset": 1}, 404, "there is no stream 'nosuch'"),
     ("POST", "/v1/lags", {"orders": "x"}, 400, "offset 'x' must be a whole number"),
     ("POST", "/v1/lags", {"or ders": 1}, 400, "stream name 'or ders' is not allowed"),
     ("GET", "/v1/cursors?consumr=x", None, 400, "did you mean 'consumer'?"),
-    ("GET", "/v1/streams/{}/lag", None, 400, "name a position"),
-    ("GET", "/v1/streams/{}/lag?offset=1&cursor=a", None, 400, "name a position"),
+    ("GET", "/v1/streams/{}/lag", None, 400, "give a position"),
+    ("GET", "/v1/streams/{}/lag?offset=1&cursor=a", None, 400, "give a position"),
     ("GET", "/v1/streams/{}/lag?offset=-1", None, 400, "offset '-1' must be a whole number"),
     ("GET", "/v1/streams/{}/lag?cursor=nobody", None, 404, "'nobody' has no cursor"),
     ("GET", "/v1/streams/nosuch/lag?offset=1", None, 404, "there is no stream 'nosuch'"),
@@ -146,7 +152,7 @@ def test_lag_below_the_log_start_counts_from_there_and_says_so(tmp_path: Path) -
         assert lag["lost_rows"] == lag["log_start_offset"] - 5 > 0
         assert lag["rows"] == 1200 - lag["log_start_offset"]
         assert lag["bytes"] >= 1000 * lag["rows"]
-        assert " lost to retention" in natslog("cursor", "ls", url=broker.url).stdout
+        assert " deleted by retention" in natslog("cursor", "ls", url=broker.url).stdout
 
 
 def test_metrics_tell_the_lag_of_each_cursor(broker: BrokerProcess, client: NatslogClient, stream: str) -> None:
@@ -179,9 +185,9 @@ def test_cursor_commands(broker: BrokerProcess, stream: str, capsys: pytest.Capt
         shown = capsys.readouterr()
         return shown.out + shown.err
 
-    assert f"cursor report on {stream} stands at offset 20" in run("set", "report", stream, "20")
+    assert f"cursor report on {stream} is at offset 20" in run("set", "report", stream, "20")
     assert json.loads(run("set", "whole", stream, "latest", "--json"))["offset"] == 50
-    assert "stands at offset 0" in run("set", "whole", stream, "2020-01-01T00:00:00Z")
+    assert "is at offset 0" in run("set", "whole", stream, "2020-01-01T00:00:00Z")
     table = run("ls", "--stream", stream).splitlines()
     assert [line.split()[:3] for line in table[1:]] == [["report", stream, "20"], ["whole", stream, "0"]]
     assert "moved back from 50" in table[2]

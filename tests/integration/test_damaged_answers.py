@@ -81,7 +81,7 @@ def test_right_rows_are_read() -> None:
 @pytest.mark.parametrize("offsets", [[4, 5, 6], [5, 6, 8], [5, 7, 6], [5, 6, 6], [5, 6, 2**62], [-1, 5, 6]])
 @pytest.mark.parametrize("is_filtered", [True, False])
 def test_offsets_that_were_not_asked_for_are_a_corrupt_answer(offsets: list[int], is_filtered: bool) -> None:
-    with pytest.raises(CorruptAnswer, match="offsets are not those"):
+    with pytest.raises(CorruptAnswer, match="the offsets of the response are not"):
         read(exact(ROWS | {"offset": offsets}), is_filtered=is_filtered)
 
 

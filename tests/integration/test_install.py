@@ -48,9 +48,9 @@ def test_wheel_works_bare_and_with_each_extra(wheel: Path, tmp_path: Path, extra
     assert _run(natslog, "--version", folder=tmp_path).stdout == f"natslog {version('natslog')}\n"
     _run(python, "-c", "import natslog.client, natslog.client.publisher", folder=tmp_path)
     unreachable = _run(natslog, "--server", "http://127.0.0.1:1", "stream", "ls", folder=tmp_path, check=False)
-    assert "Is `natslog dev` or `natslog server` running there?" in unreachable.stderr
+    assert "Check that `natslog dev` or `natslog server` is running there" in unreachable.stderr
     unreachable = _run(natslog, "pub", "x", "y", "--nats-url", "nats://127.0.0.1:1", folder=tmp_path, check=False)
-    assert "no NATS server answers at nats://127.0.0.1:1" in unreachable.stderr
+    assert "no NATS server responds at nats://127.0.0.1:1" in unreachable.stderr
     _check_broker(python, natslog, tmp_path, has_broker=extra == "broker")
     _check_connector(python, tmp_path, has_spark=extra in ("spark", "connect"))
 
@@ -59,7 +59,7 @@ def _check_broker(python: Path, natslog: Path, folder: Path, *, has_broker: bool
     verified = _run(natslog, "verify", "env/include", folder=folder, check=False)
     if has_broker:
         _run(python, "-c", "import natslog.runner, natslog.node.metadata.recover", folder=folder)
-        assert verified.stderr == "error: env/include holds no natslog files\n"
+        assert verified.stderr == "error: env/include contains no natslog files\n"
         return
     assert "natslog verify needs natslog[broker]: pip install 'natslog[broker]'" in verified.stderr
     served = _run(natslog, "server", folder=folder, check=False)

@@ -100,7 +100,7 @@ def test_answer_that_fails_midway_is_recognised_as_cut_off(own: Path, accept: st
             ask(broker, "GET", f"{PATH}?start=0", Accept=accept)
         answer = ask(broker, "GET", f"{PATH}?start=0&max_bytes=1000000", Accept=accept)
         assert (answer.status, len(offsets(answer)) > 0) == (200, True)
-        assert f"is cut off: {sealed}: the batch at byte" in broker.output()
+        assert f"is incomplete: {sealed}: the batch at byte" in broker.output()
         assert "Traceback" not in broker.output()
 
 

@@ -74,7 +74,7 @@ def test_passwords_in_urls_are_not_shown() -> None:
         ({"subjects": pa.array(["x" * 5000])}, "subject is longer than 1024 bytes: row 7"),
         ({"subjects": pa.array(["a.>"])}, "not one plain NATS subject: row 7"),
         ({"subjects": pa.array([None], pa.string())}, "subject is null"),
-        ({"keys": pa.array([b" a"])}, "key is not one line of UTF-8 text without blanks around it"),
+        ({"keys": pa.array([b" a"])}, "key is not one line of UTF-8 text without leading or trailing blanks"),
         ({"keys": pa.array([b"a\nb"])}, "key is not one line"),
         ({"keys": pa.array([b"\xff"])}, "key is not one line"),
         ({"ids": pa.array(["z "])}, "message id is not one line"),

@@ -105,13 +105,16 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     check_all_is_there(broker, ["upgraded", "downgraded"])
     assert level_of(broker) == (1, 2, True, [])
     status = natslog("cluster", "status", url=broker.url).stdout
-    assert "feature level 1, supported by all brokers: 2; an upgrade waits: natslog cluster finalize-upgrade" in status
+    assert (
+        "feature level 1, supported by all brokers: 2; to complete the upgrade, run natslog cluster finalize-upgrade"
+        in status
+    )
     refused = natslog("cluster", "finalize-upgrade", url=broker.url, check=False, stdin=subprocess.DEVNULL)
     assert refused.returncode != 0
     assert "--yes" in refused.stderr
     assert level_of(broker)[0] == 1
     edit = ("stream", "edit", "made-by-upgraded", "--acks", "never")
-    assert "needs feature level 2" in natslog(*edit, url=broker.url, check=False).stderr
+    assert "requires feature level 2" in natslog(*edit, url=broker.url, check=False).stderr
     done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
     assert json.loads(done.stdout) == {"feature_level": 2, "raised": True}
     assert identity_version(broker.folder) == b"v3"
@@ -124,7 +127,9 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
 
     use_release(broker, V0_1_0).spawn()
     assert broker.wait(60) != 0
-    assert "is of format version 3; this natslog knows up to 2: upgrade natslog" in broker.output()
+    assert (
+        "is of format version 3; this version of natslog supports versions up to 2: upgrade natslog" in broker.output()
+    )
 
     use_release(broker, None).start()
     check_all_is_there(broker, ["upgraded", "downgraded", "finalized"])

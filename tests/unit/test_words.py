@@ -106,7 +106,7 @@ def test_durations_are_named_with_and_without_their_unit(tmp_path: Path) -> None
     [
         ("log_level = 'loud'", "log_level 'loud' must be debug, info"),
         ("htp_port = 1", "did you mean 'http_port'"),
-        ("http_port = 'x'", "wrong setting"),
+        ("http_port = 'x'", "invalid setting"),
         ("http_port = 70000", "65535"),
         ("=", "not TOML"),
     ],
@@ -138,8 +138,8 @@ def test_secret_file_holds_one_secret_a_line(tmp_path: Path) -> None:
     path.write_bytes(b"the secret of today\r\n\n  the one of yesterday  \n")
     assert config.secrets() == (b"the secret of today", b"the one of yesterday")
     for text, problem in (
-        ("", "one secret a line"),
-        ("\n \n", "one secret a line"),
+        ("", "one secret per line"),
+        ("\n \n", "one secret per line"),
         ("the secret of today\nshort\n", "at least 16 characters"),
         ("\n".join(f"a secret of number {at}" for at in range(9)), "at most 8"),
     ):

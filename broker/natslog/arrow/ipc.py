@@ -224,8 +224,8 @@ def split_messages(stream: Bytes, *, source: str) -> Iterator[tuple[BatchHeader,
         message = view[position : position + header.total_bytes]
         if len(message) < header.total_bytes or not body_holds(header, message):
             raise CorruptLog(
-                f"{source}: the batch at byte {position}, offsets {header.base_offset} to {header.end_offset}, fails "
-                "its CRC32C",
+                f"{source}: the batch at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
+                "wrong CRC32C",
                 position=position,
                 start=header.base_offset,
                 end=header.end_offset,
@@ -233,7 +233,7 @@ def split_messages(stream: Bytes, *, source: str) -> Iterator[tuple[BatchHeader,
         yield header, message
         position += header.total_bytes
     if position != len(view):
-        raise CorruptLog(f"{source}: {len(view) - position} bytes after the last batch are no message")
+        raise CorruptLog(f"{source}: the {len(view) - position} bytes after the last batch are not a message")
 
 
 def _is_schema(view: memoryview) -> bool:

@@ -28,15 +28,19 @@ def cat(
     start: Annotated[
         str, typer.Option("--from", help="An offset, a time (ISO-8601), earliest or latest.")
     ] = "earliest",
-    count: Annotated[int | None, typer.Option("--count", min=0, help="Stop after so many messages.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new messages.")] = False,
-    subject: Annotated[str | None, typer.Option("--subject", help="Only subjects this NATS wildcard covers.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per message.")] = False,
-    as_arrow: Annotated[bool, typer.Option("--arrow", help="An Arrow IPC stream.")] = False,
+    count: Annotated[int | None, typer.Option("--count", min=0, help="Stop after this many messages.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new messages as they arrive.")] = False,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Print only messages whose subject matches this NATS wildcard.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per message.")] = False,
+    as_arrow: Annotated[bool, typer.Option("--arrow", help="Write an Arrow IPC stream.")] = False,
 ) -> None:
-    """Print messages: each value on a line, or --json, or --arrow. On a terminal, control characters are escaped."""
+    """Print messages: one value per line, JSON (--json) or Arrow (--arrow). On a terminal, control characters are
+    escaped.
+    """
     if as_json and as_arrow:
-        raise InvalidRequest("--json and --arrow exclude each other")
+        raise InvalidRequest("--json and --arrow cannot be combined")
     is_shown = is_terminal(sys.stdout)
     if as_arrow and is_shown:
         raise InvalidRequest(
@@ -65,7 +69,7 @@ def cat(
 def _batches(
     client: NatslogClient, stream: str, start: int, follow: bool, subject: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Up to the high watermark as it is now, or for ever."""
+    """Reads up to the current high watermark, or without end."""
     end = None if follow else int(client.position(stream)["high_watermark"])
     while end is None or start < end:
         fetched = client.fetch(stream, start, end, wait_ms=_WAIT_MS if follow else 0, subject=subject)
@@ -74,7 +78,7 @@ def _batches(
             return
         start = fetched.next_offset
     if not follow and end is not None and start > end:
-        client.fetch(stream, start)  # beyond the end: the broker says what the bounds are
+        client.fetch(stream, start)  # beyond the end: the broker's error names both bounds
 
 
 def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:
@@ -98,7 +102,7 @@ def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
 
 
 def _escaped(lines: bytes, as_json: bool) -> bytes:
-    """With control characters as hexadecimal escapes: what a stream stores must not control the terminal."""
+    """Escapes control characters as hexadecimal: stored messages must not control the terminal."""
     form = "\\u{:04x}" if as_json else "\\x{:02x}"
     text = lines.decode(errors="backslashreplace")
     return _CONTROLS.sub(lambda found: form.format(ord(found[0])), text).encode()

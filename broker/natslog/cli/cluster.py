@@ -15,7 +15,7 @@ from natslog.errors import InvalidRequest, NatslogError
 if TYPE_CHECKING:
     from natslog.client import NatslogClient
 
-app = typer.Typer(help="Look at the cluster, and change it.", no_args_is_help=True)
+app = typer.Typer(help="Show and change the cluster.", no_args_is_help=True)
 
 _POLL_S = 0.5
 
@@ -23,15 +23,18 @@ _POLL_S = 0.5
 @app.command()
 def status(
     context: typer.Context,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the cluster is healthy, SECONDS at most.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the cluster is healthy, for at most SECONDS.")
+    ] = False,
     seconds: Annotated[
-        float | None, typer.Argument(metavar="[SECONDS]", min=0, help="Of --wait; without it, no limit.")
+        float | None,
+        typer.Argument(metavar="[SECONDS]", min=0, help="Time limit of --wait. Without SECONDS there is no limit."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Who is up, who leads what, which replicas are in sync and how far; exit code 1 where something is wrong."""
+    """Show the state, leaders, in-sync replicas and lag of the cluster. Exit code 1 if it is not healthy."""
     if seconds is not None and not wait:
-        raise InvalidRequest("SECONDS needs --wait")
+        raise InvalidRequest("SECONDS requires --wait")
     client = global_of(context).client()
     if wait:
         _wait_until_healthy(client, seconds)
@@ -50,13 +53,15 @@ def status(
 
 
 def _look(client: NatslogClient) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
-    """The cluster, its streams, and what is wrong."""
+    """Returns the cluster, its streams and the list of problems."""
     body, streams = client.cluster(), client.streams()
     return body, streams, problems_of(client, body, streams)
 
 
 def _wait_until_healthy(client: NatslogClient, seconds: float | None) -> None:
-    """Returns when the cluster is healthy, or the time is over; what is wrong meanwhile is on standard error."""
+    """Returns when the cluster is healthy or the time limit is reached. Problems are printed on standard error
+    meanwhile.
+    """
     deadline = None if seconds is None else time.monotonic() + seconds
     shown: list[str] = []
     while True:
@@ -73,7 +78,9 @@ def _wait_until_healthy(client: NatslogClient, seconds: float | None) -> None:
 
 
 def _show_status(body: dict[str, Any], streams: list[dict[str, Any]]) -> None:
-    current = "" if body["is_current"] else "  (no majority could be asked: this is what one broker knows)"
+    current = (
+        "" if body["is_current"] else "  (no majority of the brokers could be reached: this is the state of one broker)"
+    )
     out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
     out.print(_level_line(body))
     columns = ["broker", "url", "rack", "state", "role", "leads", "replicas", "in sync"]
@@ -90,8 +97,10 @@ def _level_line(body: dict[str, Any]) -> str:
         return line
     if body["upgrade_waits_for"]:
         names = ", ".join(map(str, body["upgrade_waits_for"]))
-        return f"{line}; an upgrade waits for these brokers to be connected and upgraded: {names}"
-    return f"{line}; an upgrade waits: natslog cluster finalize-upgrade (no broker can be downgraded after it)"
+        return f"{line}; the upgrade can be completed when these brokers are connected and upgraded: {names}"
+    return (
+        f"{line}; to complete the upgrade, run natslog cluster finalize-upgrade (after it, no broker can be downgraded)"
+    )
 
 
 def _broker_row(body: dict[str, Any]) -> list[Any]:
@@ -133,11 +142,12 @@ def _row(body: dict[str, Any], *, is_current: bool) -> list[Any]:
 def add(
     context: typer.Context,
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="Of a broker with an empty data folder, started with --seeds.")
+        str,
+        typer.Argument(metavar="URL", help="URL of a broker that was started with --seeds and an empty data folder."),
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a broker a member; it learns all there is and then votes."""
+    """Add a broker to the cluster. It copies the metadata first and then becomes a voter."""
     body = global_of(context).client().add_broker(url)
     if as_json:
         print_json(body)
@@ -150,20 +160,27 @@ def remove(
     context: typer.Context,
     number: Annotated[int, typer.Argument(metavar="ID", help="The broker's number.")],
     force: Annotated[
-        bool, typer.Option("--force", help="It is lost for good: do not wait for its replicas to be moved.")
+        bool,
+        typer.Option("--force", help="The broker is permanently lost: do not wait until its replicas have been moved."),
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until its replicas are on others.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until its replicas have been moved to other brokers.")
+    ] = True,
 ) -> None:
-    """Take a broker out: its replicas are moved to others first."""
+    """Remove a broker from the cluster. Its replicas are moved to other brokers first."""
     client = global_of(context).client()
     if not force:
         client.drain_broker(number)
         if not wait:
-            out.print(f"broker {number} is being drained; when it keeps nothing: natslog cluster remove {number}")
+            out.print(
+                f"broker {number} is being drained; when it has no replicas left, run: natslog cluster remove {number}"
+            )
             return
         _wait_until_empty(client, number)
     client.remove_broker(number, force=force)
-    out.print(f"broker {number} is out of the cluster: stop it, if it still runs, and delete its data folder")
+    out.print(
+        f"broker {number} was removed from the cluster: stop it if it is still running, and delete its data folder"
+    )
 
 
 def _wait_until_empty(client: NatslogClient, number: int) -> None:
@@ -178,7 +195,7 @@ def _wait_until_empty(client: NatslogClient, number: int) -> None:
 def _replicas_of(client: NatslogClient, number: int) -> int:
     found = [one for one in client.cluster()["brokers"] if one["id"] == number]
     if not found:
-        raise InvalidRequest(f"there is no broker {number}")
+        raise InvalidRequest(f"broker {number} does not exist")
     return int(found[0]["replicas"])
 
 
@@ -186,22 +203,26 @@ def _replicas_of(client: NatslogClient, number: int) -> int:
 def drain(
     context: typer.Context,
     number: Annotated[int, typer.Argument(metavar="ID", help="The broker's number.")],
-    undo: Annotated[bool, typer.Option("--undo", help="It may keep replicas again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Stop draining: the broker may hold replicas again.")] = False,
 ) -> None:
-    """Move a broker's replicas and leaderships to others, and keep it in the cluster."""
+    """Move a broker's replicas and leaderships to other brokers. The broker stays in the cluster."""
     global_of(context).client().drain_broker(number, not undo)
-    out.print(f"broker {number} {'may keep replicas again' if undo else 'is being drained'}")
+    out.print(f"broker {number} {'may hold replicas again' if undo else 'is being drained'}")
 
 
 @app.command()
 def transfer(
     context: typer.Context,
-    to: Annotated[int, typer.Argument(metavar="ID", help="The broker that shall lead.")],
+    to: Annotated[int, typer.Argument(metavar="ID", help="The broker that becomes the leader.")],
     stream: Annotated[
-        str | None, typer.Option("--stream", help="This stream's leadership; without it, the metadata leadership.")
+        str | None,
+        typer.Option(
+            "--stream",
+            help="Transfer the leadership of this stream. Without --stream, the metadata leadership is transferred.",
+        ),
     ] = None,
 ) -> None:
-    """Hand leadership over, in order."""
+    """Transfer the leadership of a stream, or of the metadata, to another broker."""
     client = global_of(context).client()
     if stream is not None:
         client.transfer_stream(stream, to)
@@ -211,7 +232,10 @@ def transfer(
     deadline = time.monotonic() + 5
     while client.cluster()["metadata_leader"] != to:
         if time.monotonic() > deadline:
-            raise NatslogError(f"broker {to} did not take the metadata leadership within 5 s; another one leads on")
+            raise NatslogError(
+                f"broker {to} did not become metadata leader within 5 s; the metadata leader is unchanged or is "
+                "another broker"
+            )
         time.sleep(0.1)
     out.print(f"broker {to} is metadata leader")
 
@@ -220,30 +244,40 @@ def transfer(
 def move(
     context: typer.Context,
     stream: Annotated[str, typer.Argument(metavar="STREAM")],
-    brokers: Annotated[str, typer.Argument(metavar="IDS", help="As many as it has replicas: 1,2,4; the first leads.")],
+    brokers: Annotated[
+        str,
+        typer.Argument(
+            metavar="IDS",
+            help="One broker number per replica, for example 1,2,4. The first one becomes the preferred leader.",
+        ),
+    ],
 ) -> None:
-    """Bring a stream's replicas onto these brokers, while it goes on."""
+    """Move a stream's replicas to these brokers. The stream stays available."""
     try:
         numbers = [int(part) for part in brokers.split(",")]
     except ValueError as error:
-        raise InvalidRequest(f"{brokers!r} must be brokers' numbers: 1,2,4") from error
+        raise InvalidRequest(f"{brokers!r} must be a list of broker numbers, for example 1,2,4") from error
     global_of(context).client().move_stream(stream, numbers)
-    out.print(f"stream {stream} moves to brokers {brokers}; natslog cluster status shows when it is done")
+    out.print(
+        f"stream {stream} is being moved to brokers {brokers}; natslog cluster status shows when the move is complete"
+    )
 
 
 @app.command("finalize-upgrade")
 def finalize_upgrade(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """End an upgrade: the brokers may write what the new version adds. No broker can be downgraded after it."""
+    """Complete an upgrade: brokers may then use the formats of the new version. No broker can be downgraded
+    afterwards.
+    """
     client = global_of(context).client()
     level = client.cluster()["feature_level"]
     if not yes:
         confirm(
-            f"The feature level is {level}. After it is raised no broker can be downgraded. Raise it?",
-            or_else="the feature level is not raised (no broker can be downgraded after it)",
+            f"The feature level is {level}. After it is raised, no broker can be downgraded. Raise it?",
+            or_else="the feature level was not raised (after raising it, no broker can be downgraded)",
         )
     body = client.finalize_upgrade()
     if as_json:
@@ -254,26 +288,30 @@ def finalize_upgrade(
 
 @app.command()
 def recover(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Data folder of the stopped broker to go on with.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Data folder of the stopped broker that the new cluster starts from.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Last resort, a majority lost for good: begin a new cluster from what one stopped broker has.
+    """Last resort after the permanent loss of a majority: create a new cluster from the data folder of one stopped
+    broker.
 
-    What only the lost brokers had is gone, acked messages included. Old brokers cannot join with their old folders.
+    Messages that only the lost brokers stored are lost, including acked messages. Old brokers cannot join with their
+    old data folders.
     """
     with broker_extra("natslog cluster recover"):
         from natslog.node.metadata.recover import recover as recover_folder
     planned = recover_folder(folder, is_dry_run=True)
     if not yes:
         out.print(
-            f"broker {planned.broker} keeps a replica of {len(planned.kept)} streams, with one replica from then on"
+            f"broker {planned.broker} holds replicas of {len(planned.kept)} streams; each of them will have one replica"
         )
         if planned.lost:
-            out.print(f"lost, as no replica is here: {', '.join(planned.lost)}", style="bold red")
+            out.print(f"lost, because this broker has no replica of them: {', '.join(planned.lost)}", style="bold red")
         confirm(
-            "Messages that only the lost brokers had are gone. Begin a new cluster from this broker?",
-            or_else="nothing is changed",
+            "Messages that only the lost brokers stored are lost. Create a new cluster from this broker?",
+            or_else="nothing was changed",
         )
     done = recover_folder(folder, is_dry_run=False)
     if as_json:
@@ -281,4 +319,7 @@ def recover(
 
         print_json(msgspec.to_builtins(done))
     else:
-        out.print(f"broker {done.broker} is cluster {done.cluster_id} now: start it, then add brokers and move streams")
+        out.print(
+            f"broker {done.broker} now forms the new cluster {done.cluster_id}: start it, then add brokers and move "
+            "streams"
+        )

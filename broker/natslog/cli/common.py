@@ -1,4 +1,4 @@
-"""What commands share: the client of the global options, output for people and programs, errors.
+"""Functions shared by the commands: the client made from the global options, output for people and programs, errors.
 
 Modules of `natslog.cli` import at their top only what `--help` needs. The rest (pyarrow, urllib3, nats-py, asyncio) is
 imported by the function that uses it, because it takes most of the time and memory of a short command.
@@ -28,7 +28,7 @@ def is_terminal(stream: Any) -> bool:
     return stream is not None and bool(stream.isatty())
 
 
-# Names and subjects are printed as they are, never as markup; a pipe gets a row per line, however long.
+# Names and subjects are printed unchanged, never as markup. In a pipe each row is one line of any length.
 out = Console(highlight=False, soft_wrap=True, markup=False, width=None if is_terminal(sys.stdout) else 1000)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -85,16 +85,16 @@ def global_of(context: typer.Context) -> Global:
 
 
 def confirm(question: str, *, or_else: str) -> None:
-    """Returns when the user agrees.
+    """Returns when the user confirms.
 
     Args:
-        or_else: what holds without consent, as in "stream orders is not deleted".
+        or_else: the state without confirmation, as in "stream orders is not deleted".
 
     Raises:
-        InvalidRequest: the user declined, or standard input is no terminal: a program has to pass --yes.
+        InvalidRequest: the user declined, or standard input is not a terminal: a program must pass --yes.
     """
     if not is_terminal(sys.stdin):
-        raise InvalidRequest(f"{or_else}: standard input is no terminal to confirm on; confirm with --yes")
+        raise InvalidRequest(f"{or_else}: confirmation is required and standard input is not a terminal; pass --yes")
     if not typer.confirm(question):
         raise InvalidRequest(or_else)
 

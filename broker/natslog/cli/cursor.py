@@ -1,4 +1,4 @@
-"""`natslog cursor ls | get | set | rm`: where consumers stand, and how far they are behind."""
+"""`natslog cursor ls | get | set | rm`: positions of consumers and their lag."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import typer
 from natslog.cli.common import JsonFlag, global_of, out, position_of, print_json, print_table
 from natslog.units import format_size
 
-app = typer.Typer(help="See where consumers stand; readers do not depend on it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show and change cursors. Cursors are informational; changing one does not affect any consumer.",
+    no_args_is_help=True,
+)
 
 Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.")]
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
@@ -21,8 +24,8 @@ _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"))
 @app.command("ls")
 def list_cursors(
     context: typer.Context,
-    consumer: Annotated[str | None, typer.Option("--consumer", help="Only this one's.")] = None,
-    stream: Annotated[str | None, typer.Option("--stream", help="Only on this one.")] = None,
+    consumer: Annotated[str | None, typer.Option("--consumer", help="Show only the cursors of this consumer.")] = None,
+    stream: Annotated[str | None, typer.Option("--stream", help="Show only the cursors on this stream.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List cursors with their lag."""
@@ -30,7 +33,7 @@ def list_cursors(
     if as_json:
         print_json(cursors)
     elif not cursors:
-        out.print('no cursors: a Spark source sets one with .option("cursor", NAME), natslog cursor set by hand')
+        out.print('no cursors: a Spark source sets one with .option("cursor", NAME), or run natslog cursor set')
     else:
         print_table(_COLUMNS, [_row(body) for body in cursors])
 
@@ -46,7 +49,7 @@ def _state(body: dict[str, Any]) -> str:
     if lag is None:
         return "lag unknown"
     if lag["lost_rows"]:
-        return f"{lag['lost_rows']} lost to retention"
+        return f"{lag['lost_rows']} deleted by retention before they were read"
     if lag["beyond_rows"]:
         return f"{lag['beyond_rows']} beyond the end"
     if body["rewound"] is not None:
@@ -55,7 +58,7 @@ def _state(body: dict[str, Any]) -> str:
 
 
 def _age(seconds: float) -> str:
-    """`3.2 s`, `1.5 h`; nothing where nothing waits."""
+    """`3.2 s`, `1.5 h`; empty where no message is unread."""
     for size, unit in _AGES:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -87,14 +90,14 @@ def set_cursor(
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Say where a consumer stands; no reader is moved by it."""
+    """Set the cursor of a consumer. This does not affect any consumer."""
     client = global_of(context).client()
     body = client.set_cursor(consumer, stream, position_of(client, stream, position))
-    print_json(body) if as_json else out.print(f"cursor {consumer} on {stream} stands at offset {body['offset']}")
+    print_json(body) if as_json else out.print(f"cursor {consumer} on {stream} is at offset {body['offset']}")
 
 
 @app.command("rm")
 def remove(context: typer.Context, consumer: Consumer, stream: Stream) -> None:
-    """Forget a cursor; a query that has it as its option sets it again."""
+    """Delete a cursor. A running query that uses it as its option creates it again."""
     global_of(context).client().delete_cursor(consumer, stream)
-    out.print(f"cursor {consumer} on {stream} is gone")
+    out.print(f"cursor {consumer} on {stream} was deleted")

@@ -1,4 +1,4 @@
-"""Several brokers on this machine, each a process of its own, for `natslog dev --brokers 3`."""
+"""Several brokers on this machine, each in a process of its own, for `natslog dev --brokers 3`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class DevCluster:
         """
         taken = [port for port in self._ports if is_listening(port)]
         if taken:
-            raise ConfigError(f"port {taken[0]} is taken: choose another first port with --http-port", port=taken[0])
+            raise ConfigError(
+                f"port {taken[0]} is already in use: choose another first port with --http-port", port=taken[0]
+            )
         secret = self._secret_file()
         try:
             for number, port in enumerate(self._ports, start=1):
@@ -92,17 +94,17 @@ class DevCluster:
             if process.poll() is not None:
                 log = self._folder / f"broker-{number}.log"
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise NatslogError(f"broker {number} ended: {' '.join(last)} (see {log})")
+                raise NatslogError(f"broker {number} exited: {' '.join(last)} (see {log})")
 
     def wait(self) -> None:
-        """Returns when SIGINT, SIGTERM or SIGHUP comes; raises NatslogError where a broker ends by itself."""
+        """Returns on SIGINT, SIGTERM or SIGHUP. Raises NatslogError if a broker exits by itself."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: self._stopping.set())
         while not self._stopping.wait(0.5):
             self._raise_if_ended()
 
     def stop(self) -> None:
-        """SIGTERM one after another, so that each can hand over; SIGKILL after 15 s."""
+        """Sends SIGTERM to one broker after another, so that each can transfer its leaderships; SIGKILL after 15 s."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:

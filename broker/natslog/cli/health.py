@@ -1,4 +1,4 @@
-"""Whether a cluster is healthy, and in sentences what is wrong where it is not."""
+"""Whether a cluster is healthy, and a sentence for each problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 def problems_of(client: NatslogClient, cluster: dict[str, Any], streams: list[dict[str, Any]]) -> list[str]:
     """Empty where every broker is up, connected to NATS and a voter, and every replica of every stream is in sync."""
     found = (
-        [] if cluster["is_current"] else ["no majority of the brokers agrees on the metadata: start the missing ones"]
+        []
+        if cluster["is_current"]
+        else ["the metadata is unavailable because no majority of the brokers is connected: start the missing brokers"]
     )
     for broker in cluster["brokers"]:
         found += _problems_of_broker(client, broker)
@@ -30,12 +32,12 @@ def summary(cluster: dict[str, Any], streams: list[dict[str, Any]]) -> str:
 
 
 def _problems_of_broker(client: NatslogClient, broker: dict[str, Any]) -> Iterator[str]:
-    """A broker that the others reach and that cannot be reached from here is no problem of the cluster."""
+    """A broker that the other brokers can reach is no problem of the cluster, even if this machine cannot reach it."""
     if not broker["alive"]:
         yield f"broker {broker['id']} at {broker['url']} is down"
         return
     if broker["role"] != "voter":
-        yield f"broker {broker['id']} at {broker['url']} is no voter yet (its role is {broker['role']})"
+        yield f"broker {broker['id']} at {broker['url']} is not a voter yet (its role is {broker['role']})"
     ready = client.readiness(broker["url"]) if broker["url"] else None
     if ready is not None and ready.get("reason") is not None:
         yield f"broker {broker['id']} at {broker['url']} is not ready: {ready['reason']}"

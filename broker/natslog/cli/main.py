@@ -38,13 +38,14 @@ def _show_version(is_asked: bool) -> None:
 def options(
     context: typer.Context,
     server: Annotated[
-        list[str] | None, typer.Option("--server", envvar="NATSLOG_SERVER", help="Broker URL; repeat for several.")
+        list[str] | None,
+        typer.Option("--server", envvar="NATSLOG_SERVER", help="Broker URL. May be given several times."),
     ] = None,
     token: Annotated[str | None, typer.Option("--token", help="Bearer token.")] = None,
-    token_file: Annotated[str | None, typer.Option("--token-file", help="File that holds it.")] = None,
+    token_file: Annotated[str | None, typer.Option("--token-file", help="File with the bearer token.")] = None,
     tls_ca: Annotated[str | None, typer.Option("--tls-ca", help="CA certificates to trust.")] = None,
     tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Client certificate.")] = None,
-    tls_key: Annotated[str | None, typer.Option("--tls-key", help="Its key.")] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", help="Private key of the client certificate.")] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -64,7 +65,9 @@ _GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cer
 
 
 def _global_options_first(arguments: list[str]) -> list[str]:
-    """Global options may stand behind the command, too, as users of `nats` expect; what follows `--` is as it is."""
+    """Global options are also accepted after the command, as in the `nats` command line. Arguments after `--` are
+    unchanged.
+    """
     first: list[str] = []
     rest = list(arguments)
     at = 0

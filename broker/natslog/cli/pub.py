@@ -33,7 +33,7 @@ _CHUNK_ROWS = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
 _SPECIAL = re.compile(r"[.*>\s\x00-\x1f\x7f]")
 _ESCAPED = re.compile(r"[%.*>\s\x00-\x1f\x7f]")
-_NOTHING_GIVEN = "give a PAYLOAD, --file, or something on standard input"
+_NOTHING_GIVEN = "give a PAYLOAD, --file, or data on standard input"
 
 
 @dataclass(slots=True)
@@ -49,29 +49,42 @@ class _Chunk:
 
 def pub(
     context: typer.Context,
-    subject: Annotated[str, typer.Argument(help="Where to publish; {field} stands for a field of JSON or csv rows.")],
-    payload: Annotated[str | None, typer.Argument(help="The message; without it and --file, standard input.")] = None,
+    subject: Annotated[
+        str, typer.Argument(help="Subject to publish to; {field} is replaced by that field of JSON or CSV rows.")
+    ],
+    payload: Annotated[
+        str | None, typer.Argument(help="The message. Without PAYLOAD and --file, it is read from standard input.")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="Publish the rows of this file; - for standard input.")
+        Path | None, typer.Option("--file", help="Publish the rows of this file; - means standard input.")
     ] = None,
     form: Annotated[
         Literal["lines", "csv", "ndjson"],
         typer.Option(
-            "--format", help="lines: each without its line end; csv: each row as a JSON object; ndjson: each line."
+            "--format",
+            help=(
+                "lines: one message per line, without its line end; csv: one JSON object per row; ndjson: one "
+                "message per line."
+            ),
         ),
     ] = "lines",
     in_subject: Annotated[
         Literal["refuse", "escape", "split"],
         typer.Option(
             "--in-subject",
-            help="A {field} with dots, spaces or wildcards: refuse it, escape these as %2E, or split it into levels.",
+            help=(
+                "If a {field} has dots, spaces or wildcards: refuse it, escape them (a dot becomes %2E), or split it "
+                "at dots into levels."
+            ),
         ),
     ] = "refuse",
     key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
-    ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has each message on disk.")] = False,
-    rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many messages a second.")] = None,
+    ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has stored each message on disk.")] = False,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.001, help="Maximum rate in messages per second.")
+    ] = None,
     ack_timeout: Annotated[
-        float, typer.Option("--ack-timeout", help="Give up after so many seconds without an ack.")
+        float, typer.Option("--ack-timeout", help="Fail after this many seconds without an ack.")
     ] = 30,
     nats_url: NatsUrl = DEFAULT_NATS_URL,
     creds: Annotated[str | None, typer.Option("--creds", help="NATS credentials file.")] = None,
@@ -81,11 +94,11 @@ def pub(
     if payload is not None and file is not None:
         raise InvalidRequest("give either a PAYLOAD or --file")
     if rate is not None and rate > 1e9:
-        raise InvalidRequest(f"--rate {rate} is no rate")
+        raise InvalidRequest(f"--rate {rate} must be a number above 0")
     if file is None and payload is None and is_terminal(sys.stdin):
         raise InvalidRequest(_NOTHING_GIVEN)
     if file is not None and form == "lines" and (key is not None or "{" in subject):
-        raise InvalidRequest("lines have no fields: --key and {field} need --format csv or ndjson")
+        raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
     total_bytes = 0 if file is None else _size_of(file)
     from natslog.client.publisher import Publisher
     from natslog.wire.link import NatsCredentials
@@ -111,19 +124,19 @@ def pub(
 
 
 def _why_none_listens(options: Global, subject: str) -> str:
-    """What a broker says of the streams that cover the subject."""
+    """Describes the streams that record the subject, as a broker reports them."""
     try:
         with options.client() as client:
             found = [stream for stream in client.streams() if covers(stream["subject"], subject)]
     except NatslogError as error:
-        return f"Which of them is unknown: {error.message}"
+        return f"The cause could not be determined: {error.message}"
     if not found:
         return f"No stream records {subject!r}. Create one: natslog stream create NAME --subject …"
     return " ".join(
-        f"Stream {stream['name']} records it and cannot take messages now: {stream['problem']['message']}"
+        f"Stream {stream['name']} records this subject but cannot accept messages now: {stream['problem']['message']}"
         if "problem" in stream
-        else f"Stream {stream['name']} records it and broker {stream['leader']} leads it: is that broker connected to "
-        "the NATS server at --nats-url?"
+        else f"Stream {stream['name']} records this subject, and broker {stream['leader']} is its leader: check that "
+        "this broker is connected to the NATS server given by --nats-url."
         for stream in found
     )
 
@@ -142,7 +155,7 @@ def _standard_input(limit_bytes: int) -> bytes:
     if not value:
         raise InvalidRequest(_NOTHING_GIVEN)
     if len(value) > limit_bytes:
-        raise InvalidRequest(f"standard input is {_too_large(limit_bytes)}: publish a message a line with --file -")
+        raise InvalidRequest(f"standard input is {_too_large(limit_bytes)}: publish one message per line with --file -")
     return value
 
 
@@ -180,7 +193,7 @@ def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: in
                     publisher.publish(rows, ack, first_row=sent + 1)
                 except NatslogError:
                     acked = f", acked {publisher.acked}" if ack == "stored" else ""
-                    err.print(f"stopped: sent {sent} before these rows{acked}")
+                    err.print(f"stopped: {sent} messages were sent before these rows{acked}")
                     raise
                 sent += len(rows)
             if bar is not None and task is not None:
@@ -298,7 +311,7 @@ def _csv_records(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes
         if not names:
             raise InvalidRequest("the file is empty: csv needs a header line")
         if len(set(names)) < len(names):
-            raise InvalidRequest(f"the header names a field twice: {', '.join(names)}")
+            raise InvalidRequest(f"the header line names a field twice: {', '.join(names)}")
         for cells in reader:
             if not cells:
                 continue
@@ -327,7 +340,7 @@ def _subject(template: str, in_subject: str, fields: dict[str, Any], number: int
             raise InvalidRequest(f"subject {template!r}: a {{ without }}")
         value = _field(fields, name, number)
         if value is None:
-            raise InvalidRequest(f"line {number}: field {name!r} is null and cannot be part of a subject")
+            raise InvalidRequest(f"line {number}: field {name!r} is null; a null value cannot be part of a subject")
         subject += _level(str(value), in_subject, name, number) + rest
     return subject
 
@@ -338,8 +351,8 @@ def _level(value: str, in_subject: str, name: str, number: int) -> str:
         return value
     if value and in_subject == "escape":
         return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value)
-    permit = "; permit it with --in-subject escape or --in-subject split" if value else ""
-    raise InvalidRequest(f"line {number}: field {name!r} is {value!r} and cannot be one level of a subject{permit}")
+    permit = "; use --in-subject escape or --in-subject split" if value else ""
+    raise InvalidRequest(f"line {number}: field {name!r} is {value!r}, which cannot be one level of a subject{permit}")
 
 
 def _field(fields: dict[str, Any], name: str, number: int) -> Any:

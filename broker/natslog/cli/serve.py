@@ -52,29 +52,36 @@ def _nats_line(nats_url: str) -> str:
 
 
 def dev(
-    brokers: Annotated[int, typer.Option("--brokers", min=1, max=9, help="How many brokers, each a process.")] = 1,
-    data_dir: Annotated[Path, typer.Option("--data-dir", help="Where state is kept.")] = Path(DEFAULT_DATA_DIR),
+    brokers: Annotated[int, typer.Option("--brokers", min=1, max=9, help="Number of brokers; each is a process.")] = 1,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", help="Data folder: messages and state are stored here.")
+    ] = Path(DEFAULT_DATA_DIR),
     nats_url: Annotated[
-        str | None, typer.Option("--nats-url", help="Use this NATS server instead of an own one.")
+        str | None, typer.Option("--nats-url", help="Use this NATS server instead of starting one.")
     ] = None,
     nats_port: Annotated[
-        int, typer.Option("--nats-port", min=0, max=65535, help="Port of the own NATS server; 0: any free.")
+        int,
+        typer.Option(
+            "--nats-port", min=0, max=65535, help="Port of the NATS server that is started; 0: any free port."
+        ),
     ] = 4222,
     http_port: Annotated[
-        int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free.")
+        int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free port.")
     ] = DEFAULT_HTTP_PORT,
     log_level: LogLevel = "warning",
 ) -> None:
-    """A NATS server and a broker on this machine, for trying things out; ^C stops both, state stays."""
+    """Run a NATS server and a broker on this machine, for evaluation. ^C stops both; the state stays in the data
+    folder.
+    """
     from natslog.cli.dev_cluster import DevCluster
     from natslog.nats_server import NatsServer
 
     _log_to_stderr(log_level)
-    os.umask(0o077)  # what is made here can be read by its owner only
+    os.umask(0o077)  # files that are created here are readable by their owner only
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the data folder {data_dir}: {error.strerror}") from error
+        raise ConfigError(f"cannot create the data folder {data_dir}: {error.strerror}") from error
     _check_same_kind(data_dir, brokers)
     nats = None
     if nats_url is None:
@@ -92,7 +99,7 @@ def dev(
 
 
 def _check_same_kind(data_dir: Path, brokers: int) -> None:
-    """A folder keeps one broker's state, or that of as many as it was made for."""
+    """A folder holds the state of one broker, or of as many brokers as it was created for."""
     known = len(list(data_dir.glob("broker-*/"))) or (1 if (data_dir / "broker").exists() else brokers)
     if known != brokers:
         raise ConfigError(
@@ -114,31 +121,50 @@ def _run_cluster(cluster: DevCluster, nats_url: str) -> None:
 
 def server(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where state is kept.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Data folder: messages and state are stored here.")] = None,
     broker_id: Annotated[int | None, typer.Option(help="This broker's number in the cluster.")] = None,
-    rack: Annotated[str | None, typer.Option(help="Where it stands.")] = None,
+    rack: Annotated[
+        str | None, typer.Option(help="Rack of this broker; replicas are placed on different racks.")
+    ] = None,
     nats_url: Annotated[str | None, typer.Option(help="NATS server(s), comma-separated.")] = None,
     nats_creds_file: Annotated[str | None, typer.Option(help="NATS credentials (JWT).")] = None,
-    nats_user: Annotated[str | None, typer.Option(help="NATS user.")] = None,
-    nats_password_file: Annotated[str | None, typer.Option(help="File with its password.")] = None,
+    nats_user: Annotated[str | None, typer.Option(help="User name for NATS.")] = None,
+    nats_password_file: Annotated[str | None, typer.Option(help="File with the password of the NATS user.")] = None,
     nats_token_file: Annotated[str | None, typer.Option(help="File with a NATS token.")] = None,
-    nats_tls_ca_file: Annotated[str | None, typer.Option(help="CA certificates to trust NATS by.")] = None,
+    nats_tls_ca_file: Annotated[
+        str | None, typer.Option(help="File with the CA certificates that verify the NATS server.")
+    ] = None,
     nats_tls_cert_file: Annotated[str | None, typer.Option(help="Client certificate for NATS.")] = None,
-    nats_tls_key_file: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    nats_tls_key_file: Annotated[
+        str | None, typer.Option(help="Private key of the client certificate for NATS.")
+    ] = None,
     http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    advertise_url: Annotated[str | None, typer.Option(help="URL that clients reach this broker by.")] = None,
-    segment_bytes: Annotated[str | None, typer.Option(help="A segment is full at this size: 128MiB.")] = None,
-    segment_age: Annotated[str | None, typer.Option(help="… or at this age: 1h.")] = None,
-    min_free_bytes: Annotated[str | None, typer.Option(help="Room on the disk to keep free: 64MiB.")] = None,
-    ingest_memory_bytes: Annotated[str | None, typer.Option(help="Memory for uncommitted messages: 80MiB.")] = None,
-    append_max_bytes: Annotated[str | None, typer.Option(help="What one direct append may hold: 1GiB.")] = None,
-    retention_interval: Annotated[str | None, typer.Option(help="How often limits are enforced: 5s.")] = None,
-    tombstone_grace: Annotated[str | None, typer.Option(help="How long deleted files are kept: 1h.")] = None,
+    advertise_url: Annotated[str | None, typer.Option(help="URL at which clients reach this broker.")] = None,
+    segment_bytes: Annotated[
+        str | None, typer.Option(help="Size at which a segment is closed; default 128MiB.")
+    ] = None,
+    segment_age: Annotated[str | None, typer.Option(help="Age at which a segment is closed; default 1h.")] = None,
+    min_free_bytes: Annotated[str | None, typer.Option(help="Disk space that is kept free; default 64MiB.")] = None,
+    ingest_memory_bytes: Annotated[
+        str | None, typer.Option(help="Memory for uncommitted messages; default 80MiB.")
+    ] = None,
+    append_max_bytes: Annotated[
+        str | None, typer.Option(help="Maximum size of one direct append; default 1GiB.")
+    ] = None,
+    retention_interval: Annotated[
+        str | None, typer.Option(help="Interval at which retention limits are enforced; default 5s.")
+    ] = None,
+    tombstone_grace: Annotated[
+        str | None, typer.Option(help="Time for which files of deleted streams are kept; default 1h.")
+    ] = None,
     ack_reply_prefixes: Annotated[
         str | None,
         typer.Option(
-            help="What subjects of acks begin with, comma-separated: _INBOX. and clients' own inbox prefixes."
+            help=(
+                "Prefixes of subjects that acks may be sent to, comma-separated: _INBOX. and custom inbox prefixes "
+                "of clients."
+            )
         ),
     ] = None,
     seeds: Annotated[
@@ -146,14 +172,16 @@ def server(
     ] = None,
     cluster_secret_file: Annotated[
         str | None,
-        typer.Option(help="File with the secret that the cluster's brokers share; new one first, one a line."),
+        typer.Option(
+            help="File with the secret shared by the brokers of the cluster; one secret per line, the new one first."
+        ),
     ] = None,
     peer_urls: Annotated[
-        str | None, typer.Option(help="Further URLs that other brokers reach this one by, comma-separated.")
+        str | None, typer.Option(help="Further URLs at which other brokers reach this broker, comma-separated.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
-    """One broker. Every setting also as a NATSLOG_… variable or a line of the TOML file."""
+    """Run one broker. Every setting can also be given as a NATSLOG_… variable or as a line of the TOML file."""
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     loaded = load_config(config, flags)
     _log_to_stderr(loaded.log_level)

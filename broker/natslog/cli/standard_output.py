@@ -18,7 +18,7 @@ CLOSED_PIPE_EXIT_CODE = 141
 
 
 class OutputFailed(NatslogError):
-    """Standard output took no more; what was written before may have arrived."""
+    """Standard output failed; what was written before may have arrived."""
 
     code: ClassVar[str] = "output_failed"
 
@@ -28,7 +28,7 @@ class OutputFailed(NatslogError):
 
 
 class _Output(io.FileIO):
-    """After a failure all else is dropped, so that the interpreter's flush at exit fails no second time."""
+    """After a failure all further output is dropped, so that the interpreter's flush at exit does not fail again."""
 
     _has_failed = False
 
@@ -44,7 +44,7 @@ class _Output(io.FileIO):
 
 
 def report_failures() -> None:
-    """From now on writing to `sys.stdout` raises OutputFailed. Nothing where something else stands in for it."""
+    """From now on writing to `sys.stdout` raises OutputFailed. Does nothing if `sys.stdout` was replaced."""
     usual = sys.__stdout__
     if usual is None or sys.stdout is not usual:
         return

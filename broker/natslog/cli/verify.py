@@ -1,4 +1,4 @@
-"""`natslog verify DIR`: every CRC of a data folder, read-only; for a stopped broker."""
+"""`natslog verify DIR`: checks every CRC of a stopped broker's data folder; read-only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A broker's data folder, or one stream's in it.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A broker's data folder, or the folder of one stream in it.")
+    ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Check every CRC of a data folder; exit code 1 if anything is damaged. Changes nothing."""
+    """Check every CRC of a stopped broker's data folder. Exit code 1 if a file is damaged. Nothing is changed."""
     from rich.progress import Progress
 
     with broker_extra("natslog verify"):
@@ -29,7 +31,7 @@ def verify(
         raise InvalidRequest(f"{folder} is not a folder")
     paths = files_of(folder)
     if not paths:
-        raise InvalidRequest(f"{folder} holds no natslog files")
+        raise InvalidRequest(f"{folder} contains no natslog files")
     reports: list[FileReport] = []
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         reports.extend(check_file(path) for path in bar.track(paths, description="verifying"))
@@ -50,5 +52,5 @@ def _show(folder: Path, reports: list[FileReport], damaged: list[FileReport]) ->
     ]  # fmt: skip
     print_table(["file", "kind", "bytes", "batches", "messages", "state"], rows)
     total = sum(report.bytes for report in reports)
-    state = f"{len(damaged)} damaged" if damaged else "all CRCs hold"
+    state = f"{len(damaged)} damaged" if damaged else "all CRCs are correct"
     out.print(f"{len(reports)} files, {format_size(total)}: {state}", style="bold red" if damaged else None)

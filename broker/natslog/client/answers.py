@@ -64,7 +64,10 @@ def number_of(headers: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise CorruptAnswer(f"the header {name} of the answer is no offset ({text[:40]!r}): ask again, or elsewhere")
+        raise CorruptAnswer(
+            f"the header {name} of the response is not an offset ({text[:40]!r}): repeat the request, or send it to "
+            "another broker"
+        )
     return int(text)
 
 
@@ -76,17 +79,17 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
     """
     headers = response.headers
     if "Natslog-Next-Offset" not in headers:
-        raise NatslogError("the answer has no Natslog headers; is that a natslog broker?")
+        raise NatslogError("the response has no Natslog headers: check that the URL is that of a natslog broker")
     next_offset = _required(headers, "Natslog-Next-Offset")
     if asked.end is not None and next_offset > max(asked.start, asked.end):
-        raise CorruptAnswer(f"stream {asked.stream!r}: the answer ends at {next_offset}, beyond {asked.end}")
+        raise CorruptAnswer(f"stream {asked.stream!r}: the response ends at {next_offset}, beyond {asked.end}")
     try:
         read = _whole_rows if headers.get("Natslog-Batches") == "whole" else _exact_rows
         batches = read(response.data, asked, next_offset)
     except _ARROW_ERRORS as error:
         raise CorruptAnswer(
-            f"stream {asked.stream!r}: the answer's rows cannot be read ({_first_line(error)}); is that a natslog "
-            "broker? It is asked for again where another one is known"
+            f"stream {asked.stream!r}: the rows of the response cannot be read ({_first_line(error)}): check that "
+            "the URL is that of a natslog broker. The request is repeated at another broker if there is one"
         ) from error
     return Fetched(
         batches,
@@ -99,7 +102,7 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
 
 def _required(headers: Mapping[str, str], name: str) -> int:
     if (number := number_of(headers, name)) is None:
-        raise CorruptAnswer(f"the answer has no header {name}: ask again, or elsewhere")
+        raise CorruptAnswer(f"the response has no header {name}: repeat the request, or send it to another broker")
     return number
 
 
@@ -114,14 +117,16 @@ def _whole_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
     for header, message in ipc.split_messages(data, source=source):
         low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
         if low != covered:
-            raise CorruptLog(f"{source}: offsets {covered} to {low} are missing in the answer", start=covered, end=low)
+            raise CorruptLog(
+                f"{source}: offsets {covered} to {low} are missing in the response", start=covered, end=low
+            )
         batch = ipc.decode_batch(message)
         if batch.num_rows != header.rows or high < low:
-            raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} is not what its header says")
+            raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} does not match its header")
         batches.append(batch.slice(low - header.base_offset, high - low))
         covered = high
     if covered < end:
-        raise CorruptLog(f"{source}: offsets {covered} to {end} are missing in the answer", start=covered, end=end)
+        raise CorruptLog(f"{source}: offsets {covered} to {end} are missing in the response", start=covered, end=end)
     return batches
 
 
@@ -129,7 +134,7 @@ def _exact_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
     """Validated rows: see above."""
     with pa.ipc.open_stream(data) as reader:
         if not reader.schema.equals(asked.schema):
-            raise CorruptAnswer(f"stream {asked.stream!r}: the answer has other columns than were asked for")
+            raise CorruptAnswer(f"stream {asked.stream!r}: the response does not have the requested columns")
         batches, covered = [], asked.start
         for batch in reader:
             batch.validate(full=True)
@@ -148,7 +153,7 @@ def _exact_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
 def _check_nulls(batch: pa.RecordBatch, asked: Asked) -> None:
     for field, column in zip(asked.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
-            raise CorruptAnswer(f"stream {asked.stream!r}: the answer has rows without {field.name}")
+            raise CorruptAnswer(f"stream {asked.stream!r}: the response has rows without {field.name}")
 
 
 def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
@@ -156,7 +161,9 @@ def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
     if "timestamp" in batch.schema.names and batch.num_rows:
         bounds = pc.min_max(batch.column("timestamp").cast(pa.int64())).as_py()
         if bounds["min"] < 0 or bounds["max"] > _LAST_US:
-            raise CorruptAnswer(f"stream {asked.stream!r}: the answer has times outside of the years 1970 to 9999")
+            raise CorruptAnswer(
+                f"stream {asked.stream!r}: the response has timestamps outside of the years 1970 to 9999"
+            )
 
 
 def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) -> int:
@@ -168,6 +175,6 @@ def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) 
     ascend = pc.all(pc.less(offsets[:-1], offsets[1:]), min_count=0).as_py()
     if not (covered <= first and last < end and ascend):
         raise CorruptAnswer(
-            f"stream {asked.stream!r}: the answer's offsets are not those of {asked.start} to {end}, in order"
+            f"stream {asked.stream!r}: the offsets of the response are not {asked.start} to {end} in ascending order"
         )
     return int(last) + 1

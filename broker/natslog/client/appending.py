@@ -130,7 +130,9 @@ class PartUploader:
             try:
                 self._writer.write_batch(rows.slice(start, most))
             except pa.ArrowException as error:
-                raise InvalidRequest(f"rows of one batch must have the same columns ({error}): correct them") from error
+                raise InvalidRequest(
+                    f"all rows of one batch must have the same columns ({error}): correct the rows"
+                ) from error
             if self._sink.tell() >= PART_BYTES:
                 self._send()
 

@@ -49,8 +49,8 @@ _ASKED_LAST_WAITS = 10  # times the wait that its silence cost: a paused broker 
 _NEED_TOKEN = (401, 403)
 _OF_A_PROXY = (502, 503, 504)
 _TOKEN_NOT_SENT = (
-    "%s requires credentials, and the token was not sent to it: it is not one of the given servers, and none of them "
-    "names it as a member over the same scheme; add it to the servers"
+    "%s requires credentials, but the token was not sent to it: it is not one of the configured servers, and none of "
+    "them lists it as a member with the same URL scheme; add it to the servers"
 )
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
@@ -225,7 +225,8 @@ class Asker:
                 if response.status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S)
         raise BrokerUnavailable(
-            f"no broker answered {method} {path}; last: {problem}. Is `natslog dev` or `natslog server` running there?",
+            f"no broker answered {method} {path}; last error: {problem}. Check that `natslog dev` or `natslog "
+            "server` is running there",
             servers=list(map(without_secrets, servers)),
         )
 
@@ -319,7 +320,9 @@ def decoded(data: bytes, kind: type[Result], what: str) -> Result:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise NatslogError(f"{what}: the answer is not JSON; is that a natslog broker?") from error
+        raise NatslogError(
+            f"{what}: the response is not JSON: check that the URL is that of a natslog broker"
+        ) from error
     return converted(body, kind, what)
 
 
@@ -328,7 +331,9 @@ def converted(body: Any, kind: type[Result], what: str) -> Result:
     try:
         return msgspec.convert(body, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise NatslogError(f"{what}: the answer has other contents ({error}); is that a natslog broker?") from error
+        raise NatslogError(
+            f"{what}: the response has unexpected contents ({error}): check that the URL is that of a natslog broker"
+        ) from error
 
 
 def in_path(name: str) -> str:
@@ -363,7 +368,9 @@ def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
     except (ValueError, RecursionError):
         body = None
     if not (isinstance(body, dict) and isinstance(body.get("error"), dict)):
-        said = f"{without_secrets(server)} answered HTTP {response.status}, which is no natslog broker's answer"
+        said = (
+            f"{without_secrets(server)} answered HTTP {response.status}, which is not the response of a natslog broker"
+        )
         return BrokerUnavailable(said) if response.status in _OF_A_PROXY else NatslogError(said)
     error = from_json(body)
     outdated = leader_epochs.outdated(error.facts) if isinstance(error, OffsetOutOfRange) else None
@@ -377,7 +384,7 @@ def _target(url: str, location: str) -> str:
     except ValueError:
         target = ""
     if origin_of(target) is None:
-        raise _RedirectFailed(f"{_shown_server(url)}: it redirects to what is no http(s) URL")
+        raise _RedirectFailed(f"{_shown_server(url)}: it redirects to a location that is not an http(s) URL")
     return target
 
 

@@ -205,8 +205,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             answer = rows_of(ask(prefer=[*prefer[1:], *self.servers]), asked)
         if expected_id is not None and answer.stream_id != expected_id:
             raise StreamRecreated(
-                f"stream {name!r} was deleted and created again (id {answer.stream_id}, not {expected_id}): "
-                "positions in the old one mean nothing in the new one",
+                f"stream {name!r} was deleted and created again (id {answer.stream_id}, not {expected_id}): offsets "
+                "of the old stream are not valid in the new one",
                 stream=name,
             )
         return answer
@@ -220,7 +220,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         headers = response.headers
         stream_id = headers.get("Natslog-Stream-Id")
         if expected_id is not None and stream_id != expected_id and self.position(name)["id"] == expected_id:
-            return NotLeader(f"a broker has not received yet that the stream of id {stream_id} was deleted")
+            return NotLeader(f"a broker has not yet received the deletion of the stream with id {stream_id}")
         next_offset = number_of(headers, "Natslog-Next-Offset")
         if next_offset is not None and next_offset > start:
             return None

@@ -63,9 +63,9 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
         except OSError as error:
             raise ConfigError(f"cannot read the token file {token_file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"the token file {token_file} holds characters that are not ASCII") from error
+            raise ConfigError(f"the token file {token_file} contains characters that are not ASCII") from error
     if token and not (token.isascii() and token.isprintable()):
-        raise ConfigError("the token holds characters that cannot be sent: it must be one line of printable ASCII")
+        raise ConfigError("the token has characters that cannot be sent: it must be one line of printable ASCII")
     return token or None
 
 

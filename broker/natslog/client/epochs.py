@@ -56,8 +56,8 @@ class LeaderEpochs:
         if not isinstance(stream_id, str) or not isinstance(epoch, int) or self.note(stream_id, epoch):
             return None
         return NotLeader(
-            f"the answer is of leader epoch {epoch}, and epoch {self.highest(stream_id)} of this stream was seen: it "
-            "has another leader by now",
+            f"the response is from leader epoch {epoch}, but epoch {self.highest(stream_id)} of this stream was "
+            "already received: the stream has another leader now",
             leader_epoch=epoch,
         )
 

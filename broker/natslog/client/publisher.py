@@ -198,7 +198,7 @@ class Publisher:
 
     def _raise_if_forbidden(self, before: int) -> None:
         if self._link.forbidden > before:
-            raise PublishFailed(f"the server refused messages: {self._link.last_refusal}")
+            raise PublishFailed(f"the NATS server refused messages: {self._link.last_refusal}")
 
     async def _send(self, protocol: memoryview) -> None:
         """Waits for a connection where there is none."""
@@ -282,10 +282,13 @@ class Publisher:
         count, subject = self._in_flight(), self._first_unacked_subject()
         head = f"{count} rows were not acked within {self._ack_timeout_s:g} s (the first to subject {subject!r}): "
         if self._refusal:
-            return head + f"the stream refused with: {self._refusal}"
+            return head + f"the stream refused them: {self._refusal}"
         if self._has_no_responders:
-            return head + "no stream listens to that subject now: none records it, or its stream has no leader."
-        return head + "no stream answered. Is a broker running that records that subject?"
+            return (
+                head
+                + "no stream receives messages on that subject now: no stream records it, or its stream has no leader."
+            )
+        return head + "no stream answered. Check that a broker is running and that a stream records the subject."
 
     def _first_unacked_subject(self) -> str:
         waiting = next(waiting for waiting in self._slices if waiting.waiting.any())

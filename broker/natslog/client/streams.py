@@ -122,15 +122,16 @@ class _Shown(msgspec.Struct):
 
 
 def _body(response: urllib3.BaseHTTPResponse) -> Facts:
-    return _checked(decoded(response.data, Facts, "the answer about a stream"))
+    return _checked(decoded(response.data, Facts, "the description of a stream"))
 
 
 def _checked(body: Facts) -> Facts:
     """The same. Raises NatslogError: it is no stream."""
-    shown = converted(body, _Shown, "the answer about a stream")
+    shown = converted(body, _Shown, "the description of a stream")
     if (shown.high_watermark is msgspec.UNSET) != (shown.log_start_offset is msgspec.UNSET):
         raise NatslogError(
-            f"the answer about stream {shown.name!r} has one of its bounds only; is that a natslog broker?"
+            f"the description of stream {shown.name!r} has only one of the two offset bounds: check that the URL "
+            "is that of a natslog broker"
         )
     return body
 

@@ -55,5 +55,6 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes, what: str) -> A
 def written_by_newer(what: object, error: msgspec.ValidationError) -> UpgradeRequired:
     """For bytes that are whole, and are not what this version writes."""
     return UpgradeRequired(
-        f"{what} was written by a newer natslog ({error}): upgrade this broker. It stops, and nothing is changed"
+        f"{what} was written by a newer version of natslog ({error}): upgrade this broker. The broker stops; "
+        "nothing was changed"
     )

@@ -40,8 +40,8 @@ def require_supported(level: int, where: object) -> None:
     """Raises UpgradeRequired: `where` is at a level that this natslog does not support."""
     if level > LATEST_LEVEL:
         raise UpgradeRequired(
-            f"{where} is at feature level {level}, and this natslog supports levels up to {LATEST_LEVEL}: upgrade this "
-            "broker. It does not start, and nothing is changed",
+            f"{where} is at feature level {level}, but this version of natslog supports levels up to {LATEST_LEVEL}: "
+            "upgrade this broker. The broker does not start; nothing was changed",
             level=level,
         )
 

@@ -57,10 +57,11 @@ def check_follows(known: BrokerRecord | None, broker: BrokerRecord, lives: Seque
 def outdated_folder(known: BrokerRecord, url: str) -> OutdatedFolder:
     """The error that refuses a folder that never was in the life that is registered."""
     return OutdatedFolder(
-        f"the data folder of broker {known.id} at {url} is an older copy: it never was in life {known.life} of that "
-        f"broker ({known.incarnation}), which is registered. What the broker acknowledged since, and its votes, are "
-        f"missing there. Start broker {known.id} with its newest data folder, or replace it: natslog cluster remove "
-        f"{known.id} --force, give it an empty data folder, natslog cluster add {url}",
+        f"the data folder of broker {known.id} at {url} is an older copy: it does not contain life {known.life} of "
+        f"that broker ({known.incarnation}), which is registered. Messages that the broker acknowledged after the "
+        f"copy was made, and its votes, are missing in it. Start broker {known.id} with its newest data folder, or "
+        f"replace it: natslog cluster remove {known.id} --force, give it an empty data folder, natslog cluster add "
+        f"{url}",
         broker=known.id,
         registered=known.incarnation,
     )

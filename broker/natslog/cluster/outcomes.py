@@ -62,7 +62,8 @@ class Window(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
         if len(self.kept) >= MAX_OUTCOMES or self.of_client.get(client, 0) >= MAX_OF_ONE_CLIENT:
             raise Overloaded(
                 f"{client or 'this client'} has changed the metadata {self.of_client.get(client, 0)} times, and all "
-                f"clients together {len(self.kept)} times, in the last minutes: ask again later, and less often"
+                f"clients together {len(self.kept)} times, in the last minutes: repeat the request later, and send "
+                "requests less often"
             )
 
 

@@ -266,8 +266,8 @@ class LeaderReplica:
         if len(isr) >= min_isr:
             return None
         return NotEnoughReplicas(
-            f"stream {self.record.name!r} has {len(isr)} replicas in sync and needs {min_isr}: start the other brokers "
-            "(natslog cluster status shows which); writing resumes by itself",
+            f"stream {self.record.name!r} has {len(isr)} replicas in sync but requires {min_isr}: start the missing "
+            "brokers (natslog cluster status lists them); writes resume automatically",
             stream=self.record.name,
             isr=list(isr),
             min_isr=min_isr,
@@ -402,15 +402,17 @@ class FollowerReplica:
                 return Append()
             case BeforeStart(log_start_offset=start, epoch=start_epoch):
                 if start < self.high_watermark:
-                    return Halt(f"the leader begins at {start} and wants offsets cut that are committed here")
+                    return Halt(
+                        f"the leader's log begins at {start}, and this replica would have to delete committed offsets"
+                    )
                 return BeginAt(start, start_epoch)
             case Diverging(epoch=diverging_epoch, end_offset=leader_end):
                 _, own_end = epochs.end_of(diverging_epoch, log_end_offset)
                 end_offset = min(own_end, leader_end, log_end_offset)
                 if end_offset < self.high_watermark:
                     return Halt(
-                        f"the leader's log of epoch {diverging_epoch} ends at {leader_end}, below offset "
-                        f"{self.high_watermark}, which is committed here"
+                        f"the leader's log of epoch {diverging_epoch} ends at {leader_end}, below the high watermark "
+                        f"{self.high_watermark} of this replica"
                     )
                 return CutTo(end_offset)
 

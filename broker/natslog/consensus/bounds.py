@@ -87,7 +87,8 @@ def _require_counts(message: Message, *counts: int) -> None:
 def _require(is_sound: bool, message: Message, what: str) -> None:
     if not is_sound:
         raise ClusterMismatch(
-            f"a {type(message).__name__} from broker {message.sender} has {what} that no broker sends: the link is cut",
+            f"a {type(message).__name__} from broker {message.sender} has {what}, a value that no broker sends: "
+            "the link is closed",
             broker=message.sender,
         )
 
@@ -102,6 +103,6 @@ def require_storable(value: Any) -> None:
             for each in value:
                 require_storable(each)
         case int() if not -(2**63) <= value < 2**63:
-            raise InvalidRequest(f"{value} is out of range: whole numbers have 64 bits, one of them for the sign")
+            raise InvalidRequest(f"{value} is out of range: integers have 64 bits, including the sign")
         case _:
             pass

@@ -67,7 +67,7 @@ def require_safe_change(current: Membership, wanted: Membership) -> None:
     changed = sorted(before ^ after)
     if len(changed) > 1:
         raise InvalidRequest(
-            "voters are added, removed or promoted one at a time: propose one change, wait for it, then the next "
-            "(a broker with a new data folder is removed first, then added)",
+            "voters are added, removed or promoted one at a time: propose one change, wait until it is complete, "
+            "then propose the next (a broker with a new data folder must be removed first, then added)",
             brokers=sorted({broker for broker, _ in changed}),
         )

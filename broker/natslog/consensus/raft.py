@@ -131,8 +131,8 @@ class Raft(RaftElections):
         is_blank = self.term == 0 and self.last_index == 0
         if message.term > self.term + MAX_TERM_JUMP and not is_blank:
             raise ClusterMismatch(
-                f"broker {message.sender} names term {message.term}, and broker {self.me} is in term {self.term}: so "
-                "many elections cannot have happened",
+                f"broker {message.sender} sent term {message.term}, but broker {self.me} is in term {self.term}: the "
+                "difference is too large to be valid",
                 broker=message.sender,
             )
         if self.role != "leader" or message.term != self.term:
@@ -142,8 +142,8 @@ class Raft(RaftElections):
         is_beyond = isinstance(message, AppendResponse) and not message.rejected and message.index > self.last_index
         if is_beyond or message.round > self._round:
             raise ClusterMismatch(
-                f"broker {message.sender} confirms entry {message.index} in round {message.round}, and the leader has "
-                f"entry {self.last_index} and round {self._round} at most",
+                f"broker {message.sender} confirms entry {message.index} in round {message.round}, but the leader's "
+                f"last entry is {self.last_index} and its last round is {self._round}",
                 broker=message.sender,
             )
 
@@ -276,20 +276,27 @@ class Raft(RaftElections):
             raise self._not_leader()
         if self._successor is not None:
             raise NotMetadataLeader(
-                f"broker {self.me} is handing over to broker {self._successor}: ask that one in a moment",
+                f"broker {self.me} is transferring leadership to broker {self._successor}: repeat the request at "
+                "that broker in a moment",
                 leader=self._successor,
             )
 
     def _not_leader(self) -> NotMetadataLeader:
         if self.leader is None:
-            return NotMetadataLeader("no broker leads the metadata group now: ask again in a moment", leader=None)
-        return NotMetadataLeader(f"broker {self.leader} leads the metadata group: ask it", leader=self.leader)
+            return NotMetadataLeader(
+                "no broker leads the metadata group now: repeat the request in a moment", leader=None
+            )
+        return NotMetadataLeader(
+            f"broker {self.leader} leads the metadata group: send the request to it", leader=self.leader
+        )
 
     def _require_no_pending_change(self) -> None:
         if self._history.latest_index > self.commit:
-            raise MembershipChanging("another change of the members is under way: propose again when it is done")
+            raise MembershipChanging("another membership change is in progress: repeat the request when it is complete")
         if not self._has_committed_in_term():
-            raise MembershipChanging("this leader is new and commits its first entry: propose again in a moment")
+            raise MembershipChanging(
+                "this leader was just elected and has not committed its first entry yet: repeat the request in a moment"
+            )
 
     def _propose(self, kind: Literal["command", "membership"], data: bytes) -> tuple[Term, Index]:
         index = Index(self.last_index + 1)

@@ -103,8 +103,8 @@ class Part:
         self._held.close()
 
     async def send(self, body: Body) -> None:
-        """Raises ConnectionResetError: the client has left or takes too little, or a file cannot be read to its end.
-        Nothing else can be said then.
+        """Raises ConnectionResetError: the client has disconnected or reads too slowly, or a file cannot be read to its
+        end. No error response can be sent then.
         """
         self._stream.sent_bytes += self.length
         for piece in self._pieces:
@@ -114,7 +114,7 @@ class Part:
             try:
                 await body.send_file(piece.fd, piece.position, piece.length)
             except UnreadableFile as error:
-                self._stream.usable_log().reader.forget_proofs(piece.path)  # so that whoever asks again is told
+                self._stream.usable_log().reader.forget_proofs(piece.path)  # so that the next request gets the error
                 damaged = CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position)
                 self._stream.note_damage(damaged)
                 raise ConnectionResetError("the answer cannot be ended") from error

@@ -1,4 +1,4 @@
-"""Answers that were made in memory, and clients that take their time with them.
+"""Responses that are built in memory, for clients that may read slowly.
 
 Theory of operation. A rewritten answer has up to some 16 MiB, and its client may need minutes for it. So three things
 are bounded before one is made: how many are made at once (`slot`; clients on different hosts take turns), how much
@@ -61,7 +61,7 @@ class Answers:
         """For the time in which one answer is made, in the thread that is given, and kept. Raises Overloaded."""
         async with self._slots.slot(host):
             if self.disk_bytes + _USUAL_BYTES > ON_DISK_BYTES:
-                raise self._full("as much as they may")
+                raise self._full("the limit is reached")
             started_s = time.monotonic()
             yield self._builders
             if self._slots.waiting:
@@ -86,8 +86,9 @@ class Answers:
 
     def _full(self, why: str) -> Overloaded:
         return Overloaded(
-            f"this broker holds {self.held_bytes} bytes of answers for slow clients in memory and {self.disk_bytes} on "
-            f"disk, and its disk takes no more ({why}): ask again in a moment, or for less at once (max_bytes)"
+            f"this broker holds {self.held_bytes} bytes of responses for slow clients in memory and "
+            f"{self.disk_bytes} on disk, and no more can be stored on its disk ({why}): repeat the request in a "
+            "moment, or request less at once (max_bytes)"
         )
 
     def _aside(self, body: memoryview) -> BinaryIO:
@@ -137,5 +138,5 @@ class Answer:
         try:
             await body.send_file(self._file.fileno(), start, self._size_bytes - start)
         except UnreadableFile as error:  # no part of a log: whoever asks again has a new one
-            logger.error("an answer that waited in a temporary file was lost: %s", error)
+            logger.error("a response that was stored in a temporary file was lost: %s", error)
             raise ConnectionResetError("the answer cannot be ended") from error

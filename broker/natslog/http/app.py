@@ -73,7 +73,11 @@ class HttpServer:
         except OSError as error:
             await self._runner.cleanup()
             taken = error.errno == errno.EADDRINUSE
-            why = "is taken by another program: stop it, or choose another with --http-port" if taken else str(error)
+            why = (
+                "is used by another program: stop that program, or choose another port with --http-port"
+                if taken
+                else str(error)
+            )
             raise ConfigError(f"HTTP port {port} on {host} {why}", port=port) from error
         for listening in self._listening.sockets:
             with listening.dup() as same:  # asyncio accepts as many in one turn as may wait: they would be uncounted

@@ -50,7 +50,7 @@ def _rules(stream: HostedStream, given: str | None) -> RowRules:
         return RowRules(covered_by, None if has_wildcard else covered_by)
     check_subject(given, wildcards=False)
     if not covers(covered_by, given):
-        raise InvalidRequest(f"the stream takes {covered_by!r}, not the subject {given!r}", subject=given)
+        raise InvalidRequest(f"the stream records {covered_by!r}, not the subject {given!r}", subject=given)
     return RowRules(covered_by, given)
 
 
@@ -84,7 +84,7 @@ async def _named_parts(request: web.Request) -> list[PartReceipt]:
         ) from error
     named = [(name.part, name.attempt) for name in names]
     if len({part for part, _ in named}) < len(named):
-        raise InvalidRequest("a part is named twice: one attempt of each counts")
+        raise InvalidRequest("a part is named twice: name one attempt of each part")
     return names
 
 

@@ -30,14 +30,18 @@ class Bodies:
                 async for chunk in request.content.iter_any():
                     body += chunk
                     if len(body) > most_bytes:
-                        raise PayloadTooLarge(f"this request's body has at most {most_bytes} bytes: send less at once")
+                        raise PayloadTooLarge(
+                            f"the body of this request may have at most {most_bytes} bytes: send less at once"
+                        )
                     more_bytes = max(0, len(body) - MAX_BODY_BYTES) - large_bytes
                     if self._large_bytes + more_bytes > _LARGE_BYTES:
-                        raise Overloaded("too many large requests arrive at once: send this one again in a moment")
+                        raise Overloaded("too many large requests are being received: repeat this request in a moment")
                     large_bytes += more_bytes
                     self._large_bytes += more_bytes
         except TimeoutError:
-            raise web.HTTPRequestTimeout(reason=f"the body was not sent to its end within {_WITHIN_S:.0f} s") from None
+            raise web.HTTPRequestTimeout(
+                reason=f"the body was not received completely within {_WITHIN_S:.0f} s"
+            ) from None
         finally:
             self._large_bytes -= large_bytes
         return bytes(body)

@@ -33,14 +33,14 @@ _MAX_REFUSED_BYTES = 4096
 
 @routes.post(LINK_PATH)
 async def introduce(request: web.Request) -> web.Response:
-    """Another broker says who it is: `handshake`, the first step."""
+    """Another broker identifies itself: `handshake`, the first step."""
     reception = request.app[BROKER].cluster.reception
     address = request.remote or ""
     try:
         async with reception.place(address):
             body = await read_body(request)
     except TimeoutError as error:
-        raise BrokerUnavailable(f"a hello must be here within {HANDSHAKE_S:g} s") from error
+        raise BrokerUnavailable(f"the hello was not received within {HANDSHAKE_S:g} s") from error
     answer, proof = reception.introduced(body, request.headers.get(PROOF_HEADER, ""), address)
     return web.Response(body=answer, content_type="application/json", headers={PROOF_HEADER: proof})
 
@@ -81,7 +81,7 @@ async def cluster(request: web.Request) -> web.Response:
     is_current = await broker.up_to_date()
     node, state = broker.cluster, broker.state
     level, levels = state.feature_level, None
-    if level < LATEST_LEVEL:  # else it is known: every broker supports the level of its cluster
+    if level < LATEST_LEVEL:  # otherwise the level is known: every broker supports the level of its cluster
         levels = node.upgrade.supported_levels()
     body = {
         "cluster_id": node.cluster_id,
@@ -130,7 +130,7 @@ def _at_metadata_leader(request: web.Request) -> Broker:
         raise group.unavailable()
     if request.headers.get("Natslog-Redirected") == "true":
         raise NotMetadataLeader(
-            f"broker {group.leader} at {url} leads the metadata: ask there", leader=group.leader, url=url
+            f"broker {group.leader} at {url} is metadata leader: send the request to it", leader=group.leader, url=url
         )
     raise web.HTTPTemporaryRedirect(url + request.path_qs)
 
@@ -138,7 +138,7 @@ def _at_metadata_leader(request: web.Request) -> Broker:
 def _number(body: dict[str, Any], name: str) -> BrokerId:
     value = body.get(name)
     if not _is_broker_number(value):
-        raise InvalidRequest(f"{name} must be a broker's number")
+        raise InvalidRequest(f"{name} must be the number of a broker")
     return BrokerId(value)
 
 
@@ -151,7 +151,7 @@ async def add_broker(request: web.Request) -> web.Response:
     body = await json_body(request)
     url = body.get("url")
     if not isinstance(url, str):
-        raise InvalidRequest('name the newcomer\'s URL: {"url": "http://host:9292"}')
+        raise InvalidRequest('give the URL of the new broker: {"url": "http://host:9292"}')
     url = normal_url(url)
     broker = _at_metadata_leader(request)
     number = await broker.change_cluster(broker.operations.add(url))
@@ -173,7 +173,7 @@ async def drain_broker(request: web.Request) -> web.Response:
 def _path_number(request: web.Request) -> BrokerId:
     text = request.match_info["id"]
     if not text.isdecimal() or not _is_broker_number(int(text[:20])):
-        raise InvalidRequest(f"{text!r} is not a broker's number")
+        raise InvalidRequest(f"{text!r} is not the number of a broker")
     return BrokerId(int(text))
 
 
@@ -216,7 +216,9 @@ async def transfer_stream(request: web.Request) -> web.Response:
     record = stream.record
     if to not in record.isr:
         raise InvalidRequest(
-            f"broker {to} is not an in-sync replica of stream {record.name!r}; those are {list(record.isr)}", broker=to
+            f"broker {to} is not an in-sync replica of stream {record.name!r}; the in-sync replicas are "
+            f"{list(record.isr)}",
+            broker=to,
         )
     preferred = (to, *(one for one in record.replicas if one != to))
     if not record.target:
@@ -224,7 +226,10 @@ async def transfer_stream(request: web.Request) -> web.Response:
     if to != record.leader:
         await broker.change_cluster(stream.transfer_leadership(to))
         if broker.state.stream(record.name).leader != to:
-            raise MetadataUnavailable(f"stream {record.name!r} was not handed over to broker {to} in time: ask again")
+            raise MetadataUnavailable(
+                f"the leadership of stream {record.name!r} was not transferred to broker {to} in time: repeat the "
+                "request"
+            )
     return web.json_response({"stream": record.name, "leader": to})
 
 
@@ -234,7 +239,7 @@ async def move_stream(request: web.Request) -> web.Response:
     body, broker = await json_body(request), broker_of(request)
     brokers = body.get("brokers")
     if not isinstance(brokers, list) or not all(map(_is_broker_number, brokers)):
-        raise InvalidRequest("brokers must be a list of brokers' numbers")
+        raise InvalidRequest("brokers must be a list of broker numbers")
     record = await broker.record(request.match_info["name"])
     target = [BrokerId(one) for one in brokers]
     await broker.change_cluster(broker.operations.move(record.name, target, request_id(request)))

@@ -96,8 +96,9 @@ class Connections:
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
             logger.warning(
-                "%d HTTP connections are open, which is the limit: idle ones are closed for new ones, and where there "
-                "are none, new ones are refused. The limit is half of the files that this process may open, at most %d",
+                "%d HTTP connections are open, which is the limit: idle connections are closed to accept new ones; "
+                "if no connection is idle, new ones are refused. The limit is half of the files that this process "
+                "may open, at most %d",
                 len(self._all),
                 MOST_CONNECTIONS,
             )
@@ -128,12 +129,12 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no HTTP, and what failed outside of all handlers. The connection is closed."""
+        """A request that is not valid HTTP, or a failure outside of all handlers. The connection is closed."""
         if isinstance(exc, ConnectionError):
-            raise exc  # whoever raised it has logged what there is to say
+            raise exc  # the error was logged where it was raised
         if status >= 500:
             logger.error("%s %s failed", request.method, request.path, exc_info=exc)
-            error = NatslogError("internal error; the broker's log has the trace")
+            error = NatslogError("internal error; the traceback is in the broker's log")
         else:
             logger.debug("request from %s refused: %s", request.remote, message)
             said = " ".join((message or "it cannot be parsed").split())[:200]
@@ -147,12 +148,14 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def count_requests(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Tells which connections are idle. Refuses what came when there was no room."""
+    """Tracks which connections are idle. Refuses requests on connections that exceed the limit."""
     connection = request.protocol
     assert isinstance(connection, Connection), "the server makes no others"
     connections = connection._connections
     if connection.is_reserved and request.path not in ALWAYS_ANSWERED:
-        response = error_response(Overloaded("this broker has too many open connections: ask again in a moment"))
+        response = error_response(
+            Overloaded("this broker has too many open connections: repeat the request in a moment")
+        )
         response.force_close()
         return response
     connections.begun(connection)

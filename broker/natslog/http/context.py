@@ -39,7 +39,7 @@ def broker_of(request: web.Request) -> Broker:
     """The broker, once it knows its streams. Raises NotReady before that."""
     broker = request.app[BROKER]
     if not broker.has_started:
-        raise NotReady("the broker is starting: ask again in a moment")
+        raise NotReady("the broker is starting: repeat the request in a moment")
     return broker
 
 
@@ -70,7 +70,7 @@ def _elsewhere(request: web.Request, record: StreamRecord) -> web.HTTPTemporaryR
         return no_leader(broker, record)
     if _has_come_around(request):
         return NotLeader(
-            f"stream {record.name!r} is led by broker {record.leader} at {url}: ask there",
+            f"stream {record.name!r} is led by broker {record.leader} at {url}: send the request to it",
             stream=record.name,
             leader=record.leader,
             url=url,
@@ -82,15 +82,16 @@ def no_leader(broker: Broker, record: StreamRecord) -> NoLeader:
     """Why no position of a stream is stated here now. It passes: the same request may be sent again."""
     if not broker.has_session():
         return NoLeader(
-            f"broker {broker.cluster.me} has no session with the metadata leader, so another broker may lead stream "
-            f"{record.name!r} by now: ask another broker, or this one again in a moment. Ranges whose end is committed "
-            "are served (start and end as numbers)",
+            f"broker {broker.cluster.me} has no session with the metadata leader, so another broker may already lead "
+            f"stream {record.name!r}: send the request to another broker, or repeat it in a moment. Ranges with "
+            "numeric start and end are served here if the end is committed",
             stream=record.name,
             broker=broker.cluster.me,
         )
     return NoLeader(
-        f"stream {record.name!r} has no leader that serves now; its replicas are on brokers {list(record.replicas)}, "
-        f"in sync are {list(record.isr)}: it goes on when enough of them are up (natslog cluster status)",
+        f"stream {record.name!r} has no available leader; its replicas are on brokers {list(record.replicas)}, the "
+        f"in-sync replicas on {list(record.isr)}: it becomes available when enough of these brokers are running (see "
+        "natslog cluster status)",
         stream=record.name,
         replicas=list(record.replicas),
         isr=list(record.isr),

@@ -74,7 +74,7 @@ async def set_cursor(request: web.Request) -> web.Response:
     offset, stream_id = _check_offset(body.get("offset")), body.get("id")
     for field, expected in (("consumer", consumer), ("stream", name)):
         if body.get(field, expected) != expected:
-            raise InvalidRequest(f"{field} {body[field]!r} is not the path's {expected!r}", field=field)
+            raise InvalidRequest(f"{field} {body[field]!r} differs from {expected!r} in the path", field=field)
     set_us = parse_timestamp_us(body["timestamp"]) if "timestamp" in body else now_us()
     if stream_id is not None and not isinstance(stream_id, str):
         raise InvalidRequest(f"id {stream_id!r} must be the id of the stream, as GET /v1/streams shows it", field="id")
@@ -110,7 +110,7 @@ async def stream_lag(request: web.Request) -> web.Response:
     """What waits between `offset` (or a consumer's `cursor`) and the high watermark."""
     values = query(request, "offset", "cursor")
     if len(values) != 1:
-        raise InvalidRequest("name a position: ?offset=42, or ?cursor=CONSUMER")
+        raise InvalidRequest("give a position: ?offset=42 or ?cursor=CONSUMER")
     stream, broker = await leading(request), broker_of(request)
     if "cursor" in values:
         consumer = check_name(values["cursor"], "consumer name")

@@ -33,12 +33,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ConnectionError:
         raise  # the connection is closed: no answer can be sent
     except web.RequestPayloadError as error:
-        response = error_response(InvalidRequest(f"the request body cannot be read to its end: {error}"))
+        response = error_response(InvalidRequest(f"the request body cannot be read completely: {error}"))
         response.force_close()
         return response
     except Exception as error:
         logger.exception("%s %s failed", request.method, request.path)
-        return error_response(NatslogError(f"internal error ({type(error).__name__}); the broker's log has the trace"))
+        return error_response(
+            NatslogError(f"internal error ({type(error).__name__}); the traceback is in the broker's log")
+        )
 
 
 def error_response(error: NatslogError, status_code: int | None = None) -> web.Response:

@@ -38,7 +38,10 @@ class FairSlots:
             self._free -= 1
             return
         if self.waiting >= self._most_waiting:
-            raise Overloaded(f"{self.waiting} requests wait already for answers of this kind: ask again in a moment")
+            raise Overloaded(
+                f"{self.waiting} requests are already waiting for responses of this kind: repeat the request in a "
+                "moment"
+            )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(host, deque()).append(turn)
         self.waiting += 1
@@ -49,12 +52,12 @@ class FairSlots:
             if turn.cancelled():
                 self._forget(host, turn)
             else:
-                self._pass_on()  # its turn had come already
+                self._pass_on()  # the slot was already assigned
             if not isinstance(error, TimeoutError):
                 raise
             raise Overloaded(
-                f"this request has waited for {self._wait_s:.0f} s because many others ask for answers of this kind: "
-                "ask again in a moment, or for less at once (max_bytes)"
+                f"this request waited for {self._wait_s:.0f} s because many other clients request responses of this "
+                "kind: repeat it in a moment, or request less at once (max_bytes)"
             ) from None
 
     def _forget(self, host: str, turn: asyncio.Future[None]) -> None:

@@ -59,7 +59,7 @@ def _question(request: web.Request, log: StreamLog) -> Question:
         if name not in COLUMNS:
             raise InvalidRequest(f"unknown column {name[:40]!r}; known are {', '.join(COLUMNS)}", column=name[:40])
     if columns is not None and len(set(columns)) < len(columns):
-        raise InvalidRequest("a column is named twice: each can be asked for once", parameter="columns")
+        raise InvalidRequest("a column is named twice: name each column once", parameter="columns")
     return Question(
         start=start,
         end=end,
@@ -85,7 +85,7 @@ def _wants_ndjson(accept: str) -> bool:
     if NDJSON in kinds and ARROW_STREAM not in kinds:
         return True
     if not set(kinds) & {"", "*/*", "application/*", ARROW_STREAM, NDJSON}:
-        raise InvalidRequest(f"Accept {accept!r}: messages come as {ARROW_STREAM} or {NDJSON}")
+        raise InvalidRequest(f"Accept {accept!r}: messages are sent as {ARROW_STREAM} or {NDJSON}")
     return False
 
 
@@ -132,7 +132,9 @@ async def _further(request: web.Request, stream: HostedStream, making: Awaitable
     except (NatslogError, OSError) as error:
         if isinstance(error, CorruptLog):
             stream.note_damage(error)
-        logger.warning("stream %s: the answer to the reader at %s is cut off: %s", stream.name, request.remote, error)
+        logger.warning(
+            "stream %s: the response to the reader at %s is incomplete: %s", stream.name, request.remote, error
+        )
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the answer cannot be ended") from error
@@ -194,7 +196,7 @@ async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaita
         stream.note_damage(error)
         raise _redirect_to_another(request, stream) or error from error
     except OSError as error:  # the disk fails, or there are too many open files: what is stored may be whole
-        logger.warning("stream %s: not read: %s", stream.name, error)
+        logger.warning("stream %s: reading failed: %s", stream.name, error)
         unavailable = StorageUnavailable(f"stream {stream.name!r} cannot be read at this broker now: {error.strerror}")
         raise _redirect_to_another(request, stream) or unavailable from error
 

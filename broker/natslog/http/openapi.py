@@ -21,8 +21,10 @@ _NAME, *_CURSOR = (
     for name in ("name", "consumer", "stream")
 )
 _ERROR = {
-    "description": "what went wrong and what to do. 503 with `retriable`: this broker may not state positions now (it "
-    "is cut off, say): ask another one, or again in a moment",
+    "description": (
+        "The error and its remedy. 503 with `retriable`: this broker cannot state positions now (for example, it is "
+        "partitioned from the others): send the request to another broker, or repeat it in a moment"
+    ),
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 
@@ -58,36 +60,44 @@ _PATHS = {
     "/v1/cluster/brokers/{id}": {
         "patch": _call("Drain a broker, or stop draining it", "200", _BROKER, body="Draining"),
         "delete": _call(
-            "Take a broker out of the cluster", "204", _BROKER, _parameter("force", "true: it is lost for good")
+            "Remove a broker from the cluster",
+            "204",
+            _BROKER,
+            _parameter("force", "true: the broker is permanently lost"),
         ),
     },
     "/v1/cluster/finalize-upgrade": {
-        "post": _call("Raise the feature level to the latest one, which every broker must support; for good", "200")
+        "post": _call(
+            "Raise the feature level to the latest one, which every broker must support. This cannot be undone", "200"
+        )
     },
-    "/v1/cluster/transfer": {"post": _call("Hand the metadata leadership over", "202", body="Transfer")},
+    "/v1/cluster/transfer": {"post": _call("Transfer the metadata leadership", "202", body="Transfer")},
     "/v1/streams/{name}/leader": {
         "post": _call(
-            "Hand a stream over to an in-sync replica, its preferred leader from now on", "200", _NAME, body="Transfer"
+            "Transfer the leadership of a stream to an in-sync replica, which becomes its preferred leader",
+            "200",
+            _NAME,
+            body="Transfer",
         )
     },
     "/v1/streams/{name}/replicas": {"put": _call("Move a stream's replicas", "202", _NAME, body="Replicas")},
     "/v1/streams": {
         "get": _call(
-            "All streams; header Natslog-Current: false where the list may be outdated. Without positions, and with a "
-            "problem, where a stream's leader does not answer",
+            "All streams; header Natslog-Current: false where the list may be outdated. A stream whose leader does "
+            "not answer has a problem and no positions",
             "200",
-            _parameter("pattern", "names like this glob"),
+            _parameter("pattern", "names that match this glob"),
             _parameter("group", "of this group"),
         ),
-        "post": _call("Create a stream (200: it was there with the same settings)", "201", body="StreamSettings"),
+        "post": _call("Create a stream (200: it exists with the same settings)", "201", body="StreamSettings"),
     },
     "/v1/streams/{name}": {
-        "get": _call("One stream; without positions, and with a problem, where no leader states them", "200", _NAME),
+        "get": _call("One stream. Without an available leader it has a problem and no positions", "200", _NAME),
         "patch": _call("Change settings, pause or resume", "200", _NAME, body="StreamSettings"),
         "delete": _call("Delete a stream", "204", _NAME),
     },
     "/v1/streams/{name}/roll": {
-        "post": _call("Close the active segment: `sealed_end`, up to which all is in Arrow files", "200", _NAME)
+        "post": _call("Close the active segment. All messages below `sealed_end` are in Arrow files", "200", _NAME)
     },
     "/v1/streams/{name}/purge": {
         "post": _call("Remove the messages below an offset, or all that are committed now", "200", _NAME, body="Purge")
@@ -103,11 +113,11 @@ _PATHS = {
             "Rows, bytes and seconds between a position and the high watermark",
             "200",
             _NAME,
-            _parameter("offset", "the next offset a reader wants; or earliest, latest"),
-            _parameter("cursor", "instead: where this consumer's cursor stands"),
+            _parameter("offset", "the next offset of the reader; or earliest, latest"),
+            _parameter("cursor", "instead of offset: the position of this consumer's cursor"),
         )
     },
-    "/v1/lags": {"post": _call("The lag behind an offset at each of several streams", "200", body="Positions")},
+    "/v1/lags": {"post": _call("The lag of an offset in each of several streams", "200", body="Positions")},
     "/v1/cursors": {
         "get": _call(
             "All cursors, with their lag",
@@ -117,46 +127,50 @@ _PATHS = {
         )
     },
     "/v1/cursors/{consumer}/{stream}": {
-        "get": _call("Where a consumer stands, and its lag", "200", *_CURSOR),
-        "put": _call("Say where a consumer stands", "200", *_CURSOR, body="Cursor"),
-        "delete": _call("Forget a consumer's position", "204", *_CURSOR),
+        "get": _call("The cursor of a consumer, and its lag", "200", *_CURSOR),
+        "put": _call("Set the cursor of a consumer", "200", *_CURSOR, body="Cursor"),
+        "delete": _call("Delete the cursor of a consumer", "204", *_CURSOR),
     },
     "/v1/streams/{name}/splits": {
         "get": _call(
-            "A range cut for parallel readers",
+            "A range divided into splits for parallel readers",
             "200",
             _NAME,
             *_RANGE,
             _parameter("max_bytes", "per split", "integer"),
             _parameter("max_rows", "per split", "integer"),
-            _parameter("min_splits", "at least so many", "integer"),
+            _parameter("min_splits", "minimum number of splits", "integer"),
             _parameter("read_from", "nearest, leader or any: the order of each split's urls"),
-            _parameter("rack", "of the asker"),
+            _parameter("rack", "rack of the client"),
         )
     },
     "/v1/streams/{name}/extent": {
         "get": _call(
-            "About how many stored bytes a range takes, or how far so many reach",
+            "The approximate stored size of a range, or the end of the range that has a given size",
             "200",
             _NAME,
             *_RANGE,
-            _parameter("max_bytes", "stop there", "integer"),
+            _parameter("max_bytes", "limit on the size", "integer"),
         )
     },
     "/v1/streams/{name}/messages": {
         "get": _call(
-            "Messages as an Arrow IPC stream, or a line of JSON each with Accept: application/x-ndjson. Any in-sync "
-            "replica serves a range whose end is named and committed; anything else is the leader's to answer. Without "
-            "max_bytes all messages up to end, or to the high watermark at the time of the request; an answer without "
-            "its terminating chunk is incomplete",
+            "Messages as an Arrow IPC stream, or as one line of JSON per message with Accept: application/x-ndjson. "
+            "Any in-sync replica serves a range with a numeric, committed end; the leader answers all other "
+            "requests. Without max_bytes the response has all messages up to end, or up to the high watermark at the "
+            "time of the request; a response without its terminating chunk is incomplete",
             "200",
             _NAME,
             *_RANGE,
             _parameter(
-                "max_bytes", "at most so many bytes of batches, uncompressed as well as stored; but a batch", "integer"
+                "max_bytes",
+                "limit on the size of the batches, both stored and uncompressed; at least one batch is returned",
+                "integer",
             ),
             _parameter(
-                "exact", "false: stored batches come whole, and may begin before start and end after end", "boolean"
+                "exact",
+                "false: stored batches are returned whole and may begin before start and end after end",
+                "boolean",
             ),
             _parameter("wait_ms", "wait for new messages", "integer"),
             _parameter("subject", "NATS wildcard"),
@@ -165,11 +179,11 @@ _PATHS = {
         )
     },
     "/v1/streams/{name}/appends/{producer}": {
-        "get": _call("The batch this producer committed last", "200", _NAME, _PRODUCER)
+        "get": _call("The last batch that this producer committed", "200", _NAME, _PRODUCER)
     },
     "/v1/streams/{name}/appends/{producer}/{batch}": {
-        "post": _call("Commit staged parts as one run, once", "200", _NAME, _PRODUCER, _BATCH, body="Commit"),
-        "delete": _call("Drop what is staged", "204", _NAME, _PRODUCER, _BATCH),
+        "post": _call("Commit staged parts as one run, exactly once", "200", _NAME, _PRODUCER, _BATCH, body="Commit"),
+        "delete": _call("Delete the staged parts", "204", _NAME, _PRODUCER, _BATCH),
     },
     "/v1/streams/{name}/appends/{producer}/{batch}/parts/{part}": {
         "put": _call(
@@ -179,13 +193,13 @@ _PATHS = {
             _PRODUCER,
             _BATCH,
             {"name": "part", "in": "path", "required": True, "schema": {"type": "string"}},
-            _parameter("attempt", "attempts replace nothing of each other", "integer"),
-            _parameter("subject", "of rows without a column subject"),
+            _parameter("attempt", "attempts do not replace each other", "integer"),
+            _parameter("subject", "subject of the rows if they have no column subject"),
             rows=True,
         )
     },
     "/healthz": {"get": _call("Alive", "200")},
-    "/readyz": {"get": _call("Able to serve", "200")},
+    "/readyz": {"get": _call("Readiness", "200")},
     "/metrics": {"get": _call("Prometheus metrics", "200", kind="text/plain")},
 }
 
@@ -203,7 +217,10 @@ _SCHEMAS = {
         "required": ["offset"],
         "properties": {
             "offset": {"type": "integer", "minimum": 0},
-            "timestamp": {"type": "string", "description": "when it stood there; now, where it is not given"},
+            "timestamp": {
+                "type": "string",
+                "description": "time of this position; the current time if it is not given",
+            },
             "id": {"type": "string", "description": "of the stream"},
         },
     },

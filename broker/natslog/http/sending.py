@@ -44,14 +44,17 @@ def disconnecting_slow_client(request: web.Request) -> Iterator[None]:
     """
     loop, transport = asyncio.get_running_loop(), request.transport
     if transport is None:
-        raise ConnectionResetError("the client left")
+        raise ConnectionResetError("the client disconnected")
     connection: socket.socket = transport.get_extra_info("socket")
 
     def check(before: int) -> None:
         acked = _acked_bytes(connection)
         if acked - before < LEAST_BYTES and not transport.is_closing():
             logger.info(
-                "the reader at %s took %d bytes in %d s: disconnected", request.remote, acked - before, WITHIN_S
+                "the reader at %s received only %d bytes in %d s and was disconnected",
+                request.remote,
+                acked - before,
+                WITHIN_S,
             )
             transport.abort()
         checks[0] = loop.call_later(WITHIN_S, check, acked)
@@ -111,7 +114,7 @@ class Body:
         """Raises as the function `send_file`. Some bytes must have been sent before, and with them the headers."""
         transport = self._request.transport
         if transport is None:
-            raise ConnectionResetError("the client left")
+            raise ConnectionResetError("the client disconnected")
         if self._response.chunked:
             transport.write(b"%x\r\n" % length)
         await send_file(self._request, fd, position, length, self._readers)
@@ -131,12 +134,12 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
         readers: its threads read the file back after an error.
 
     Raises:
-        ConnectionResetError: the client left, or cannot be reached any more.
+        ConnectionResetError: the client disconnected, or cannot be reached any more.
         UnreadableFile: the connection is closed as well, as nothing else can be said on it.
     """
     transport, reader = request.transport, request.remote
     if transport is None:
-        raise ConnectionResetError("the client left")
+        raise ConnectionResetError("the client disconnected")
     loop = asyncio.get_running_loop()
     try:
         with os.fdopen(fd, "rb", closefd=False) as file:
@@ -148,12 +151,12 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
         raise
     except OSError as error:
         failure = str(error)
-    logger.info("an answer to the reader at %s was not sent to its end: %s", reader, failure)
+    logger.info("a response to the reader at %s was not sent completely: %s", reader, failure)
     problem = await in_thread(readers, _reading_problem, fd, position, length)
     transport.abort()
     if problem is not None:
         raise UnreadableFile(problem)
-    raise ConnectionResetError(f"the answer cannot be sent: {failure}")
+    raise ConnectionResetError(f"the response cannot be sent: {failure}")
 
 
 def _reading_problem(fd: int, position: int, length: int) -> str | None:

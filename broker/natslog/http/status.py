@@ -1,4 +1,4 @@
-"""Is it alive, can it serve, how is it doing: health, readiness, cluster, Prometheus metrics."""
+"""Health, readiness, cluster status and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -59,22 +59,26 @@ class _BrokerCollector:
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
         yield GaugeMetricFamily(
-            "natslog_nats_connected", "1 while NATS is connected and answers", value=float(broker.link.is_reachable)
+            "natslog_nats_connected",
+            "1 while the broker is connected to NATS and the NATS server responds",
+            value=float(broker.link.is_reachable),
         )
         yield CounterMetricFamily(
             "natslog_nats_connections_lost",
-            "Connections to NATS that ended; with each, messages without acks may be lost",
+            "Connections to NATS that were lost; each loss may lose messages that were published without acks",
             value=broker.link.lost,
         )
         yield GaugeMetricFamily(
-            "natslog_uncommitted_bytes", "Bytes of messages received and not committed", value=broker.memory.used_bytes
+            "natslog_uncommitted_bytes",
+            "Bytes of messages that were received and are not committed yet",
+            value=broker.memory.used_bytes,
         )
         yield GaugeMetricFamily(
-            "natslog_disk_free_bytes", "Room left on the data folder's disk", value=free_bytes(broker.data_path)
+            "natslog_disk_free_bytes", "Free bytes on the disk of the data folder", value=free_bytes(broker.data_path)
         )
         yield GaugeMetricFamily(
             "natslog_staged_bytes",
-            "Bytes of direct appends staged and not committed",
+            "Bytes of staged direct appends that are not committed yet",
             value=broker.staging.staged_bytes,
         )
         streams = list(broker.streams.items())
@@ -96,7 +100,7 @@ class _BrokerCollector:
         gauges = {
             "rows": "Messages between a cursor and the high watermark",
             "bytes": "Stored bytes between a cursor and the high watermark",
-            "seconds": "Age of the oldest message that a cursor has not passed",
+            "seconds": "Age of the oldest message at or after a cursor",
         }
         for unit, text in gauges.items():
             family = GaugeMetricFamily(f"natslog_cursor_lag_{unit}", text, labels=["consumer", "stream"])
@@ -114,7 +118,7 @@ class _BrokerCollector:
             "natslog_metadata_session": ("1 while a metadata leader is reachable", float(self._broker.has_session())),
             "natslog_brokers": ("Brokers of the cluster", len(group.state.brokers)),
             "natslog_links_up": (
-                "Brokers this one has a link to",
+                "Brokers to which this broker has a link",
                 sum(link.is_up for link in self._broker.cluster.links.all),
             ),
         }
@@ -128,7 +132,7 @@ class _BrokerCollector:
         )
         fetched = CounterMetricFamily("natslog_fetched_bytes", "Bytes copied from a leader", labels=["leader"])
         apart = GaugeMetricFamily(
-            "natslog_clock_apart_seconds", "How far another broker's wall clock is ahead", labels=["broker"]
+            "natslog_clock_apart_seconds", "Seconds by which another broker's wall clock is ahead", labels=["broker"]
         )
         for number, seconds in list(self._broker.cluster.clock.apart_s.items()):
             apart.add_metric([str(number)], seconds)
@@ -140,27 +144,28 @@ class _BrokerCollector:
     @staticmethod
     def _replicas(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
         gauges: dict[str, tuple[str, Callable[[HostedStream], float]]] = {
-            "leader": ("1 where this broker leads", lambda stream: float(stream.is_leading)),
+            "leader": ("1 if this broker leads the stream", lambda stream: float(stream.is_leading)),
             "leader_epoch": ("Leader epoch", lambda stream: stream.record.leader_epoch),
             "time_behind_seconds": (
-                "How far stream time is behind this machine's wall clock; 0 where another broker leads",
+                "Seconds by which stream time is behind the wall clock of this machine; 0 if another broker "
+                "leads the stream",
                 lambda stream: stream.ingest.stream_time.behind_s() if stream.ingest is not None else 0.0,
             ),
             "isr_size": ("Replicas in sync", lambda stream: len(stream.record.isr)),
             "under_replicated": (
-                "1 where replicas are missing from the ISR",
+                "1 if a replica is not in the ISR",
                 lambda stream: float(len(stream.record.isr) < len(stream.record.replicas)),
             ),
             "below_min_isr": (
-                "1 where writes are refused for lack of replicas",
+                "1 if writes are refused because fewer than min_isr replicas are in sync",
                 lambda stream: float(len(stream.record.isr) < stream.record.settings.min_isr),
             ),
             "damaged": (
-                "1 while a part of this replica is damaged and not repaired",
+                "1 while a part of this replica is damaged and not yet repaired",
                 lambda stream: float(stream.damage is not None),
             ),
             "high_watermark_lag": (
-                "Messages on this broker's disk that are not known to be committed",
+                "Messages on the disk of this broker that are not confirmed as committed",
                 lambda stream: stream.log.log_end_offset - stream.log.high_watermark if stream.log else 0,
             ),
         }
@@ -173,11 +178,11 @@ class _BrokerCollector:
     @staticmethod
     def _gauges(streams: list[tuple[str, HostedStream]]) -> Iterator[Metric]:
         gauges: dict[str, tuple[str, Callable[[StreamLog], float]]] = {
-            "log_start_offset": ("First offset kept", lambda log: log.first_readable_offset),
+            "log_start_offset": ("First offset of the log", lambda log: log.first_readable_offset),
             "high_watermark": ("Offset after the last committed message", lambda log: log.high_watermark),
             "log_bytes": ("Bytes on disk", lambda log: log.chain.size_bytes),
             "segments": ("Files on disk", lambda log: len(log.chain.segments)),
-            "failed": ("1 where the stream takes no writes", lambda log: float(log.failure is not None)),
+            "failed": ("1 if the stream does not accept writes", lambda log: float(log.failure is not None)),
             "quarantined_ranges": ("Damaged ranges found", lambda log: len(log.chain.damages)),
         }
         for name, (text, read) in gauges.items():
@@ -195,13 +200,13 @@ class _BrokerCollector:
             "messages_received": ("Messages received from NATS", "received"),
             "received_bytes": ("Bytes received from NATS", "received_bytes"),
             "messages_committed": ("Messages on stable storage", "committed"),
-            "messages_duplicate": ("Messages that were stored before", "duplicates"),
+            "messages_duplicate": ("Duplicate messages, which were already stored", "duplicates"),
             "commits": ("Group commits (one fsync each)", "commits"),
             "commit_seconds": ("Time spent in commits", "commit_seconds"),
             "runs": ("Direct appends stored", "runs"),
-            "runs_duplicate": ("Direct appends that were stored before", "run_duplicates"),
+            "runs_duplicate": ("Duplicate direct appends, which were already stored", "run_duplicates"),
             "run_seconds": ("Time spent in storing direct appends", "run_seconds"),
-            "acks_unsent": ("Acks that could not be sent because NATS was gone", "acks_unsent"),
+            "acks_unsent": ("Acks that could not be sent because NATS was not connected", "acks_unsent"),
         }
         for name, (text, attribute) in counters.items():
             family = CounterMetricFamily(f"natslog_{name}", text, labels=["stream"])

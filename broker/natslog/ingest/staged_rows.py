@@ -99,7 +99,7 @@ def read_rows(
                 yield payload
                 first += piece.num_rows
         if file.crc != crc:
-            raise OSError(errno.EIO, f"{what} is not what was written to {path} (CRC32C)")
+            raise OSError(errno.EIO, f"{what} differs from what was written to {path} (CRC32C mismatch)")
 
 
 def claimed_bytes(path: Path, what: str) -> int:
@@ -141,8 +141,8 @@ class _CheckedFile(FileIO):
     def check_length(self, size_bytes: int) -> None:
         if size_bytes > MAX_UPLOADED_BATCH_BYTES:
             raise InvalidRequest(
-                f"{self._what}: a batch of {size_bytes} bytes; at most {MAX_UPLOADED_BATCH_BYTES}, also uncompressed: "
-                "write smaller ones"
+                f"{self._what}: a batch has {size_bytes} bytes; the limit, also for uncompressed data, is "
+                f"{MAX_UPLOADED_BATCH_BYTES}: write smaller batches"
             )
 
     def messages(self) -> Iterator[pa.Message]:
@@ -151,8 +151,8 @@ class _CheckedFile(FileIO):
         while (prefix := os.pread(self.fileno(), 8, self.tell())) != _END_OF_STREAM:
             if prefix[:4] != _CONTINUATION or int.from_bytes(prefix[4:], "little") > _MAX_METADATA_BYTES:
                 raise InvalidRequest(
-                    f"{self._what}: at byte {self.tell()} there is no Arrow IPC message; the stream must end with its "
-                    "end-of-stream marker (close the writer)"
+                    f"{self._what}: there is no Arrow IPC message at byte {self.tell()}; the stream must end with "
+                    "its end-of-stream marker (close the writer)"
                 )
             with self.parsing():
                 message = pa.ipc.read_message(source)
@@ -171,7 +171,7 @@ class _CheckedFile(FileIO):
         except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, struct.error, MemoryError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise InvalidRequest(f"{self._what}: near byte {self.tell()} it is not Arrow IPC: {error}") from error
+            raise InvalidRequest(f"{self._what}: invalid Arrow IPC data near byte {self.tell()}: {error}") from error
 
 
 def _eight_bytes(body: memoryview, offset: int) -> bytes:
@@ -188,16 +188,17 @@ def _check_schema(schema: pa.Schema, rules: RowRules, what: str) -> None:
     for column in schema:
         if column.name not in _COLUMNS or schema.names.count(column.name) > 1:
             raise InvalidRequest(
-                f"{what}: column {column.name!r}; rows have value and, if wanted, subject, key, headers, once"
+                f"{what}: unexpected column {column.name!r}; the columns are value and, optionally, subject, key "
+                "and headers, each at most once"
             )
         if _plain_type(column.type) not in _COLUMNS[column.name]:
             wanted = " or ".join(map(str, _COLUMNS[column.name]))
-            raise InvalidRequest(f"{what}: column {column.name} is {column.type}, and must be {wanted}")
+            raise InvalidRequest(f"{what}: column {column.name} has type {column.type}, but must have type {wanted}")
     if "value" not in schema.names:
-        raise InvalidRequest(f"{what}: there is no column value")
+        raise InvalidRequest(f"{what}: the column value is missing")
     if "subject" not in schema.names and rules.default_subject is None:
         raise InvalidRequest(
-            f"{what}: the stream takes {rules.covered_by!r}: name one subject (?subject=…), or send a column subject"
+            f"{what}: the stream records {rules.covered_by!r}: give one subject (?subject=…), or send a column subject"
         )
 
 
@@ -236,7 +237,7 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
         right = pc.and_not(pc.and_(plain, short), wild)
         refuse(pc.invert(right), "subject is not one plain NATS subject", subject)
         covered = pc.match_substring_regex(subject, wildcard_regex(rules.covered_by))
-        refuse(pc.invert(covered), f"the stream takes {rules.covered_by!r}, not the subject", subject)
+        refuse(pc.invert(covered), f"the stream records {rules.covered_by!r}, not the subject", subject)
     if "headers" in batch.schema.names:
         pairs = batch.column("headers").flatten()
         if pairs.null_count or pairs.field(0).null_count or pairs.field(1).null_count:

@@ -42,7 +42,7 @@ def compile_aside() -> None:
         try:
             subprocess.run(command, check=True, timeout=_COMPILE_WITHIN_S, capture_output=True)
         except (OSError, subprocess.SubprocessError) as error:
-            logger.warning("the kernels could not be compiled in a process of their own: %s", error)
+            logger.warning("the kernels could not be compiled in a child process: %s", error)
 
 
 def warm_up() -> None:

@@ -83,7 +83,7 @@ class BatchIndex:
             count = int(batches.removeprefix(b"batches="))
             raw = base64.b64decode(encoded, validate=True)
             if version != b"v1" or len(raw) != 40 * count or crc32c(raw) != int(crc.removeprefix(b"crc32c="), 16):
-                raise ValueError("the CRC32C does not hold")
+                raise ValueError("the CRC32C does not match")
         except ValueError as error:
             raise CorruptLog(f"{source}: the index in the footer is damaged ({error})", file=source) from error
         index = cls()

@@ -95,11 +95,12 @@ def read_checked(path: Path, kind: str, version: int) -> Any | None:
     crc = crc32c(payload, crc32c(line[:-8]))
     if len(payload) != int(found.group(3)) or crc != int(found.group(4), 16):
         raise CorruptLog(
-            f"{path}: the CRC32C of this {kind} file does not hold; restore it from a copy", file=str(path)
+            f"{path}: the CRC32C of this {kind} file does not match; restore it from a copy", file=str(path)
         )
     if int(found.group(2)) > version:
         raise DataDirError(
-            f"{path} is of format version {int(found.group(2))}; this natslog knows up to {version}: upgrade natslog",
+            f"{path} is of format version {int(found.group(2))}; this version of natslog supports versions up to "
+            f"{version}: upgrade natslog",
             file=str(path),
         )
     return msgspec.json.decode(payload)
@@ -112,8 +113,8 @@ def read_record(path: Path, kind: str, version: int, content: type[Record]) -> R
         return None if found is None else msgspec.convert(found, content)
     except msgspec.ValidationError as error:
         raise UpgradeRequired(
-            f"{path} was written by a newer natslog ({error}): upgrade this broker. It does not start, and nothing is "
-            "changed",
+            f"{path} was written by a newer version of natslog ({error}): upgrade this broker. The broker does not "
+            "start; nothing was changed",
             file=str(path),
         ) from error
 

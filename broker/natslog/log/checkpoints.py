@@ -61,7 +61,7 @@ class Checkpoints:
         try:
             content = read_checked(self._folder / LOG_START_FILE, LOG_START_FILE, 1)
         except CorruptLog as error:
-            logger.error("%s. The log start is taken from %s", error.message, HIGH_WATERMARK_FILE)
+            logger.error("%s. The log start offset is read from %s", error.message, HIGH_WATERMARK_FILE)
             return None
         return int(content["log_start_offset"]) if content else None
 
@@ -78,7 +78,7 @@ class Checkpoints:
             if self._starts != (log_start_offset, log_start_offset) or not self.has_high_watermark:
                 if not self.has_high_watermark:
                     logger.warning(
-                        "%s: %s is missing; rebuilt from the log as %d",
+                        "%s: %s is missing; it was rebuilt from the log as %d",
                         self._folder,
                         HIGH_WATERMARK_FILE,
                         high_watermark,

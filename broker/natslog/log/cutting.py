@@ -92,7 +92,7 @@ def _kept_batches(segment: Segment, end_offset: int) -> Iterator[tuple[BatchEntr
             if entry.base_offset >= end_offset:
                 break
             if entry.base_offset != expected:
-                raise damage(segment.path, entry, f"follows offset {expected}")
+                raise damage(segment.path, entry, f"begins after offset {expected}")
             message = read_batch(fd, entry, segment.path)
             yield (entry, message) if entry.end_offset <= end_offset else _first_rows(message, end_offset)
             expected = entry.end_offset

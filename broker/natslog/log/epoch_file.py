@@ -46,7 +46,7 @@ def rebuilt_epochs(folder: Path, chain: SegmentChain, *, has_others: bool) -> Ep
         CorruptLog: a header or footer is damaged, or the log holds no message and does not begin at 0.
         OSError: a file cannot be read.
     """
-    logger.warning("%s: %s is missing; rebuilt from the headers of all batches", folder, _NAME)
+    logger.warning("%s: %s is missing; it was rebuilt from the headers of all batches", folder, _NAME)
     entries: list[tuple[int, int]] = []
     for segment in chain.segments:
         index = segment.index
@@ -63,8 +63,8 @@ def rebuilt_epochs(folder: Path, chain: SegmentChain, *, has_others: bool) -> Ep
             os.close(fd)
     if not entries and chain.log_start_offset > 0 and has_others:
         raise CorruptLog(
-            f"{folder / _NAME} is missing, and the log holds no message to rebuild it from: restore the file from a "
-            "copy; with other replicas, the log is fetched again from them",
+            f"{folder / _NAME} is missing, and the log has no message to rebuild it from: restore the file from a "
+            "copy; if the stream has other replicas, the log is fetched again from them",
             file=str(folder / _NAME),
         )
     return EpochHistory(entries)

@@ -83,7 +83,7 @@ class LogReader:
         high_watermark = chain.log_end_offset if uncommitted else chain.high_watermark
         if not log_start_offset <= start <= high_watermark:
             raise OffsetOutOfRange(
-                f"offset {start} is not in the log, which holds {log_start_offset} to {high_watermark}",
+                f"offset {start} is not in the log, which has offsets {log_start_offset} to {high_watermark}",
                 offset=start,
                 log_start_offset=log_start_offset,
                 high_watermark=high_watermark,

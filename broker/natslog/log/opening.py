@@ -135,7 +135,7 @@ class Opening:
             read_footer_index(sealed[base_offset])
         except CorruptLog as error:
             aside = sealed[base_offset].with_suffix(_DAMAGED_SUFFIX)
-            logger.error("%s It is kept as %s; %s is used", error.message, aside, active[base_offset].name)
+            logger.error("%s The file is kept as %s; %s is used", error.message, aside, active[base_offset].name)
             os.replace(sealed.pop(base_offset), aside)
         else:
             active.pop(base_offset).unlink()
@@ -145,7 +145,9 @@ class Opening:
         start = self._log_start_offset or 0
         dropped = [base for base, following in pairwise(bases) if following <= start]
         for base_offset in dropped:
-            logger.info("%s: the segment at %d is removed: the log starts at %d", self.folder, base_offset, start)
+            logger.info(
+                "%s: the segment at %d was removed because the log starts at %d", self.folder, base_offset, start
+            )
             remove_segment_files(segment_path(self.folder, base_offset, SEALED_SUFFIX))
         return bases[len(dropped) :]
 
@@ -179,12 +181,12 @@ class Opening:
 
     def _is_to_be_removed(self, one: _Unsealed) -> bool:
         if one.scan is None:
-            logger.warning("%s: removed; its header was never finished, so nothing was ever in it", one.path)
+            logger.warning("%s: removed; its header was incomplete, so the file had no messages", one.path)
             return True
         end = self._end_of_last() if one.is_empty else None
         if end is None or end <= one.base_offset:
             return False
-        logger.warning("%s: removed; it is empty, and the segment before it holds offsets up to %d", one.path, end)
+        logger.warning("%s: removed; it is empty, and the previous segment has offsets up to %d", one.path, end)
         return True
 
     def _end_of_last(self) -> int | None:
@@ -201,11 +203,13 @@ class Opening:
         assert one.scan is not None, "a file without a header is removed"
         path, scan = one.path.with_suffix(ACTIVE_SUFFIX), one.scan
         if path != one.path:
-            logger.warning("%s: its footer is damaged; it is read as an unsealed segment", one.path)
+            logger.warning("%s: the footer is damaged; the file is read as an unsealed segment", one.path)
             one.path.rename(path)
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:
-            logger.warning("%s: cut an unfinished commit: %d bytes at %d", path, scan.torn_bytes, scan.end_position)
+            logger.warning(
+                "%s: removed an incomplete commit of %d bytes at byte %d", path, scan.torn_bytes, scan.end_position
+            )
             os.truncate(path, scan.end_position)
         segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index)
         segment.sync()
@@ -245,7 +249,9 @@ class Opening:
 
     def _begin_at(self, start: int) -> None:
         """Ends a beginning anew of which only the start was stored: all that is here lies below."""
-        logger.warning("%s: begins anew at %d: what it holds lies below its stored start", self.folder, start)
+        logger.warning(
+            "%s: the log starts again at %d: all its messages are below its stored log start offset", self.folder, start
+        )
         fresh = ActiveSegment.create(self.folder, self.stream_id, start)
         replaced, self.chain.segments, self.chain.damages = self.chain.segments, [fresh], []
         for segment in reversed(replaced):
@@ -280,8 +286,9 @@ def _has_footer(path: Path) -> bool:
 
 def lost_log(folder: Path) -> CorruptLog:
     return CorruptLog(
-        f"{folder} is missing or has no segment, and this broker has stored the stream there (is {folder.parent} "
-        "mounted?). Mount the file system or restore the folder; with several replicas it is fetched again",
+        f"{folder} is missing or has no segment, but this broker stored the stream there before. Check that "
+        f"{folder.parent} is mounted, then mount the file system or restore the folder; if the stream has several "
+        "replicas, it is fetched again",
         file=str(folder),
     )
 

@@ -57,7 +57,7 @@ class ProducerTable:
         try:
             content = read_checked(self._path, _FILE, 1)
         except CorruptLog as error:
-            logger.error("%s. The runs of producers are read from the log when they are needed", error.message)
+            logger.error("%s. The batches of producers are read from the log when they are needed", error.message)
             content = None
         if content is not None:
             read_from = self._stored_as_of = min(int(content["as_of"]), log_end_offset)
@@ -68,7 +68,7 @@ class ProducerTable:
             for mark in self._marks(max(read_from, log_start_offset), log_end_offset):
                 self.note(mark, high_watermark)
         except CorruptLog as error:
-            logger.error("the runs of producers are known as far as the log can be read: %s", error.message)
+            logger.error("the batches of producers are known only for the readable part of the log: %s", error.message)
 
     def note(self, run: RunMark, high_watermark: int) -> None:
         """The whole run is on stable storage."""
@@ -121,7 +121,9 @@ class ProducerTable:
             self._committed.popitem(last=False)
 
     def _read_all(self, log_start_offset: int, high_watermark: int) -> None:
-        logger.info("%s: reading the headers of the whole log for the runs of producers", self._path.parent)
+        logger.info(
+            "%s: reading the headers of the whole log to find the last batch of each producer", self._path.parent
+        )
         found: OrderedDict[str, RunMark] = OrderedDict()
         for run in self._marks(log_start_offset, high_watermark):
             _put(found, run)

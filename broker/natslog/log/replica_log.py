@@ -36,7 +36,8 @@ class ReplicaLog(RunLog):
         first, last = batches[0].header, batches[-1].header
         if first.base_offset != self.log_end_offset:
             raise CorruptLog(
-                f"{self.folder}: the leader sent offset {first.base_offset}, and {self.log_end_offset} comes next",
+                f"{self.folder}: the leader sent offset {first.base_offset}, but the next offset of the log is "
+                f"{self.log_end_offset}",
                 start=self.log_end_offset,
                 end=first.base_offset,
             )
@@ -67,7 +68,7 @@ class ReplicaLog(RunLog):
             return
         end = self.log_end_offset
         logger.warning(
-            "%s: cut from %d to %d: the rest of batch %d of %s never came",
+            "%s: truncated from %d to %d: batch %d of producer %s was incomplete",
             self.folder,
             end,
             run.start,

@@ -43,8 +43,8 @@ class DiskRoom:
 
     def full(self) -> StorageFull:
         return StorageFull(
-            f"the disk of {self._folder} has no room ({self._min_free_bytes} bytes are kept free): make room or "
-            "lower the retention of streams; writing resumes by itself",
+            f"the disk of {self._folder} is full ({self._min_free_bytes} bytes are kept free): free space or lower "
+            "the retention limits of streams; writes resume automatically",
             file=str(self._folder),
         )
 

@@ -116,7 +116,7 @@ class RunLog(StreamLog):
         for chunk in chunks:
             yield encode_rows(chunk, base_offset=offset, timestamp_us=timestamp_us, epoch=self.epoch, run=run)
             offset += chunk.rows
-        assert offset == run.end, f"{offset - run.start} rows came, {run.end - run.start} were announced"
+        assert offset == run.end, f"{offset - run.start} rows were received, but {run.end - run.start} were announced"
 
     def _note(self, run: RunMark | None, end_offset: int) -> None:
         """The log ends with a batch of this run, at this offset."""
@@ -145,7 +145,7 @@ class RunLog(StreamLog):
         try:
             self.producers.store(self.high_watermark, is_short=self._is_short)
         except OSError as error:
-            logger.error("%s: the runs of producers could not be stored (%s)", self.folder, error)
+            logger.error("%s: the last batches of producers could not be stored (%s)", self.folder, error)
 
     def close(self) -> None:
         """As `StreamLog.close`."""

@@ -68,14 +68,15 @@ def check_file_header(window: bytes, path: Path, stream_id: str | None, base_off
     named = (found.group(2).decode(), int(found.group(3)))
     if crc32c(blank) != int(found.group(5), 16) or named != (stream_id or named[0], base_offset):
         raise CorruptLog(
-            f"{path}: the file header is damaged, or the file is of another stream or offset",
+            f"{path}: the file header is damaged, or the file belongs to another stream or offset",
             file=str(path),
             position=0,
             start=base_offset,
         )
     if int(found.group(1)) > FORMAT_VERSION:
         raise DataDirError(
-            f"{path} is of segment format {int(found.group(1))}; this natslog knows up to {FORMAT_VERSION}: upgrade it"
+            f"{path} is of segment format {int(found.group(1))}; this version of natslog supports versions up to "
+            f"{FORMAT_VERSION}: upgrade natslog"
         )
     return header_bytes
 
@@ -316,7 +317,7 @@ def read_batch(fd: int, entry: BatchEntry, path: Path) -> bytes:
     if header is None or header.base_offset != entry.base_offset or header.total_bytes != len(message):
         raise damage(path, entry, "has a damaged header")
     if not ipc.body_holds(header, message):
-        raise damage(path, entry, "fails its CRC32C")
+        raise damage(path, entry, "has a wrong CRC32C")
     return message
 
 

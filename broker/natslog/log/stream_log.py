@@ -243,8 +243,8 @@ class StreamLog:
         if error.errno in NO_ROOM:
             return self._room.full()
         self.failure = StorageFailed(
-            f"{self.folder}: writing failed ({error.strerror or error}); the stream takes no messages until the broker "
-            "is restarted and has recovered what is on disk",
+            f"{self.folder}: writing failed ({error.strerror or error}); the stream accepts no messages until the "
+            "broker is restarted and has recovered the log",
             file=str(self.folder),
         )
         logger.error("%s", self.failure.message)
@@ -302,7 +302,7 @@ class StreamLog:
             if error.errno in NO_ROOM:
                 raise self._room.full() from error
             raise StorageUnavailable(
-                f"{self.folder}: no new segment could be made ({error.strerror or error}); it is tried again"
+                f"{self.folder}: no new segment could be created ({error.strerror or error}); it will be tried again"
             ) from error
         with self.chain.lock:
             if isinstance(last, ActiveSegment):
@@ -487,7 +487,11 @@ class StreamLog:
         try:
             self.checkpoint()
         except OSError as error:
-            logger.error("%s: the last checkpoint could not be written (%s); recovery does without", self.folder, error)
+            logger.error(
+                "%s: the last checkpoint could not be written (%s); the next recovery does not need it",
+                self.folder,
+                error,
+            )
         self._is_closed = True
         with self._seal_lock, self._checkpoint_lock:  # whoever works on files beside us has ended
             for segment in self.chain.segments:

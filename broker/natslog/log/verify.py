@@ -92,10 +92,10 @@ def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
             break
         if crc32c(payload, crc32c(data[position : position + 4])) != crc:
             raise CorruptLog(
-                f"{path}: the record at byte {position} fails its CRC32C", file=str(path), position=position
+                f"{path}: the record at byte {position} has a wrong CRC32C", file=str(path), position=position
             )
         position, entries = position + _RECORD.size + length, entries + 1
-    note = f"{len(data) - position} bytes of an unfinished record at the end" if position < len(data) else ""
+    note = f"{len(data) - position} bytes of an incomplete record at the end" if position < len(data) else ""
     return FileReport(file=str(path), kind="raft-log", bytes=size_bytes, messages=entries, note=note)
 
 
@@ -104,7 +104,7 @@ def _check_raft_wal(path: Path, size_bytes: int) -> FileReport:
     data = path.read_bytes()
     head = _RAFT_WAL_HEAD.fullmatch(data[:_RAFT_WAL_HEAD_BYTES])
     if head is None or crc32c(head.group(1)) != int(head.group(5), 16) or len(data) != int(head.group(3)):
-        raise CorruptLog(f"{path}: the head is damaged, or the file was cut", file=str(path), position=0)
+        raise CorruptLog(f"{path}: the header is damaged, or the file was truncated", file=str(path), position=0)
     position, durable, crc, saves = _RAFT_WAL_HEAD_BYTES, int(head.group(4)), crc32c(head.group(2)), 0
     while position < durable:
         length, found = _RECORD.unpack_from(data, position)
@@ -112,17 +112,19 @@ def _check_raft_wal(path: Path, size_bytes: int) -> FileReport:
         crc = crc32c(payload, crc32c(data[position : position + 4], crc))
         if found != crc or position + _RECORD.size + length > durable:
             raise CorruptLog(
-                f"{path}: the record at byte {position} fails its CRC32C", file=str(path), position=position
+                f"{path}: the record at byte {position} has a wrong CRC32C", file=str(path), position=position
             )
         position, saves = position + _RECORD.size + length, saves + 1
     extra_bytes = len(data[durable:].rstrip(b"\0"))
-    note = f"{extra_bytes} bytes behind the durable end" if extra_bytes else ""
+    note = f"{extra_bytes} bytes after the durable end" if extra_bytes else ""
     return FileReport(file=str(path), kind="raft-wal", bytes=size_bytes, messages=saves, note=note)
 
 
 def _header_bytes(path: Path) -> int:
     if not path.stem.isdecimal():
-        raise CorruptLog(f"{path}: is no segment: segments are named by their first offset", file=str(path), position=0)
+        raise CorruptLog(
+            f"{path}: is not a segment: segments are named by their first offset", file=str(path), position=0
+        )
     with open(path, "rb") as file:
         return check_file_header(file.read(ipc.MAX_HEADER_BYTES), path, None, int(path.stem))
 
@@ -136,7 +138,7 @@ def _check_active(path: Path, size_bytes: int) -> FileReport:
         durable_offset=checkpoint["high_watermark"] if checkpoint else 0,
     )
     rows = sum(scan.index.end_offsets) - sum(scan.index.base_offsets)
-    note = f"{scan.torn_bytes} bytes of an unfinished commit at the end" if scan.torn_bytes else ""
+    note = f"{scan.torn_bytes} bytes of an incomplete commit at the end" if scan.torn_bytes else ""
     return FileReport(
         file=str(path),
         kind="active",
@@ -169,14 +171,14 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
     position, footer = split_footer(path)
     if len(header_bytes_of) == len(index) and footer != sealing_bytes(index, header_bytes_of):
         problems.append(
-            f"the footer, from byte {position}, is not what sealing wrote: other Arrow programs may misread it"
+            f"the footer, from byte {position}, is not what sealing wrote: other Arrow programs may read it incorrectly"
         )
     following = sorted(
         int(other.stem) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX)
     )
     later = [base for base in following if base > int(path.stem)]
     if later and later[0] != expected:
-        problems.append(f"this segment ends at offset {expected}, the next begins at {later[0]}: a file is missing")
+        problems.append(f"this segment ends at offset {expected}, but the next begins at {later[0]}: a file is missing")
     return FileReport(
         file=str(path),
         kind="sealed",

@@ -180,14 +180,17 @@ class Broker:
                     await self.hosting.transfer_all_leadership()
         except TimeoutError:
             logger.warning(
-                "the leadership of some streams was not transferred in time: other brokers take over after a timeout"
+                "the leadership of some streams was not transferred in time: other brokers become their leaders "
+                "after a timeout"
             )
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._stop_all()
         except TimeoutError:
             # The folder stays locked until this process is gone: a thread may still be writing to it.
-            logger.error("not everything was committed within %.0f s; what was not, was not acked", _STOP_WITHIN_S)
+            logger.error(
+                "not all messages were committed within %.0f s; the uncommitted messages were not acked", _STOP_WITHIN_S
+            )
         else:
             self._data_dir.release()
         self._writers.shutdown(wait=False, cancel_futures=True)
@@ -200,14 +203,14 @@ class Broker:
         await self.cluster.stop()
         await self.link.close()
         for problem in problems:
-            logger.error("while stopping: %s", problem, exc_info=problem)
+            logger.error("error while stopping: %s", problem, exc_info=problem)
         if not problems and self.has_started and self.failed is None:
             self._data_dir.end_life()
 
     def _halt(self, what: str, error: BaseException) -> None:
         """What must not end has ended with an exception: stop rather than go on half alive."""
         self.failed = self.failed or error
-        logger.critical("stopping: %s failed", what, exc_info=error)
+        logger.critical("error while stopping: %s failed", what, exc_info=error)
         self.stopping_soon.set()
 
     def _on_nats_state(self, up: bool) -> None:
@@ -216,14 +219,17 @@ class Broker:
             if self.stopping:
                 return
             logger.warning(
-                "lost NATS at %s, on one connection at least; reconnecting. What is published meanwhile without acks "
-                "is not recorded by the streams that use it. If the log of the NATS server says 'slow consumer', "
-                "messages came faster than they could be taken",
+                "the connection to NATS at %s was lost (at least one connection); reconnecting. Messages that are "
+                "published without acks meanwhile are not recorded by the streams that use this connection. If the "
+                "log of the NATS server says 'slow consumer', messages arrived faster than this broker could process "
+                "them",
                 self.link.shown_url,
             )
         elif self._nats_down_since is not None:
             seconds = time.monotonic() - self._nats_down_since
-            logger.warning("NATS is back after %.1f s, on all connections; streams are subscribed again", seconds)
+            logger.warning(
+                "all connections to NATS are re-established after %.1f s; streams are subscribed again", seconds
+            )
         else:
             logger.info("connected to NATS at %s", self.link.shown_url)
 
@@ -242,13 +248,13 @@ class Broker:
         if not self.has_started:
             return "joining the cluster and recovering logs"
         if self.cluster.group.disk.hangs:
-            return f"the disk of {self.data_path} takes no writes: look at it, and at the kernel's log"
+            return f"the disk of {self.data_path} does not complete writes: check the disk and the kernel log"
         if not self.has_session():
-            return "no metadata leader is reachable: too few brokers are up, or the network is cut"
+            return "no metadata leader is reachable: too few brokers are running, or the network is partitioned"
         if not self.link.is_up:
             return f"no connection to NATS at {self.link.shown_url}"
         if not self.link.is_reachable:
-            return f"NATS at {self.link.shown_url} does not answer: it is stuck, or the network to it is cut"
+            return f"NATS at {self.link.shown_url} does not respond: check the NATS server and the network"
         return None
 
     # ---- the cluster ----
@@ -304,7 +310,7 @@ class Broker:
             async with asyncio.timeout(_BARRIER_WITHIN_S):
                 await self.cluster.barrier()
         except (TimeoutError, MetadataUnavailable, BrokerUnavailable, NatslogError) as error:
-            logger.debug("answering from what is known here: %s", error)
+            logger.debug("answering from the local copy of the metadata: %s", error)
             return False
         return True
 
@@ -337,7 +343,10 @@ class Broker:
         """Carries a change out even where the client that asked for it hangs up in the middle."""
         if self.stopping:
             change.close()
-            raise ShuttingDown("this broker is shutting down: ask another, or this one when it is back")
+            raise ShuttingDown(
+                "this broker is shutting down: send the request to another broker, or repeat it when this broker has "
+                "restarted"
+            )
         return await asyncio.shield(self._in_background(change, "a change"))
 
     async def change(self, command: Command, request: Request) -> bool:

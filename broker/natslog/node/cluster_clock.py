@@ -65,7 +65,7 @@ class ClusterClock:
             found = read_checked(self._path, "clock", 1)
             stored = None if found is None else msgspec.convert(found, _StoredClock)
         except (NatslogError, DataDirError, msgspec.ValidationError) as error:
-            logger.warning("%s is not used, and is written anew: %s", self._path, error)
+            logger.warning("%s is ignored and will be rewritten: %s", self._path, error)
             return None
         if stored is None or not self._boot or stored.boot != self._boot or stored.since_us > elapsed_us():
             return None
@@ -91,7 +91,7 @@ class ClusterClock:
         self._steadiness = steadiness.observed(wall_us, elapsed_us())
         if self._steadiness is not steadiness:
             jump_s = (self._steadiness.offset_us - steadiness.offset_us) / 1e6
-            logger.warning("the wall clock of this machine has jumped by %+.1f s", jump_s)
+            logger.warning("the wall clock of this machine jumped by %+.1f s", jump_s)
             self._is_stored = False
         return not self._is_stored
 
@@ -109,8 +109,8 @@ class ClusterClock:
         self.apart_s[broker] = apart_s
         if abs(apart_s) > CLOCKS_APART_S >= abs(known_s):
             logger.warning(
-                "the clocks of broker %d and of this one are %.0f s apart: set them right (NTP). Messages are stamped, "
-                "and expire, by the time that a majority of the brokers agrees on",
+                "the clocks of broker %d and of this broker differ by %.0f s: correct them (NTP). Timestamps and "
+                "expiry of messages follow the time that a majority of the brokers agrees on",
                 broker,
                 apart_s,
             )

@@ -135,7 +135,9 @@ class ClusterNode(Admission):
         elif not others:
             self._found([])
         else:
-            logger.warning("this folder is blank: waiting for the other brokers of the cluster: %s", ", ".join(others))
+            logger.warning(
+                "the data folder is empty: waiting for the other brokers of the cluster: %s", ", ".join(others)
+            )
         for work, name in (
             (self._keep_links(), "links"),
             (self.leading.run(), "controller"),
@@ -155,20 +157,26 @@ class ClusterNode(Admission):
         member = self.group.raft.membership.find(self.me)
         if member is None or member.directory != self._data_dir.identity.directory or not self.state.cluster_id:
             raise CorruptLog(
-                f"{self._data_dir.raft} holds a log, and the folder belongs to no cluster: mixed up files. {REMEDY}"
+                f"{self._data_dir.raft} contains a metadata log, but the data folder does not belong to a "
+                f"cluster: the files of several folders were mixed. {REMEDY}"
             )
         self._data_dir.join(self.state.cluster_id)
-        logger.warning("this folder is of cluster %s, and did not say so: that is stored again", self.cluster_id)
+        logger.warning(
+            "this data folder belongs to cluster %s, but its file `broker` did not name the cluster; the file is "
+            "written again",
+            self.cluster_id,
+        )
 
     def _check_not_lost(self) -> None:
         """A folder that belongs to a cluster has a log; that of a broker which was only welcomed so far is blank."""
         if self.group.store.is_missing:
-            raise damage(self._data_dir.raft, "the metadata log is missing, and the folder belongs to a cluster")
+            raise damage(self._data_dir.raft, "the metadata log is missing, but the data folder belongs to a cluster")
         self.registration.check_life()
         member = self.group.raft.membership.find(self.me)
         if member is not None and member.directory != self._data_dir.identity.directory:
             raise CorruptLog(
-                f"{self._data_dir.raft} was written by another folder ({member.directory}): mixed up files. {REMEDY}",
+                f"{self._data_dir.raft} belongs to another data folder ({member.directory}): the files of "
+                f"several folders were mixed. {REMEDY}",
             )
 
     def _watch(self, task: asyncio.Task[None]) -> None:
@@ -205,7 +213,7 @@ class ClusterNode(Admission):
         members.sort(key=lambda member: member.id)
         self.group.found(founding_snapshot(state, tuple(members)))
         self._data_dir.join(state.cluster_id)
-        logger.info("founded cluster %s of brokers %s", state.cluster_id, [member.id for member in members])
+        logger.info("created cluster %s with brokers %s", state.cluster_id, [member.id for member in members])
         self._begin()
         self.links.redial()
 
@@ -265,14 +273,16 @@ class ClusterNode(Admission):
         belonging = [link.peer for link in others if link.is_up and link.peer is not None and link.peer.cluster_id]
         if belonging:
             logger.warning(
-                "cluster %s exists already and does not know this broker's folder: natslog --server %s cluster add %s",
+                "cluster %s exists already and this broker's data folder is not a member of it: run natslog "
+                "--server %s cluster add %s",
                 belonging[0].cluster_id,
                 belonging[0].url,
                 self.config.url,
             )
         elif missing:
             logger.warning(
-                "a new cluster begins when all its seeds are up; not reached: %s. Start them, or correct the seeds",
+                "a new cluster is created when all its seeds are running; not reached: %s. Start these brokers, "
+                "or correct the seeds",
                 ", ".join(missing),
             )
 
@@ -310,7 +320,7 @@ class ClusterNode(Admission):
             case Ask():
                 self.questions.received(frame, reply)
             case _:
-                logger.warning("broker %d said what nobody asked: %s", peer.broker, type(frame).__name__)
+                logger.warning("broker %d sent an unexpected message: %s", peer.broker, type(frame).__name__)
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()

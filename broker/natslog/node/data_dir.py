@@ -31,10 +31,11 @@ _REMOVED = ".removed"
 IDENTITY_VERSION = 3
 """From feature level 2 on; at level 1 it is 2, which natslog 0.1.0 reads."""
 REMEDY = (
-    "This broker does not start, and nothing is deleted. If a majority of the brokers still runs: natslog cluster "
-    "remove ID --force, give this broker an empty data folder, natslog cluster add URL. If no majority is left because "
-    "several brokers are damaged or lost: stop an intact one, natslog cluster recover DIR on its data folder, start "
-    "it, then give the others empty data folders and add them. A broker that is alone: restore its folder from a copy"
+    "This broker does not start, and nothing was deleted. If a majority of the brokers is still running: natslog "
+    "cluster remove ID --force, give this broker an empty data folder, natslog cluster add URL. If no majority is "
+    "left because several brokers are damaged or lost: stop an intact broker, run natslog cluster recover DIR on its "
+    "data folder, start it, then give the other brokers empty data folders and add them. If this is the only broker "
+    "of the cluster: restore its data folder from a copy"
 )
 """For what a broker must never go on without: its identity, its life, its vote."""
 
@@ -122,10 +123,10 @@ class DataDir:
         except OSError as error:
             self.release()
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "Free space there" if full else "Give this user the right to"
+            remedy = "Free space on that disk" if full else "Give this user the right to"
             raise DataDirError(
-                f"the data folder {path} cannot be written: {error.strerror or error}. {remedy}, or name another with "
-                "--data-dir",
+                f"the data folder {path} cannot be written: {error.strerror or error}. {remedy}, or choose another "
+                "folder with --data-dir",
                 data_dir=str(path),
             ) from error
         except CorruptLog as error:
@@ -139,7 +140,7 @@ class DataDir:
         """Raises DataDirError: `natslog cluster recover` did not end. A broker would begin with an empty memory."""
         if not self.raft.exists() and any(self.path.glob("raft.before-*")):
             raise DataDirError(
-                f"the recovery of {self.path} was cut short: run natslog cluster recover {self.path} again",
+                f"the recovery of {self.path} was interrupted: run natslog cluster recover {self.path} again",
                 data_dir=str(self.path),
             )
 
@@ -163,8 +164,8 @@ class DataDir:
         except BlockingIOError as error:
             holder = os.pread(self._lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
             raise DataDirError(
-                f"the data folder {self.path} is in use by a running broker (process {holder}): stop that one, or name "
-                "another folder with --data-dir",
+                f"the data folder {self.path} is in use by a running broker (process {holder}): stop that broker, or "
+                "choose another folder with --data-dir",
                 data_dir=str(self.path),
                 process=holder,
             ) from error
@@ -178,8 +179,8 @@ class DataDir:
         known = Identity(broker_id=broker_id) if found is None else found
         if known.broker_id != broker_id:
             raise DataDirError(
-                f"the data folder {self.path} belongs to broker {known.broker_id}, and this is broker {broker_id}: "
-                "correct broker_id, or name another folder with --data-dir",
+                f"the data folder {self.path} belongs to broker {known.broker_id}, but this is broker {broker_id}: "
+                "correct broker_id, or choose another folder with --data-dir",
                 data_dir=str(self.path),
                 owner=known.broker_id,
             )
@@ -202,7 +203,9 @@ class DataDir:
         """
         directory = stored_directory(self.path / "life")
         if not directory or not (self.raft / "hard-state").exists():
-            raise CorruptLog(f"{self.path / 'broker'} is missing, and the folder was used", data_dir=str(self.path))
+            raise CorruptLog(
+                f"{self.path / 'broker'} is missing, but the data folder was used before", data_dir=str(self.path)
+            )
         self._is_stored = False
         return Identity(broker_id=broker_id, directory=directory)
 
@@ -225,7 +228,7 @@ class DataDir:
 
     def join(self, cluster_id: str) -> None:
         """From now on this folder belongs to that cluster."""
-        assert self.identity.cluster_id in ("", cluster_id), "a folder never changes clusters"
+        assert self.identity.cluster_id in ("", cluster_id), "a data folder never changes its cluster"
         self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
 
     def end_life(self) -> None:

@@ -67,7 +67,7 @@ class DiskReserve:
             held_bytes = self._file.stat().st_size if self._file.exists() else 0
             try:
                 if self._free_bytes() < RESERVE_BYTES + _MARGIN_BYTES - held_bytes:
-                    raise OSError(errno.ENOSPC, "too little is free")
+                    raise OSError(errno.ENOSPC, "too little disk space is free")
                 if held_bytes < RESERVE_BYTES or not self.has_room:  # a quota is not in the figures: it is tried
                     self._resize(held_bytes, RESERVE_BYTES + _MARGIN_BYTES)
                     self._resize(RESERVE_BYTES, 0)
@@ -97,9 +97,12 @@ class DiskReserve:
 
     def _note(self, *, has_room: bool) -> None:
         if self.has_room and not has_room:
-            logger.error("%s: the disk is full; what is vital uses the reserve, more is refused", self._file.parent)
+            logger.error(
+                "%s: the disk is full; vital writes use the reserve, and changes that need space are refused",
+                self._file.parent,
+            )
         elif has_room and not self.has_room:
-            logger.warning("%s: the disk has room again, and the reserve is whole", self._file.parent)
+            logger.warning("%s: the disk has free space again, and the reserve was restored", self._file.parent)
         self.has_room = has_room
 
 

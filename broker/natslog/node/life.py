@@ -69,7 +69,10 @@ class Life:
     def __init__(self, path: Path, directory: str, *, must_exist: bool) -> None:
         last = _read(path)
         if last.directory not in ("", directory):
-            raise CorruptLog(f"{path} was written by another folder ({last.directory}): mixed up files", file=str(path))
+            raise CorruptLog(
+                f"{path} belongs to another data folder ({last.directory}): the files of several folders were mixed",
+                file=str(path),
+            )
         self._path, self._directory = path, directory
         self.is_missing = last.number == 0 and must_exist
         self.last_was_older_version = last.number > 0 and not last.nonce

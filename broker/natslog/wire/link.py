@@ -71,7 +71,7 @@ class NatsCredentials:
             if self.tls_ca_file or self.tls_cert_file:
                 options["tls"] = self._tls()
         except ssl.SSLError as error:
-            raise ConfigError(f"the TLS files for NATS do not fit: {error}") from error
+            raise ConfigError(f"the TLS files for NATS are invalid: {error}") from error
         except OSError as error:
             raise ConfigError(f"cannot read the NATS credentials: {error}") from error
         return options
@@ -177,7 +177,7 @@ class NatsLink:
                 await self._up.wait()
         except TimeoutError:
             raise NatsUnavailable(
-                f"no NATS server answers at {self.shown_url} ({self._last_error or 'no answer'}): start one, or "
+                f"no NATS server responds at {self.shown_url} ({self._last_error or 'no answer'}): start one, or "
                 "correct the URL",
                 url=self.shown_url,
             ) from None
@@ -205,7 +205,7 @@ class NatsLink:
     def _note_error(self, error: BaseException) -> None:
         text = str(error) or type(error).__name__
         if text != self._last_error:
-            logger.warning("no connection to NATS at %s: %s; trying again", self.shown_url, text)
+            logger.warning("cannot connect to NATS at %s: %s; trying again", self.shown_url, text)
         self._last_error = text
 
     async def _connect(self) -> None:

@@ -104,7 +104,9 @@ def _problems(rows: Rows, max_payload_bytes: int) -> Iterator[tuple[str, npt.NDA
     ]
     for name, values in (("key", rows.keys), ("message id", rows.ids)):
         if values is not None:
-            problems.append((f"{name} is not one line of UTF-8 text without blanks around it", _not_one_line(values)))
+            problems.append(
+                (f"{name} is not one line of UTF-8 text without leading or trailing blanks", _not_one_line(values))
+            )
     if rows.headers is not None:
         problems.append(("a header name or value is not allowed", _bad_headers(rows.headers)))
     for reason, bad in problems:

@@ -79,10 +79,10 @@ class FrameDemux:
                     rows = frames.rows[np.isin(frames.rows[:, SID], others)]  # in the order in which they came
                     left += [frames.buffer[start:end].tobytes() for start, end in rows[:, [START, END]].tolist()]
         except MalformedFrame as error:
-            logger.error("NATS sent what is no frame (%s); connecting anew", error)
+            logger.error("the NATS server sent invalid protocol data (%s); reconnecting", error)
             raise ProtocolError from error
         except Exception as error:
-            logger.critical("a receiver failed; connecting anew", exc_info=error)  # else it would go unnoticed
+            logger.critical("a receiver failed; reconnecting", exc_info=error)  # else it would go unnoticed
             raise ProtocolError from error
         return b"".join(left)
 

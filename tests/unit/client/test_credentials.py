@@ -98,7 +98,7 @@ def test_refusal_without_the_token_says_that_it_was_not_sent(serve: Callable[[An
     with (
         client_of(serve(pointing_to(url, members()))) as client,
         pytest.raises(
-            NatslogError, match=f"{url} requires credentials, and the token was not sent.*add it to the servers"
+            NatslogError, match=f"{url} requires credentials, but the token was not sent.*add it to the servers"
         ),
     ):
         client.stream("orders")

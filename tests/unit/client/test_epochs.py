@@ -86,7 +86,7 @@ def test_older_leader_alone_is_waited_for_and_then_no_answer(serve: Callable[[An
             lambda: client.splits("orders", 0, 1200),
             lambda: client.fetch("orders", 640),
         ):
-            with pytest.raises(BrokerUnavailable, match="epoch 2 of this stream was seen") as refused:
+            with pytest.raises(BrokerUnavailable, match="epoch 2 of this stream was already received") as refused:
                 ask()
             assert refused.value.retriable
         assert "high_watermark" not in client.streams()[0], "listed, without a position"

@@ -127,8 +127,8 @@ def test_clocks_that_are_apart_are_named_once(
         machine.ahead_s = 3.0
         broker.after(10)
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the clocks of broker 2 and of this one are 45 s apart",
-        "the wall clock of this machine has jumped by +3.0 s",
+        "the clocks of broker 2 and of this broker differ by 45 s",
+        "the wall clock of this machine jumped by +3.0 s",
     ]
 
 

@@ -27,7 +27,7 @@ def test_folder_is_claimed_and_found_again(tmp_path: Path) -> None:
 
 def test_folder_of_another_broker_is_refused(tmp_path: Path) -> None:
     DataDir(tmp_path, 1).release()
-    with pytest.raises(DataDirError, match="belongs to broker 1, and this is broker 2"):
+    with pytest.raises(DataDirError, match="belongs to broker 1, but this is broker 2"):
         DataDir(tmp_path, 2)
     DataDir(tmp_path, 1).release()
 

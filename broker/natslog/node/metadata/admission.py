@@ -75,8 +75,9 @@ class Admission:
             )
         if mine.cluster_id and hello.cluster_id and mine.cluster_id != hello.cluster_id:
             raise ClusterMismatch(
-                f"broker {hello.broker} at {hello.url} belongs to cluster {hello.cluster_id}, and broker {self.me} to "
-                f"{mine.cluster_id}: correct the seeds, or give the newcomer an empty data folder",
+                f"broker {hello.broker} at {hello.url} belongs to cluster {hello.cluster_id}, but broker {self.me} "
+                f"belongs to cluster {mine.cluster_id}: correct the seeds, or give the new broker an empty data "
+                "folder",
                 broker=hello.broker,
             )
         self._check_member(hello)
@@ -88,21 +89,23 @@ class Admission:
         member = membership.find(hello.broker)
         if member is not None and member.directory != hello.directory:
             raise ClusterMismatch(
-                f"broker {hello.broker} at {hello.url} has another data folder than the one that is the "
-                f"cluster's. If that one is lost: natslog cluster remove {hello.broker} --force, then natslog cluster "
-                f"add {hello.url}; otherwise start the broker with its own folder. If it was replaced while broker "
-                f"{self.me} was down, broker {self.me} learns of it from the metadata leader",
+                f"broker {hello.broker} at {hello.url} has a data folder that is not the registered one. If the "
+                f"registered folder is lost: natslog cluster remove {hello.broker} --force, then natslog cluster add "
+                f"{hello.url}; otherwise start the broker with its registered folder. If the broker was replaced "
+                f"while broker {self.me} was down, broker {self.me} receives this change from the metadata leader",
                 broker=hello.broker,
             )
         if member is None and membership.members and hello.cluster_id and not self._may_be_newer(hello):
             raise ClusterMismatch(
-                f"broker {hello.broker} is no member of this cluster. If it was removed: give it an empty data folder, "
-                f"then natslog cluster add {hello.url}. If it was added a moment ago, it is let in as soon as broker "
-                f"{self.me} has learned of it",
+                f"broker {hello.broker} is not a member of this cluster. If it was removed: give it an empty data "
+                f"folder, then natslog cluster add {hello.url}. If it was added a moment ago, it is accepted as soon "
+                f"as broker {self.me} has received this change",
                 broker=hello.broker,
             )
         if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
-            raise NotReady("this broker has not applied its stored metadata yet: it is tried again in a moment")
+            raise NotReady(
+                "this broker has not applied its stored metadata yet: the connection is tried again in a moment"
+            )
         self._check_lives(hello)
 
     def _may_be_newer(self, hello: Hello) -> bool:
@@ -132,13 +135,14 @@ class Admission:
         if not self.cluster_id or hello.supports(level):
             return
         if hello.max_level < level:
-            remedy = f"run natslog {FIRST_VERSION.get(level, natslog_version())} or later there"
+            remedy = f"run natslog {FIRST_VERSION.get(level, natslog_version())} or later on that broker"
         else:
             remedy = (
-                f"run natslog {natslog_version()} there, and natslog cluster finalize-upgrade before the later version"
+                f"run natslog {natslog_version()} on that broker, and run natslog cluster finalize-upgrade "
+                "before installing the later version"
             )
         raise ClusterMismatch(
-            f"the cluster is at feature level {level}, and natslog {hello.version} of broker {hello.broker} at "
+            f"the cluster is at feature level {level}, but natslog {hello.version} of broker {hello.broker} at "
             f"{hello.url} supports levels {hello.min_level} to {hello.max_level}: {remedy}",
             broker=hello.broker,
         )
@@ -161,4 +165,4 @@ class Admission:
         self._refused_ms = {said: at for said, at in self._refused_ms.items() if now_ms - at < LOG_EVERY_MS}
         if error.message not in self._refused_ms and len(self._refused_ms) < _MOST_REFUSALS_SAID:
             self._refused_ms[error.message] = now_ms
-            logger.warning("a broker's link was refused: %s", error.message)
+            logger.warning("the connection of a broker was refused: %s", error.message)

@@ -42,11 +42,14 @@ class DiskPulse:
             await asyncio.wait([beat], timeout=_HANGS_AFTER_S)
             if not beat.done():
                 self.hangs = True
-                logger.error("%s: the disk takes no writes; this broker is silent until it does", self._file.parent)
+                logger.error(
+                    "%s: the disk does not complete writes; this broker sends no heartbeats until it does",
+                    self._file.parent,
+                )
             await beat
             if self.hangs:
                 self.hangs = False
-                logger.warning("%s: the disk takes writes again", self._file.parent)
+                logger.warning("%s: the disk completes writes again", self._file.parent)
             await asyncio.sleep(_EVERY_S)
 
     def _beat(self) -> None:

@@ -268,7 +268,7 @@ class MetadataGroup:
             try:
                 self._propose_here(proposal)
             except NatslogError as error:
-                logger.debug("a forwarded proposal was not taken: %s", error.message)
+                logger.debug("a forwarded proposal was refused: %s", error.message)
 
     # ---- changes ----
 
@@ -304,7 +304,7 @@ class MetadataGroup:
         try:
             self._propose_once(proposal)
         except NatslogError as error:
-            logger.debug("%s was not proposed: %s", type(command).__name__, error.message)
+            logger.debug("the change %s was not proposed: %s", type(command).__name__, error.message)
 
     @property
     def _by_age(self) -> bool:
@@ -320,8 +320,8 @@ class MetadataGroup:
         """
         if needs_room(command) and not self.reserve.has_room_now():
             raise StorageFull(
-                f"the disk of broker {self.me} is full: its reserve is kept for what frees space. Free space there, or "
-                "delete streams, then try again",
+                f"the disk of broker {self.me} is full: its reserve is used only for changes that free space. Free "
+                "space on that disk, or delete streams, then repeat the request",
                 broker=self.me,
             )
         request = request or Request(secrets.token_hex(8), f"broker {self.me}")
@@ -347,8 +347,9 @@ class MetadataGroup:
     def unavailable(self) -> MetadataUnavailable:
         voters = self.raft.membership.voters
         return MetadataUnavailable(
-            f"the metadata of the cluster cannot be changed now: no leader that a majority of the brokers "
-            f"{list(voters)} follows. Start the missing brokers (natslog cluster status shows them), then ask again",
+            "the metadata of the cluster cannot be changed now: no metadata leader is connected to a majority of the "
+            f"brokers {list(voters)}. Start the missing brokers (natslog cluster status shows them), then repeat the "
+            "request",
             voters=list(voters),
         )
 
@@ -360,7 +361,10 @@ class MetadataGroup:
 
     def _propose_here(self, proposal: Proposal) -> None:
         if self.raft.last_index - self.raft.commit > _MOST_UNCOMMITTED:
-            raise Overloaded("too many metadata changes wait to be agreed on: ask again more slowly")
+            raise Overloaded(
+                "too many metadata changes are waiting to be committed: repeat the request later, and send requests "
+                "less often"
+            )
         now_ms = monotonic_ms()
         if self._by_age:
             self._elapsed.begin_term(self.raft.term)
@@ -429,7 +433,7 @@ class MetadataGroup:
         self._news.set()
         await self.applied(index, _PROPOSE_WITHIN_S)
         if self.raft.membership != wanted:
-            raise MembershipChanging(f"the change of the members in term {term} was lost: ask again")
+            raise MembershipChanging(f"the membership change in term {term} was lost: repeat the request")
 
     async def unresponsive(self, brokers: set[BrokerId]) -> set[BrokerId]:
         """Of the leader: those of these that answer nothing from now on, within an election timeout.
@@ -448,7 +452,7 @@ class MetadataGroup:
         """Hands the metadata leadership over. Raises NotMetadataLeader, InvalidRequest."""
         if to not in self.raft.membership.voters:
             raise InvalidRequest(
-                f"broker {to} is no voter of this cluster: name one of {list(self.raft.membership.voters)}"
+                f"broker {to} is not a voter of this cluster: choose one of {list(self.raft.membership.voters)}"
             )
         self.raft.transfer(to)
         self._news.set()

@@ -140,6 +140,6 @@ class MetadataLeading:
     async def _promote(self, member: Member) -> None:
         try:
             await self._group.change_members(lambda membership: membership.with_member(member))
-            logger.info("broker %d has caught up and is a voter now", member.id)
+            logger.info("broker %d has caught up and is now a voter", member.id)
         except NatslogError as error:
             logger.info("broker %d is not a voter yet: %s", member.id, error.message)

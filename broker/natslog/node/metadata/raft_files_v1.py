@@ -164,7 +164,7 @@ class RaftFilesV1:
             raise damage(path, problem)
         with open(path, "ab", buffering=0) as file:
             if extra_bytes := file.tell() - ends[records]:
-                logger.info("%s: %d bytes after entry %d are cut off", path, extra_bytes, self.last_index)
+                logger.info("%s: %d bytes after entry %d were removed", path, extra_bytes, self.last_index)
             os.ftruncate(file.fileno(), ends[records])
             os.fsync(file.fileno())  # also where there was nothing to cut: whoever was killed may not have come to it
 
@@ -179,7 +179,9 @@ class RaftFilesV1:
             return
         named, found = contents.snapshot_index, None if snapshot is NO_SNAPSHOT else snapshot.index
         if named is not None and (found is None or found < named):
-            raise damage(self._folder / "snapshot", f"it is missing or old: the one of index {named} was stored")
+            raise damage(
+                self._folder / "snapshot", f"the file is missing or outdated: the snapshot of index {named} was stored"
+            )
         self.snapshot = snapshot if found == named else NO_SNAPSHOT if named is None else Snapshot(index=named)
         self._contents, self.hard_state = contents, contents.hard_state
         self._files, entries = _read_log(self._folder, contents, self.snapshot)
@@ -188,7 +190,7 @@ class RaftFilesV1:
         sync_folder(self._folder)
         self._remove_unnamed()
         if beyond:
-            logger.info("%s: %d whole entries after entry %d are kept", self._folder, len(beyond), self.last_index)
+            logger.info("%s: %d complete entries after entry %d were kept", self._folder, len(beyond), self.last_index)
             self._append(beyond)
             self._name_contents(self.hard_state)
         if found != named:
@@ -216,11 +218,11 @@ def _read_log(folder: Path, contents: _Contents, snapshot: Snapshot) -> tuple[li
         path = _log_path(folder, first)
         ends, found, problem = _read_file(path, first, term)
         if first != expected:
-            ends, found, problem = [], [], f"it begins with entry {first}, and entry {expected} is missing"
+            ends, found, problem = [], [], f"the file begins with entry {first}, but entry {expected} is missing"
         expected = Index(expected + len(found))
         is_beyond = first > newest or (first == newest and ends and expected > contents.last_index)
         if not is_beyond and (problem or first == newest):
-            ending = f"it ends before entry {expected}, and entries to {contents.last_index} were stored"
+            ending = f"the file ends before entry {expected}, but entries up to {contents.last_index} were stored"
             raise damage(path, problem or ending)
         entries += found
         if problem:
@@ -228,7 +230,7 @@ def _read_log(folder: Path, contents: _Contents, snapshot: Snapshot) -> tuple[li
         term = found[-1].term if found else term
     known = {snapshot.index: snapshot.term, contents.last_index: contents.last_term}
     if wrong := [entry for entry in entries if entry.term != (known.get(entry.index) or entry.term)]:
-        raise damage(folder, f"log and hard-state or snapshot disagree on the term of entry {wrong[0].index}")
+        raise damage(folder, f"the log and hard-state or snapshot have different terms for entry {wrong[0].index}")
     return [first for first in files if first <= newest], entries
 
 
@@ -238,16 +240,16 @@ def _read_file(path: Path, first: Index, term: Term) -> tuple[list[int], list[En
     line = raw[: raw.find(b"\n") + 1]
     header = _HEADER.fullmatch(line)
     if header is None or int(header[3], 16) != crc32c(line[:-9]) or int(header[2]) != first:
-        return [], [], "it is missing, or its first line is damaged"
+        return [], [], "the file is missing, or its first line is damaged"
     if int(header[1]) > FORMAT_VERSION:
-        known = f"this natslog knows up to {FORMAT_VERSION}: upgrade natslog"
+        known = f"this version of natslog supports versions up to {FORMAT_VERSION}: upgrade natslog"
         raise DataDirError(f"{path} is of format version {int(header[1])}; {known}", file=str(path))
     ends, entries = [len(line)], list[Entry]()
     while (start := ends[-1]) < len(raw):
         end = start + 8 + int.from_bytes(raw[start : start + 4], "little")
         where = f"the record at byte {start}, of entry {first + len(entries)},"
         if end > len(raw) or raw[start:end] != _record(raw[start + 8 : end]):
-            return ends, entries, f"{where} is cut short, or its CRC32C does not hold"
+            return ends, entries, f"{where} is truncated, or its CRC32C does not match"
         try:
             entry = msgspec.msgpack.decode(raw[start + 8 : end], type=Entry)
         except msgspec.ValidationError as error:

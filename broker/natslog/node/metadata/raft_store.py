@@ -117,12 +117,12 @@ class RaftStore:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-                logger.warning("%s: no room for a snapshot of %d bytes", self._folder, len(snapshot.data))
+                logger.warning("%s: not enough disk space for a snapshot of %d bytes", self._folder, len(snapshot.data))
                 self._files = self._read()
 
     def close(self) -> None:
         """No file is held open: this is the end of saving."""
-        self._failure = self._failure or "it is closed"
+        self._failure = self._failure or "the store is closed"
 
     def _save(
         self,
@@ -162,7 +162,7 @@ class RaftStore:
         path = self._folder / "hard-state"
         content = read(path, "raft-hard-state", MANIFEST_VERSION, dict[str, Any] | None)
         if content is None and any(any(self._folder.glob(pattern)) for pattern in FILES):
-            raise damage(path, "it is missing, and other files of the store are there")
+            raise damage(path, "the file is missing, but other files of the store exist")
         if content is None or "wal" not in content:
             return RaftFilesV1(self._folder, log_file_bytes=self._log_file_bytes)
         manifest: Manifest = read(path, "raft-hard-state", MANIFEST_VERSION, Manifest)
@@ -171,11 +171,11 @@ class RaftStore:
     @contextmanager
     def _first_failure_is_final(self) -> Iterator[None]:
         if self._failure:
-            raise StorageFailed(f"{self._folder} takes nothing more: {self._failure}", folder=str(self._folder))
-        self._failure = "a change of it did not come to its end"
+            raise StorageFailed(f"{self._folder} accepts no more writes: {self._failure}", folder=str(self._folder))
+        self._failure = "a previous write did not complete"
         try:
             yield
         except OSError as error:
-            self._failure = f"{error}. The broker must stop; repair the cause and start it again"
+            self._failure = f"{error}. The broker must stop; correct the cause and start the broker again"
             raise StorageFailed(f"{self._folder}: {self._failure}", folder=str(self._folder)) from error
         self._failure = ""

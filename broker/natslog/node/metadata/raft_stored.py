@@ -78,7 +78,7 @@ def read(path: Path, kind: str, version: int, content: Any) -> Any:
     try:
         found = read_checked(path, kind, version)
     except (CorruptLog, msgspec.DecodeError) as error:
-        raise damage(path, f"it is not a whole {kind} file") from error
+        raise damage(path, f"the file is not a complete {kind} file") from error
     try:
         return msgspec.convert(found, content)
     except msgspec.ValidationError as error:

@@ -179,11 +179,11 @@ class RaftWal:
             self._end, self._crc = self._end + len(record), _crc_of(record)
             is_proven |= self._end == durable
         if not is_proven:
-            what = f"the record at byte {self._end} is not whole, and all up to byte {durable} was stored"
+            what = f"the record at byte {self._end} is damaged, but all records up to byte {durable} were stored"
             raise damage(self._path, what)
         if extra_bytes := len(raw[durable:].rstrip(b"\0")):
             kept_bytes = self._end - durable
-            logger.info("%s: of %d bytes after byte %d, %d are kept", self._path, extra_bytes, durable, kept_bytes)
+            logger.info("%s: of %d bytes after byte %d, %d were kept", self._path, extra_bytes, durable, kept_bytes)
         return extra_bytes > 0
 
     def _read_head(self, raw: bytes) -> int:
@@ -191,13 +191,13 @@ class RaftWal:
         head = raw[:_HEAD_BYTES]
         found = _HEAD.match(head)
         if found is not None and int(found[1]) > _FORMAT_VERSION and int(found[4], 16) == crc32c(found[0][:-9]):
-            known = f"this natslog knows up to {_FORMAT_VERSION}: upgrade natslog"
+            known = f"this version of natslog supports versions up to {_FORMAT_VERSION}: upgrade natslog"
             raise DataDirError(f"{self._path} is of format version {int(found[1])}; {known}", file=str(self._path))
         self._size_bytes, self._end = (int(found[2]), int(found[3])) if found is not None else (0, 0)
         if head != self._head():
-            raise damage(self._path, "it is missing, or its head is damaged or of another log")
+            raise damage(self._path, "the file is missing, or its header is damaged or belongs to another log")
         if len(raw) != self._size_bytes:
-            raise damage(self._path, f"it has {len(raw)} bytes, and was made with {self._size_bytes}")
+            raise damage(self._path, f"the file has {len(raw)} bytes, but was created with {self._size_bytes} bytes")
         return self._end
 
 

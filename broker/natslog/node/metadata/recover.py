@@ -49,7 +49,7 @@ def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
     if found is not None and not (folder / "raft").exists() and (folder / "raft.new").is_dir():
         (folder / "raft.new").rename(folder / "raft")  # an earlier recovery was cut short right before this
     if found is None or not (folder / "raft").is_dir():
-        raise InvalidRequest(f"{folder} is not the folder of a broker that belongs to a cluster")
+        raise InvalidRequest(f"{folder} is not the data folder of a broker that belongs to a cluster")
     data_dir = DataDir(folder, found.broker_id)
     try:
         return _recover(data_dir, is_dry_run)

@@ -49,8 +49,8 @@ class Registration:
         """Raises CorruptLog: `life` is missing, in the folder of one of several brokers."""
         if self._life.is_missing and not self._is_alone:
             raise CorruptLog(
-                f"{self._data_dir.path / 'life'} is missing: nothing proves that this is the newest data folder of "
-                f"broker {self._admission.me}. {REMEDY}"
+                f"{self._data_dir.path / 'life'} is missing, so it cannot be verified that this is the newest data "
+                f"folder of broker {self._admission.me}. {REMEDY}"
             )
 
     # ---- older copies ----
@@ -72,7 +72,7 @@ class Registration:
         outdated = self.outdated
         if outdated is not None and monotonic_ms() - self._logged_ms >= LOG_EVERY_MS:
             self._logged_ms = monotonic_ms()
-            logger.error("this broker neither votes nor serves: %s", outdated.message)
+            logger.error("this broker does not vote and does not serve requests: %s", outdated.message)
 
     # ---- registering ----
 
@@ -91,7 +91,7 @@ class Registration:
                     await asyncio.sleep(_RETRY_S)
             except NatslogError as error:
                 if self.outdated is None:
-                    logger.warning("this broker waits for the cluster: %s", error.message)
+                    logger.warning("this broker is waiting for the cluster: %s", error.message)
                 await asyncio.sleep(_RETRY_S)
 
     async def _find_leader(self) -> None:
@@ -137,7 +137,9 @@ class Registration:
         await self._group.applied(await self._group.read_index())
         known = self._group.state.brokers.get(self._admission.me)
         if known is not None:
-            logger.warning("this folder was restored, or its file life was lost: it continues %s", known.incarnation)
+            logger.warning(
+                "the data folder was restored, or its file `life` was lost: this broker continues %s", known.incarnation
+            )
             await self._change_life(lambda: self._life.follow(known.life, known.incarnation))
 
     async def _change_life(self, change: Callable[[], None]) -> None:
@@ -146,6 +148,6 @@ class Registration:
             await asyncio.to_thread(change)
         except OSError as error:
             raise StorageUnavailable(
-                f"{self._data_dir.path / 'life'} cannot be written: {error.strerror or error}. Free space there; this "
-                "broker tries again"
+                f"{self._data_dir.path / 'life'} cannot be written: {error.strerror or error}. Free space on that "
+                "disk; this broker tries again"
             ) from error

@@ -44,7 +44,7 @@ class Upgrade:
         levels = self.supported_levels()
         if blockers := blocking(levels, LATEST_LEVEL):
             raise UpgradeBlocked(
-                f"the feature level stays {level}: "
+                f"the feature level is still {level}: "
                 + "; ".join(_remedy(broker, levels[broker]) for broker in blockers)
                 + ". Then run natslog cluster finalize-upgrade again",
                 feature_level=level,
@@ -55,10 +55,10 @@ class Upgrade:
     def _require_leader(self) -> None:
         if not self._group.is_leader:
             leader = self._group.leader
-            raise NotMetadataLeader(f"broker {leader} leads the metadata group: ask it", leader=leader)
+            raise NotMetadataLeader(f"broker {leader} leads the metadata group: send the request to it", leader=leader)
 
 
 def _remedy(broker: BrokerId, levels: Levels | None) -> str:
     if levels is None:
         return f"broker {broker} is not connected: start it, or remove it (natslog cluster remove {broker})"
-    return f"broker {broker} supports levels {levels[0]} to {levels[1]}, and not {LATEST_LEVEL}: upgrade it"
+    return f"broker {broker} supports levels {levels[0]} to {levels[1]}, but not {LATEST_LEVEL}: upgrade it"

@@ -105,21 +105,21 @@ def _decoded(body: bytes) -> Hello:
             raise other_protocol(f"broker {found.broker}", found.protocol, found.version)
         return _decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ClusterMismatch(f"what should say who is speaking is not understood: {error}") from error
+        raise ClusterMismatch(f"the hello of a broker cannot be decoded: {error}") from error
 
 
 def other_protocol(who: str, protocol: int, version: str) -> ClusterMismatch:
     return ClusterMismatch(
-        f"{who} runs natslog {version}, which has link protocol {protocol}, and this broker natslog "
-        f"{natslog_version()}, which has link protocol {PROTOCOL}: stop all brokers and start them with one version"
+        f"{who} runs natslog {version}, which uses link protocol {protocol}, but this broker runs natslog "
+        f"{natslog_version()}, which uses link protocol {PROTOCOL}: stop all brokers and start them with one version"
     )
 
 
 def refusal_for_protocol_1(dialler: str) -> tuple[ClusterMismatch, bytes]:
     """For natslog 0.1.0, whose link is a WebSocket from the beginning: the error, and the frame that tells it."""
     error = ClusterMismatch(
-        f"this broker runs natslog {natslog_version()}, which has link protocol {PROTOCOL}, and {dialler} dials as "
-        "natslog 0.1.0 does, which has link protocol 1: stop all brokers and start them with the newer version"
+        f"this broker runs natslog {natslog_version()}, which uses link protocol {PROTOCOL}, but {dialler} connects "
+        "as natslog 0.1.0 does, which uses link protocol 1: stop all brokers and start them with the newer version"
     )
     header = msgspec.msgpack.encode(["refused", error.to_json()["error"]])
     return error, len(header).to_bytes(4, "big") + header
@@ -163,8 +163,8 @@ class Dialling:
         found = _proof_of(proof, self._keys)
         if found is None or not found[0].proves(found[1], "acceptor", self.body, body):
             raise ClusterMismatch(
-                "it does not prove that it has the cluster's secret: it is no broker of this cluster, or has another "
-                "cluster_secret_file"
+                "it did not prove that it has the cluster secret: it is not a broker of this cluster, or it has "
+                "another cluster_secret_file"
             )
         key, peer = found[0], _decoded(body)
         session = key.session("dialler", self.body, body)
@@ -188,7 +188,7 @@ class Greeted:
     def session(self, proof: str) -> LinkSession:
         """Raises ClusterMismatch: whoever says so has not seen the answer, or does not hold the secret."""
         if not self._key.proves(proof, "dialler", self._body, self.answer):
-            raise another_secret(f"whoever opens a link as broker {self.peer.broker}")
+            raise another_secret(f"the sender that opens a link as broker {self.peer.broker}")
         return self._key.session("acceptor", self._body, self.answer)
 
 
@@ -207,8 +207,9 @@ def checked_hello(body: bytes, proof: str, keys: KeyRing, addresses: frozenset[s
         raise another_secret(f"broker {hello.broker} at {hello.url}")
     if _normal(hello.dialled) not in addresses:
         raise ClusterMismatch(
-            f"broker {hello.broker} dialled {hello.dialled}, and this broker is reached at "
-            f"{', '.join(sorted(addresses))}: correct the seeds, or add the address to its advertise_url or peer_urls",
+            f"broker {hello.broker} connected to {hello.dialled}, but the addresses of this broker are "
+            f"{', '.join(sorted(addresses))}: correct the seeds, or add the address to the advertise_url or "
+            "peer_urls of this broker",
             broker=hello.broker,
         )
     return hello, found[0]

@@ -20,7 +20,7 @@ async def introduce(session: aiohttp.ClientSession, owner: LinkOwner, url: str) 
         BrokerUnavailable: it cannot answer now.
     """
     if not owner.keys.keys:
-        raise ClusterMismatch("this broker has no cluster secret: give it cluster_secret_file")
+        raise ClusterMismatch("this broker has no cluster secret: set cluster_secret_file")
     dialling = Dialling(owner.keys, owner.hello(url))
     headers = {PROOF_HEADER: dialling.proof, "Content-Type": "application/json"}
     async with session.post(url + LINK_PATH, data=dialling.body, headers=headers, allow_redirects=False) as response:
@@ -38,7 +38,7 @@ async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
     while chunk := await response.content.read(MAX_HELLO_BYTES):
         body += chunk
         if len(body) > MAX_HELLO_BYTES:
-            raise ClusterMismatch("it answers with more than 64 KiB: it is no broker")
+            raise ClusterMismatch("its answer is larger than 64 KiB: it is not a broker")
     return bytes(body)
 
 
@@ -48,15 +48,15 @@ def _refusal(status: int, body: bytes) -> NatslogError:
     """
     if status in (404, 405, 501):
         return ClusterMismatch(
-            f"it does not have link protocol {PROTOCOL} of natslog {natslog_version()}: it runs natslog 0.1.0, which "
-            f"has link protocol 1, or is no broker (HTTP {status}). Stop all brokers and start them with the newer "
-            "version"
+            f"it does not support link protocol {PROTOCOL} of natslog {natslog_version()}: it runs natslog 0.1.0, "
+            f"which uses link protocol 1, or it is not a broker (HTTP {status}). Stop all brokers and start them "
+            "with the newer version"
         )
     try:
         error = msgspec.json.decode(body)["error"]
         reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
-        return ClusterMismatch(f"it answers with HTTP {status}, and not as a broker does")
+        return ClusterMismatch(f"it answered HTTP {status}, which is not the answer of a broker")
     match error.get("code"):
         case OutdatedFolder.code:
             return OutdatedFolder(reason, broker=error.get("broker"))

@@ -106,8 +106,9 @@ class Opener:
             self._cipher.decrypt(_nonce(self._number), view[-SEAL_BYTES:], view[:-SEAL_BYTES])
         except (InvalidTag, ValueError) as error:
             raise ClusterMismatch(
-                f"frame {self._number} of a link between brokers is not authentic: it was changed, repeated or left "
-                "out on the way. The link is cut and dialled again; look for who can write to this network"
+                f"frame {self._number} of a link between brokers is not authentic: it was changed, repeated or "
+                "dropped on the network. The link is closed and opened again; check which machines can write to this "
+                "network"
             ) from error
         self._number += 1
         return view[:-SEAL_BYTES]

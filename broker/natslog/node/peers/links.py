@@ -46,7 +46,7 @@ class DialledLink:
     def __init__(self, owner: LinkOwner, session: aiohttp.ClientSession, url: str) -> None:
         self.url = url
         self.peer: Hello | None = None
-        self.problem = "it was never reached"
+        self.problem = "no connection was made yet"
         self.refusal: NatslogError | None = None  # what the last handshake ended with
         self.is_self = False
         self.on_fetched: Callable[[FetchResponse, memoryview], None] | None = None
@@ -106,7 +106,7 @@ class DialledLink:
             case NatslogError():
                 self.problem = error.message
             case TimeoutError():
-                self.problem = f"there was no answer within {HANDSHAKE_S:g} s"
+                self.problem = f"no answer was received within {HANDSHAKE_S:g} s"
             case _:
                 self.problem = f"{type(error).__name__}: {error}"
         self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
@@ -165,7 +165,7 @@ class DialledLink:
         self._up.clear()
         for future in self._asked.values():
             if not future.done():
-                future.set_exception(BrokerUnavailable(f"the link to {self.url} was lost: ask again"))
+                future.set_exception(BrokerUnavailable(f"the link to {self.url} was lost: repeat the request"))
         if outbox is not None:
             self.problem = "the link was lost"
             assert self.peer is not None, "it was up"
@@ -198,7 +198,7 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hell
         while (found := await received(socket, session.opener)) is not None:
             owner.received(peer, found[0], reply)
     except ClusterMismatch as error:
-        logger.error("the link of broker %d is cut: %s", peer.broker, error.message)
+        logger.error("the link to broker %d is closed: %s", peer.broker, error.message)
     finally:
         owner.served.discard(socket)
         await outbox.close()
@@ -263,7 +263,7 @@ class Links:
                 await link.wait_until_up()
         except TimeoutError as error:
             self._guests.pop(url, None)
-            raise BrokerUnavailable(f"no broker could be met at {url}: {link.problem}", url=url) from error
+            raise BrokerUnavailable(f"no broker could be reached at {url}: {link.problem}", url=url) from error
         assert link.peer is not None, "a link that is up has a peer"
         return link.peer
 

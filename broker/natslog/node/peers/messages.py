@@ -151,11 +151,13 @@ def decode_frame(data: memoryview) -> tuple[Frame, memoryview]:
     """
     length = int.from_bytes(data[:4], "big")
     if len(data) < 4 + length or length > _MAX_HEADER_BYTES:
-        raise ClusterMismatch("a frame between brokers is cut short: is that a broker of this version?")
+        raise ClusterMismatch("a frame between brokers is incomplete: check that both brokers run compatible versions")
     try:
         frame, payload = _decoder.decode(data[4 : 4 + length]), data[4 + length :]
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ClusterMismatch(f"a frame between brokers is not understood ({error}): upgrade the older one") from error
+        raise ClusterMismatch(
+            f"a frame between brokers cannot be decoded ({error}): upgrade the older broker"
+        ) from error
     _require_bounds(frame, payload)
     return frame, payload
 
@@ -165,7 +167,7 @@ def decode_value(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ClusterMismatch(f"a value from another broker is not understood: {error}") from error
+        raise ClusterMismatch(f"a value from another broker cannot be decoded: {error}") from error
 
 
 def _require_bounds(frame: Frame, payload: memoryview) -> None:
@@ -181,12 +183,12 @@ def _require_bounds(frame: Frame, payload: memoryview) -> None:
             for answer in answers:
                 _require_sound_verdict(answer.verdict)
             if sum(answer.length for answer in answers) != len(payload):
-                raise ClusterMismatch("an answer between brokers does not have the bytes that it announces")
+                raise ClusterMismatch("an answer from another broker does not have the length that its header states")
         case Forwarded(proposal=proposal):
             try:
                 require_storable(msgspec.to_builtins(proposal))
             except InvalidRequest as error:
-                raise ClusterMismatch(f"a proposal from another broker is not possible: {error.message}") from error
+                raise ClusterMismatch(f"a proposal from another broker is invalid: {error.message}") from error
             if isinstance(proposal.command, RegisterBroker):
                 _require_counts(proposal.command.broker.life)
         case _:
@@ -210,4 +212,4 @@ def _require_sound_verdict(verdict: Verdict) -> None:
 def _require_counts(*counts: int) -> None:
     for count in counts:
         if not 0 <= count <= MAX_COUNT:
-            raise ClusterMismatch(f"{count} in a frame between brokers is nothing that a broker counts to")
+            raise ClusterMismatch(f"{count} in a frame between brokers is out of range")

@@ -30,7 +30,7 @@ class Questions:
     def received(self, ask: Ask, reply: Reply) -> None:
         """Answers on the link that the question came from."""
         if len(self._tasks) >= _MOST_QUESTIONS:
-            reply(_failure(ask, Overloaded("too many questions at once")), None)
+            reply(_failure(ask, Overloaded("too many requests at once")), None)
             return
         task = asyncio.create_task(self._answer(ask, reply), name=f"answering {ask.what}")
         self._tasks.add(task)
@@ -42,7 +42,7 @@ class Questions:
         except NatslogError as error:
             answer = _failure(ask, error)
         except (KeyError, TypeError, ValueError) as error:
-            logger.exception("the question %r could not be answered", ask.what)
+            logger.exception("the request %r of another broker could not be answered", ask.what)
             answer = _failure(ask, NatslogError(f"{ask.what}: {error!r}"))
         else:
             answer = _answered(ask, msgspec.json.encode(result))

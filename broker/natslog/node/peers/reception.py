@@ -113,7 +113,9 @@ class Reception:
         nonce, _, proof = link.partition(":")
         ticket = self._tickets.take(nonce)
         if ticket is None or ticket.expires_s < asyncio.get_running_loop().time():
-            raise ClusterMismatch("a link begins with a hello, and is opened within 5 s of its answer, once")
+            raise ClusterMismatch(
+                "a link must begin with a hello and be opened once, within 5 s of the answer to the hello"
+            )
         session = ticket.greeted.session(proof)
         self._owner.check_peer(ticket.greeted.peer)
         self._owner.admitted(ticket.greeted.peer)
@@ -121,7 +123,7 @@ class Reception:
 
     def _required_keys(self) -> KeyRing:
         if not self._keys.keys:
-            raise ClusterMismatch("this broker has no cluster secret and takes no links: give it cluster_secret_file")
+            raise ClusterMismatch("this broker has no cluster secret and accepts no links: set cluster_secret_file")
         return self._keys
 
     def _addresses(self) -> frozenset[str]:

@@ -102,17 +102,18 @@ async def _wait_until_committed(stream: HostedStream, leading: LeaderReplica, en
                 if stream.leading is not leading:
                     raise _not_leading(stream)
                 if advanced.is_set():
-                    raise ShuttingDown("the broker is shutting down: ask again, another one will know")
+                    raise ShuttingDown("the broker is shutting down: repeat the request; another broker answers it")
                 await advanced.wait()
     except TimeoutError as error:
         raise NotEnoughReplicas(
-            f"the rows are stored here and not yet on all in-sync replicas of stream {stream.name!r}: ask again",
+            f"the rows are stored on this broker, but not yet on all in-sync replicas of stream {stream.name!r}: "
+            "repeat the request",
             stream=stream.name,
         ) from error
 
 
 def _not_leading(stream: HostedStream) -> NoLeader:
-    return NoLeader(f"the leadership of stream {stream.name!r} is changing: ask again", stream=stream.name)
+    return NoLeader(f"the leadership of stream {stream.name!r} is changing: repeat the request", stream=stream.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class _Work:
             return error
         except pa.ArrowException as error:  # whatever was uploaded, it stops no broker
             logger.exception("a direct append to stream %s cannot be stored", self.stream.name)
-            return InvalidRequest(f"rows that cannot be stored: {error}")
+            return InvalidRequest(f"the rows cannot be stored: {error}")
         except OSError as error:
             return StorageFailed(f"stream {self.stream.name!r}: {error}")
 

@@ -222,7 +222,9 @@ def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -
         raise CorruptAnswer(error.message, **error.facts) from error
     first, last = batches[0].header, batches[-1].header
     if last.epoch > epoch:
-        raise CorruptAnswer(f"{source} of epoch {epoch}: records of epoch {last.epoch}")
+        raise CorruptAnswer(f"{source} of epoch {epoch} has records of epoch {last.epoch}")
     if first.base_offset != log.log_end_offset:
-        raise CorruptAnswer(f"{source}: offset {first.base_offset}, and {log.log_end_offset} comes next")
+        raise CorruptAnswer(
+            f"{source} begins at offset {first.base_offset}, but the next offset is {log.log_end_offset}"
+        )
     log.append_copies(batches)

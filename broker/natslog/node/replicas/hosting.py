@@ -235,4 +235,4 @@ class Hosting:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}
         for folder in sorted(self._data_dir.streams.iterdir()):
             if stream_id_of(folder) not in known:
-                logger.warning("%s belongs to no known stream; it is left alone", folder)
+                logger.warning("%s belongs to no known stream; it is not changed", folder)

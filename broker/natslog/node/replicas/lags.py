@@ -87,7 +87,7 @@ class Lags:
             if isinstance(answer, dict):
                 found |= answer
             elif not isinstance(answer, NatslogError):
-                logger.error("the lags at a broker's streams are unknown: %s", answer)
+                logger.error("the lags of the streams that another broker leads are unknown: %s", answer)
         return found
 
     async def of_cursors(self, cursors: Sequence[CursorRecord]) -> list[LagJson | None]:
@@ -123,5 +123,5 @@ def _lags_of_all(logs: Sequence[tuple[str, str, StreamLog, Sequence[int]]]) -> d
         try:
             found[name] = [lag_json(log.reader.lag(offset), stream_id) for offset in offsets]
         except (NatslogError, OSError) as error:
-            logger.warning("stream %s: nobody can say how far its readers are behind: %s", name, error)
+            logger.warning("stream %s: the lag of its readers is unknown: %s", name, error)
     return found

@@ -47,7 +47,9 @@ class LogFolder:
         """
         start = log.first_damaged_offset()
         if start is not None:
-            logger.warning("stream %s: damaged from offset %d on; it is fetched again from the leader", name, start)
+            logger.warning(
+                "stream %s: the log is damaged from offset %d on; it is fetched again from the leader", name, start
+            )
             log.discard_from(start)
 
     def set_aside(self, name: str) -> None:

@@ -76,7 +76,7 @@ class Positions:
             if isinstance(answer, dict):
                 _add_newer(found, answer)
             elif not isinstance(answer, NatslogError):
-                logger.error("a broker's positions are unknown: %s", answer)
+                logger.error("the positions of the streams that another broker leads are unknown: %s", answer)
         return found
 
 

@@ -181,8 +181,8 @@ class HostedStream:
         if not self._replica.others_hold_it:
             return problem
         return NoLeader(
-            f"broker {self.me} cannot use its replica of stream {self.name!r}: ask another broker, or this one again "
-            f"in a moment. {problem.message}",
+            f"broker {self.me} cannot use its replica of stream {self.name!r}: send the request to another broker, "
+            f"or repeat it in a moment. {problem.message}",
             stream=self.name,
             broker=self.me,
             problem=problem.code,
@@ -345,14 +345,14 @@ class HostedStream:
                     await work
             case CutTo(end_offset=end):
                 logger.warning(
-                    "stream %s: cut from %d to %d, where it parts from the leader's log",
+                    "stream %s: truncated from %d to %d, where it differs from the leader's log",
                     self.name,
                     log.log_end_offset,
                     end,
                 )
                 await self._in_thread(log.cut_to, end)
             case BeginAt(log_start_offset=start, epoch=epoch):
-                logger.warning("stream %s: begins anew at %d, where the leader's log begins", self.name, start)
+                logger.warning("stream %s: the log starts again at %d, the start of the leader's log", self.name, start)
                 await self._in_thread(log.begin_at, start, epoch)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
@@ -442,9 +442,9 @@ class HostedStream:
         if leading is not None:
             self._services.leaders_appointed += 1
             log = logger.info if leading.epoch > 1 else logger.debug
-            log("stream %s: leads epoch %d from %d", self.name, leading.epoch, leading.epoch_start)
+            log("stream %s: this broker leads epoch %d from offset %d", self.name, leading.epoch, leading.epoch_start)
         else:
-            logger.info("stream %s: stopped leading", self.name)
+            logger.info("stream %s: this broker stopped leading", self.name)
         self._mark_sessions()
         self._wake()
 

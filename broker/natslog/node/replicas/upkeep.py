@@ -133,7 +133,7 @@ class Upkeep:
         """
         log, ingest = stream.usable_log(), stream.ingest
         if ingest is None:
-            raise ShuttingDown("the broker leads the stream no more: ask again")
+            raise ShuttingDown("this broker is no longer the leader of the stream: repeat the request")
         end, deadline_s = log.log_end_offset, time.monotonic() + _ROLL_WITHIN_S
         ingest.roll()
         while log.sealed_end_offset < end and time.monotonic() < deadline_s and not self._stopping.is_set():
@@ -180,7 +180,7 @@ class Upkeep:
 
     async def _delete_stream(self, tombstone: Tombstone) -> None:
         await self._hosting.delete_files(tombstone.id)
-        logger.info("stream %s (%s), deleted before: files removed", tombstone.name, tombstone.id)
+        logger.info("stream %s (%s): the files of the deleted stream were removed", tombstone.name, tombstone.id)
         await self._group.propose(DropTombstone(id=tombstone.id, broker=tombstone.broker))
 
 
@@ -246,7 +246,7 @@ def _tried(stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], bool
     try:
         return work(stream, log)
     except (NatslogError, OSError) as error:
-        logger.error("stream %s: maintenance failed, and is tried again: %s", stream.name, error)
+        logger.error("stream %s: maintenance failed and will be tried again: %s", stream.name, error)
         return False
 
 
@@ -288,8 +288,8 @@ def clock_warnings(streams: list[HostedStream]) -> list[str]:
     if not apart:
         return []
     return [
-        f"this machine's wall clock is {max(apart, key=abs):+.0f} s apart from the time of {len(apart)} of the "
-        f"{len(behind_s)} streams led here: set it right (NTP). Messages are stamped, and expire, by stream time. It "
-        "follows the clocks of a majority of the brokers; a single broker's clock is followed when it has been steady "
-        "for as long as it is ahead, at most an hour"
+        f"the wall clock of this machine differs by {max(apart, key=abs):+.0f} s from the time of {len(apart)} of "
+        f"the {len(behind_s)} streams that this broker leads: correct the clock (NTP). Timestamps and expiry of "
+        "messages follow stream time. Stream time follows the clocks of a majority of the brokers; the clock of a "
+        "single broker is followed when it has not jumped for as long as it is ahead, at most an hour"
     ]

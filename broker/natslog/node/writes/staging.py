@@ -137,7 +137,7 @@ class Staging:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise DataDirError(
-                f"the folder {folder} cannot be made ({error.strerror}): free space on that disk, or correct its "
+                f"the folder {folder} cannot be created ({error.strerror}): free space on that disk, or correct its "
                 "permissions, then start the broker again"
             ) from error
 
@@ -167,7 +167,7 @@ class Staging:
             StorageUnavailable, Overloaded: it cannot be taken now.
         """
         if len(self._uploads) >= _MOST_UPLOADS:
-            raise Overloaded(f"{_MOST_UPLOADS} uploads are under way: try again in a moment")
+            raise Overloaded(f"{_MOST_UPLOADS} uploads are in progress: try again in a moment")
         self._touched(key)
         upload = _Upload(key, self._folder / f"{next(self._numbers):020d}")
         self._uploads.append(upload)
@@ -178,7 +178,7 @@ class Staging:
             upload.path.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 why = error.strerror or error
-                raise StorageUnavailable(f"the upload could not be kept ({why}): try again") from error
+                raise StorageUnavailable(f"the upload could not be stored ({why}): try again") from error
             raise
         finally:
             self._uploads.remove(upload)
@@ -212,8 +212,8 @@ class Staging:
             raise self.too_large(batch_bytes)
         if free_bytes(self._folder) < self._min_free_bytes + _CHUNK_BYTES:
             raise StorageFull(
-                f"the disk of {self._folder} has no room for uploads ({self._min_free_bytes} bytes are kept free): "
-                "make room or lower the retention of streams",
+                f"the disk of {self._folder} has no space for uploads ({self._min_free_bytes} bytes are kept free): "
+                "free space or lower the retention limits of streams",
                 file=str(self._folder),
             )
 
@@ -235,8 +235,8 @@ class Staging:
             if part is None or part.receipt != receipt:
                 raise PartsMissing(
                     f"part {receipt.part} (attempt {receipt.attempt}) of batch {key[2]} of {key[1]} is not staged on "
-                    "this broker as it is named: another broker leads by now, this one was restarted, or an hour has "
-                    "passed. Stage the batch again",
+                    "this broker as the commit names it: another broker is the leader now, this broker was "
+                    "restarted, or an hour has passed. Stage the batch again",
                     part=receipt.part,
                     attempt=receipt.attempt,
                 )
@@ -256,7 +256,7 @@ class Staging:
         """The batches that were not touched for an hour."""
         since_s = time.monotonic() - _FORGET_AFTER_S
         for key in [key for key, batch in self._batches.items() if batch.touched_s < since_s]:
-            logger.warning("batch %d of %s was staged and never committed; its parts are dropped", key[2], key[1])
+            logger.warning("batch %d of %s was staged but not committed; its parts were deleted", key[2], key[1])
             await self.drop(key)
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
         async with asyncio.timeout(_SILENT_S):
             return await anext(chunks, b"")
     except TimeoutError:
-        raise InvalidRequest(f"nothing came for {_SILENT_S:.0f} s: upload the part again") from None
+        raise InvalidRequest(f"no data was received for {_SILENT_S:.0f} s: upload the part again") from None
 
 
 def rows_of(parts: Iterable[StagedPart]) -> Iterator[pa.RecordBatch]:
@@ -286,7 +286,8 @@ def rows_of(parts: Iterable[StagedPart]) -> Iterator[pa.RecordBatch]:
 
 def too_large(size_bytes: int, max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"{size_bytes} bytes for one batch; this broker takes {max_bytes} as one run (append_max_bytes): make "
-        "batches smaller (maxBytesPerTrigger, maxOffsetsPerTrigger, several writes), or raise it",
+        f"one batch has {size_bytes} bytes, but this broker accepts at most {max_bytes} per batch "
+        "(append_max_bytes): make batches smaller (maxBytesPerTrigger, maxOffsetsPerTrigger, several writes), or "
+        "raise append_max_bytes",
         max_bytes=max_bytes,
     )

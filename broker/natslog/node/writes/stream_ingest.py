@@ -198,7 +198,7 @@ class StreamIngest:
     def why_not(self) -> NatslogError | None:
         """What keeps the stream from taking messages now. From any thread."""
         if self._closing:
-            return ShuttingDown("the broker is shutting down: send again")
+            return ShuttingDown("the broker is shutting down: send the message again")
         if self.refuses is not None:
             return self.refuses
         return self.log.failure or self._refusal()
@@ -208,7 +208,7 @@ class StreamIngest:
         frames, not_plain = split_by_subject(frames)
         if len(not_plain.rows):
             error = InvalidRequest(
-                f"a message needs one plain subject of at most {MAX_SUBJECT_BYTES} bytes, with no wildcard as a token: "
+                f"the subject of a message must have at most {MAX_SUBJECT_BYTES} bytes and no wildcard as a token: "
                 "correct it"
             )
             self._refuse(not_plain, error, "bad_subject")
@@ -226,7 +226,9 @@ class StreamIngest:
 
     def _gather(self, frames: Frames, survey: Survey) -> None:
         if not self._memory.take(survey.frame_bytes):
-            self._refuse(frames, Overloaded("the broker's memory for uncommitted messages is full: send slower"))
+            self._refuse(
+                frames, Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
+            )
             return
         with self._lock:
             if not self._gathered or self._gathered[-1].builder.is_full:
@@ -252,7 +254,7 @@ class StreamIngest:
         if time.monotonic() - self._last_complaint >= _LOG_EVERY_S:
             self._last_complaint = time.monotonic()
             total = sum(self.stats.refused.values())
-            logger.error("stream %s: refused %d messages (%d so far): %s", self.name, rows, total, error.message)
+            logger.error("stream %s: refused %d messages (%d in total): %s", self.name, rows, total, error.message)
 
     def _answer(self, protocol: bytes | memoryview, rows: int) -> None:
         if not self._sender.send_now(protocol):
@@ -306,7 +308,7 @@ class StreamIngest:
         """
         with self._lock:
             if self._closing:
-                raise ShuttingDown("the broker is shutting down, or leads no more: ask again")
+                raise ShuttingDown("the broker is shutting down, or is no longer the leader: repeat the request")
             self._errands.append(errand)
             self._ensure_turn()
 
@@ -381,7 +383,9 @@ class StreamIngest:
         assert window_s is not None, "only this turn takes it"
         self.dedupe, damage = rebuilt_dedupe(window_s, self.log)
         if damage is not None:
-            logger.error("stream %s: deduplication knows what could be read: %s", self.name, damage.message)
+            logger.error(
+                "stream %s: deduplication uses only the readable part of the log: %s", self.name, damage.message
+            )
 
     def _roll(self) -> None:
         with self._lock:
@@ -398,7 +402,14 @@ class StreamIngest:
 
     def _outcome_of(self, gathering: _Gathering) -> _Outcome:
         if self._abandoned:
-            return _Outcome(0, 0, gathering.frame_bytes, 0.0, None, ShuttingDown("another broker leads: send again"))
+            return _Outcome(
+                0,
+                0,
+                gathering.frame_bytes,
+                0.0,
+                None,
+                ShuttingDown("another broker is now the leader: send the message again"),
+            )
         batch, started = gathering.builder.taken(), time.perf_counter()
         rows, frame_bytes = batch.rows.rows, gathering.frame_bytes
         answers: bytes | memoryview | None = None

@@ -484,7 +484,7 @@ def test_error_in_any_step_is_final_and_loses_nothing_that_was_returned(
                     now = now.after(change)
             except StorageFailed as error:
                 failure = error
-                with pytest.raises(StorageFailed, match="takes nothing more"):
+                with pytest.raises(StorageFailed, match="accepts no more writes"):
                     store.save(None, None, (), None)
         if failure is None:
             assert failing_step > 30, "every step of a whole run had its turn"
@@ -916,7 +916,7 @@ def test_what_raft_never_does_is_a_bug_that_ends_the_store_and_harms_nothing(mem
     with pytest.raises(AssertionError):
         wrong.apply_to(store)
     if wrong.hard is None:
-        with pytest.raises(StorageFailed, match="did not come to its end"):
+        with pytest.raises(StorageFailed, match="did not complete"):
             store.save(None, None, (), None)
     found = state_of(open_small(memory))
     assert (found.snapshot, found.entries[:4]) == (before.snapshot, before.entries)

@@ -62,8 +62,8 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
             link.on_fetched = lambda response, payload: fetched.append(len(payload))
             link.send(FetchRequest(1, "d.1"))
             await until(lambda: fetched == [len(big)])
-            link.send(FetchRequest(2, "d.1"))  # the answer does not have the bytes that it announces
-            await until(lambda: "does not have the bytes" in link.problem)
+            link.send(FetchRequest(2, "d.1"))  # the answer does not have the length that it announces
+            await until(lambda: "does not have the length" in link.problem)
             assert fetched == [len(big)]
 
     asyncio.run(main())
@@ -217,10 +217,10 @@ async def _page(request: web.Request) -> web.Response:
 @pytest.mark.parametrize(
     ("handler", "problem"),
     [
-        (_endless, "more than 64 KiB"),
+        (_endless, "larger than 64 KiB"),
         pytest.param(_elsewhere, "HTTP 307", marks=pytest.mark.long),
-        (_protocol_1, f"link protocol 2 of natslog {natslog_version()}.*0.1.0, which has link protocol 1"),
-        pytest.param(_page, "does not prove", marks=pytest.mark.long),
+        (_protocol_1, f"link protocol 2 of natslog {natslog_version()}.*0.1.0, which uses link protocol 1"),
+        pytest.param(_page, "did not prove", marks=pytest.mark.long),
     ],
 )
 def test_server_that_is_no_broker_is_not_added_and_the_reason_is_named(
@@ -330,12 +330,16 @@ def test_reasons_to_refuse_a_broker_are_named_on_both_sides(tmp_path: Path, capl
             async with node(tmp_path, 3, secrets=()) as other:
                 with pytest.raises(BrokerUnavailable, match="this broker has no cluster secret"):
                     await other.links.meet(one.config.url)
-                with pytest.raises(BrokerUnavailable, match="takes no links"):
+                with pytest.raises(BrokerUnavailable, match="accepts no links"):
                     await one.links.meet(other.config.url)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    refused = [record.message for record in caplog.records if record.message.startswith("a broker's link was refused")]
+    refused = [
+        record.message
+        for record in caplog.records
+        if record.message.startswith("the connection of a broker was refused")
+    ]
     assert any("another cluster secret" in message for message in refused)
     assert any("two brokers have the id 1" in message for message in refused)
 
@@ -370,7 +374,7 @@ def test_that_a_broker_starts_is_no_error_of_its_links(tmp_path: Path, caplog: p
 @pytest.mark.parametrize(
     ("levels", "level", "remedy"),
     [
-        ((1, 1), 2, "run natslog 0.2.0 or later there"),
+        ((1, 1), 2, "run natslog 0.2.0 or later on that broker"),
         ((3, 4), 2, "finalize-upgrade"),
         ((1, 2), 2, None),
         ((2, 3), 2, None),
@@ -457,7 +461,7 @@ def test_protocol_1_is_told_what_to_do_and_nothing_is_read_from_it(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert "dials as natslog 0.1.0 does, which has link protocol 1" in caplog.text
+    assert "connects as natslog 0.1.0 does, which uses link protocol 1" in caplog.text
 
 
 def test_refusals_of_many_kinds_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -138,7 +138,7 @@ def test_header_longer_than_its_frame_is_refused() -> None:
 
 def test_answer_with_fewer_or_more_bytes_than_it_announces_is_refused() -> None:
     for payload in (PAYLOAD[:-1], PAYLOAD + b"9", b""):
-        with pytest.raises(ClusterMismatch, match="bytes that it announces"):
+        with pytest.raises(ClusterMismatch, match="length that its header states"):
             decode_frame(memoryview(b"".join(encode_frame(answer(Matching()), [payload]))))
 
 

@@ -152,7 +152,7 @@ def test_a_missing_log_of_a_single_replica_refuses_to_serve(tmp_path: Path) -> N
         stream = await stage.host(stream.record)
         assert (stream.log, stream.leading) == (None, None)
         assert stream.problem is not None
-        assert "Mount the file system or restore the folder" in stream.problem.message
+        assert "mount the file system or restore the folder" in stream.problem.message
         assert not (tmp_path / stream.id).exists(), "nothing is created in its place"
 
     run(tmp_path, story)

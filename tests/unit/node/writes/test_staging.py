@@ -36,7 +36,9 @@ async def no_arrow() -> AsyncIterator[bytes]:
     yield b"no Arrow"
 
 
-@pytest.mark.parametrize(("chunks", "words"), [(half_and_then_silence, "nothing came for"), (no_arrow, "no Arrow IPC")])
+@pytest.mark.parametrize(
+    ("chunks", "words"), [(half_and_then_silence, "no data was received for"), (no_arrow, "no Arrow IPC")]
+)
 def test_upload_that_fails_gives_its_place_back_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks, words: str
 ) -> None:
