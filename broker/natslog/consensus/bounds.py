@@ -87,8 +87,8 @@ def _require_counts(message: Message, *counts: int) -> None:
 def _require(is_sound: bool, message: Message, what: str) -> None:
     if not is_sound:
         raise ClusterMismatch(
-            f"a {type(message).__name__} from broker {message.sender} has {what}, a value that no broker sends: "
-            "the link is closed",
+            f"a {type(message).__name__} from broker {message.sender} has invalid {what} that no broker sends: the "
+            "link is closed",
             broker=message.sender,
         )
 
