@@ -78,7 +78,7 @@ class StreamOperations:
         self._check(settings)
         check_name(name)
         if name.startswith("__"):
-            raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are natslog's own")
+            raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are reserved")
         existing = self._state.streams.get(name)
         placement = existing.replicas if existing else Loads(self._state).place(settings.replicas, self._usable())
         command = CreateStream(
@@ -106,8 +106,8 @@ class StreamOperations:
         for prefix in self._config.ack_reply_prefixes:
             if not is_wildcard(first) and overlap(settings.subject, f"{prefix}>"):
                 raise InvalidRequest(
-                    f"acks go to subjects that begin with {prefix!r} (ack_reply_prefixes), so no stream records "
-                    f"{settings.subject!r}: choose another subject",
+                    f"acks are sent to subjects that begin with {prefix!r} (ack_reply_prefixes), so a stream cannot "
+                    f"record {settings.subject!r}: choose another subject",
                     setting="subject",
                 )
 
@@ -115,8 +115,8 @@ class StreamOperations:
         """Raises InvalidRequest: brokers of an older version may be in the cluster."""
         if self._state.feature_level < level:
             raise InvalidRequest(
-                f"{what} needs feature level {level}, and the cluster is at {self._state.feature_level}: upgrade all "
-                "brokers, then run natslog cluster finalize-upgrade"
+                f"{what} requires feature level {level}, but the cluster is at level {self._state.feature_level}: "
+                "upgrade all brokers, then run natslog cluster finalize-upgrade"
             )
 
     async def _wait_until_ready(self, name: str, within_s: float) -> None:
@@ -131,14 +131,16 @@ class StreamOperations:
             elif (link := self._cluster.link_to(record.leader)) is not None:
                 await link.ask("ready", within_s, name=name)
         except (TimeoutError, NatslogError) as error:
-            logger.warning("stream %s exists and is not led yet: %s", name, error)
+            logger.warning("stream %s was created but has no leader yet: %s", name, error)
 
     async def _answer_ready(self, name: str) -> None:
         """Returns when the stream takes messages here."""
         give_up_at = time.monotonic() + _READY_WITHIN_S
         while (stream := self._hosting.streams.get(name)) is None or not stream.is_ready:
             if time.monotonic() > give_up_at:
-                raise NotReady(f"stream {name!r} is not led here yet: ask again in a moment", stream=name)
+                raise NotReady(
+                    f"this broker is not yet the leader of stream {name!r}: repeat the request in a moment", stream=name
+                )
             coming = self._cluster.group.changed() if stream is None else stream.reconciled.wait()
             await wait_for_at_most(_POLL_S, coming)
 

@@ -559,7 +559,7 @@ def _refusal_of(record: StreamRecord) -> NatslogError | None:
     if record.sealed:
         return StreamSealed(f"stream {record.name!r} is sealed, and read-only for good: write to another stream")
     if record.paused:
-        return StreamPaused(f"stream {record.name!r} is paused: resume it, then send again")
+        return StreamPaused(f"stream {record.name!r} is paused: resume it, then send the message again")
     return None
 
 
