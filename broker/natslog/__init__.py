@@ -10,7 +10,7 @@ __all__ = ["__version__"]
 
 
 def __getattr__(name: str) -> str:
-    """The version is looked up when it is asked for: reading the package's metadata takes longer than this import."""
+    """The version is read on first access: reading the package's metadata takes longer than this import."""
     if name == "__version__":
         from natslog.errors import natslog_version
 

@@ -125,7 +125,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[st
     Args:
         path: a TOML file of `setting = value` lines, or None.
         flags: settings given on the command line; None values are "not given".
-        environ: variables (`NATSLOG_HTTP_PORT=9300`), the process's own by default.
+        environ: variables (`NATSLOG_HTTP_PORT=9300`), by default those of this process.
 
     Raises:
         ConfigError: an unreadable file, an unknown setting (nearest known one named) or a wrong value.

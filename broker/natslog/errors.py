@@ -1,4 +1,4 @@
-"""Every error a user of natslog can meet, named for what the caller does about it.
+"""All errors of natslog, named for the action of the caller.
 
 A bug is an `assert`; what can happen in operation is a `NatslogError`. Each carries a stable `code`, whether the
 same request may succeed later (`retriable`), the HTTP status that stands for it, and facts a program can use. The
@@ -16,7 +16,7 @@ class NatslogError(Exception):
     """Base of all errors in operation.
 
     Args:
-        message: what happened and what to do next, one or two sentences for a person.
+        message: what happened and what to do next, in one or two sentences.
         facts: JSON-serialisable details for programs (`stream="orders"`, `high_watermark=42`).
     """
 
@@ -48,7 +48,7 @@ class InvalidRequest(NatslogError):
 
 
 class StreamNotFound(NatslogError):
-    """No stream of that name: create it, or correct the name."""
+    """A stream of that name does not exist: create it, or correct the name."""
 
     code, status = "stream_not_found", 404
 
@@ -60,19 +60,19 @@ class StreamConflict(NatslogError):
 
 
 class StreamRecreated(NatslogError):
-    """The stream was deleted and made again: positions in the old one mean nothing in the new one."""
+    """The stream was deleted and created again: offsets of the old stream are not valid in the new one."""
 
     code, status = "stream_recreated", 409
 
 
 class CursorNotFound(NatslogError):
-    """No cursor of that consumer on that stream: it was never set, or went with a stream of that name."""
+    """The consumer has no cursor on that stream: it was never set, or was deleted with a stream of that name."""
 
     code, status = "cursor_not_found", 404
 
 
 class TooManyCursors(NatslogError):
-    """The cluster keeps no more cursors: remove those that are not moved any more."""
+    """The limit of cursors is reached: delete those that are no longer used."""
 
     code, status = "too_many_cursors", 409
 
@@ -102,13 +102,13 @@ class OffsetOutOfRange(NatslogError):
 
 
 class DataLoss(NatslogError):
-    """Messages between the reader's position and the log are gone; the facts name the range."""
+    """Messages between the reader's position and the log start were deleted; the facts name the range."""
 
     code = "data_loss"
 
 
 class MalformedPayload(NatslogError):
-    """A message's payload is not what the reader was told; the facts name stream and offset."""
+    """The payload of a message does not match the reader's schema; the facts name stream and offset."""
 
     code = "malformed_payload"
 
@@ -120,25 +120,27 @@ class NotEnoughBrokers(NatslogError):
 
 
 class NotMetadataLeader(NatslogError):
-    """Another broker leads the metadata group: ask the one the facts name, or wait where they name none."""
+    """Another broker leads the metadata group: send the request to the broker in the facts, or wait if they name
+    none.
+    """
 
     code, status, retriable = "not_metadata_leader", 421, True
 
 
 class MembershipChanging(NatslogError):
-    """Another change of the group's members is under way: propose again when it is done."""
+    """Another membership change is in progress: repeat the request when it is complete."""
 
     code, status, retriable = "membership_changing", 409, True
 
 
 class NotEnoughReplicas(NatslogError):
-    """Fewer replicas are in sync than the stream's `min_isr`: writing resumes when they are back."""
+    """Fewer replicas are in sync than the stream's `min_isr`: writes resume when enough replicas are in sync."""
 
     code, status, retriable = "not_enough_replicas", 503, True
 
 
 class NoLeader(NatslogError):
-    """The stream has no leader at the moment: ask again, it is being chosen."""
+    """The stream has no leader at the moment: repeat the request; a leader is being chosen."""
 
     code, status, retriable = "no_leader", 503, True
 
@@ -150,13 +152,13 @@ class NotLeader(NatslogError):
 
 
 class MetadataUnavailable(NatslogError):
-    """No majority of the brokers agrees on a metadata leader: start the missing brokers."""
+    """No metadata leader is available because no majority of the brokers is connected: start the missing brokers."""
 
     code, status, retriable = "metadata_unavailable", 503, True
 
 
 class ClusterMismatch(NatslogError):
-    """A broker of another cluster, version, secret or data folder: the message names which, and the remedy."""
+    """A broker has another cluster, version, secret or data folder: the message names the difference and the remedy."""
 
     code, status = "cluster_mismatch", 403
 
@@ -168,37 +170,41 @@ class OutdatedFolder(ClusterMismatch):
 
 
 class CorruptLog(NatslogError):
-    """Bytes on disk are not what was written; the facts name file, position and offsets."""
+    """Bytes on disk differ from what was written; the facts name file, position and offsets."""
 
     code, status = "corrupt_log", 503
 
 
 class CorruptAnswer(NatslogError):
-    """What a broker sent is not what was written, or requested: it is requested again. Nothing on disk is damaged."""
+    """The response of a broker is damaged, or does not match the request: it is requested again. Data on disk is not
+    damaged.
+    """
 
     code, status, retriable = "corrupt_answer", 503, True
 
 
 class StorageFull(NatslogError):
-    """The disk is (nearly) full: writes resume by themselves when there is room."""
+    """The disk is (nearly) full: writes resume automatically when there is free space."""
 
     code, status, retriable = "storage_full", 503, True
 
 
 class StorageUnavailable(NatslogError):
-    """A new file could not be made (too many open files, say); nothing was written, and the same call may succeed."""
+    """A new file could not be created (for example because of too many open files); nothing was written, and the same
+    call may succeed.
+    """
 
     code, status, retriable = "storage_unavailable", 503, True
 
 
 class StorageFailed(NatslogError):
-    """A write or fsync failed; the stream takes no more until the broker is restarted."""
+    """A write or fsync failed; the stream accepts no writes until the broker is restarted."""
 
     code, status = "storage_failed", 503
 
 
 class Overloaded(NatslogError):
-    """The broker's bounded memory is full: send again more slowly."""
+    """The broker's memory limit is reached: repeat the request later, at a lower rate."""
 
     code, status, retriable = "overloaded", 429, True
 
@@ -216,25 +222,25 @@ class StreamSealed(NatslogError):
 
 
 class ShuttingDown(NatslogError):
-    """The broker is on its way out: ask another, or this one again when it is back."""
+    """The broker is shutting down: send the request to another broker, or repeat it after the restart."""
 
     code, status, retriable = "shutting_down", 503, True
 
 
 class NotReady(NatslogError):
-    """The broker is starting and does not know its streams yet: ask again in a moment."""
+    """The broker is starting and has not loaded its streams yet: repeat the request in a moment."""
 
     code, status, retriable = "not_ready", 503, True
 
 
 class BrokerUnavailable(NatslogError):
-    """No broker answered: start one, or correct the address."""
+    """No broker responded: start one, or correct the address."""
 
     code, status, retriable = "broker_unavailable", 503, True
 
 
 class NatsUnavailable(NatslogError):
-    """The NATS server did not answer: start it, or correct the address."""
+    """The NATS server did not respond: start it, or correct the address."""
 
     code, status, retriable = "nats_unavailable", 503, True
 
@@ -246,13 +252,13 @@ class PublishFailed(NatslogError):
 
 
 class DataDirError(NatslogError):
-    """The data folder cannot be used: another broker's, newer, locked, or not writable."""
+    """The data folder cannot be used: it belongs to another broker, is newer, locked, or not writable."""
 
     code = "data_dir"
 
 
 class UpgradeRequired(DataDirError):
-    """A newer natslog wrote this: upgrade this broker. Nothing is changed, and no field is dropped."""
+    """The data was written by a newer natslog: upgrade this broker. Nothing was changed, and no field was dropped."""
 
     code = "upgrade_required"
 
@@ -280,7 +286,9 @@ KINDS = _all_kinds(NatslogError)
 
 
 def from_json(body: Mapping[str, Any]) -> NatslogError:
-    """The error a broker answered with, as the class it had there (`NatslogError` where the code is unknown)."""
+    """The error in the response of a broker, as the class that it had there (`NatslogError` where the code is
+    unknown).
+    """
     stated = body.get("error")
     error = dict(stated) if isinstance(stated, dict) else {}
     kind = KINDS.get(str(error.pop("code", "")), NatslogError)

@@ -1,1 +1,3 @@
-"""The message schema as Arrow has it, on disk and on the wire: self-proving batches, rows on their way to a log."""
+"""The message schema as Arrow has it, on disk and on the wire: self-validating batches, rows before they are appended
+to a log.
+"""

@@ -1,4 +1,4 @@
-"""What the metadata of an Arrow IPC message says of its body: a flatbuffer, of which a few fields are read.
+"""The metadata of an Arrow IPC message, which describes its body: a flatbuffer, of which a few fields are read.
 
 The places of fields are those of Arrow's Message.fbs.
 """
@@ -14,9 +14,9 @@ _RECORD_BATCH = 3
 
 
 class BatchMetadata:
-    """A message's metadata (what follows the eight bytes of its prefix).
+    """The metadata of a message (after the eight bytes of its prefix).
 
-    All raise struct.error, ValueError, TypeError or IndexError where it is none.
+    All methods raise struct.error, ValueError, TypeError or IndexError if the bytes are not valid metadata.
     """
 
     def __init__(self, metadata: bytes) -> None:
@@ -35,8 +35,8 @@ class BatchMetadata:
         return max(0, self._number(self._batch, 4, "<q"))
 
     def unpacked_bytes(self, begin: Callable[[int], bytes]) -> int:
-        """What the buffers of a compressed record batch take when they are read; 0 where nothing is compressed. A
-        buffer begins with the length it had, or -1 where it is as it was.
+        """The uncompressed size of the buffers of a compressed record batch; 0 if nothing is compressed. A buffer
+        begins with its uncompressed length, or with -1 if it is not compressed.
 
         Args:
             begin: the eight bytes at a place in the message's body.

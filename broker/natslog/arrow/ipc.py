@@ -1,4 +1,5 @@
-"""Self-proving Arrow IPC messages: what pyarrow writes, plus a header that says what it is and a CRC32C.
+"""Self-validating Arrow IPC messages: the messages that pyarrow writes, with an additional descriptive header and
+CRC32Cs.
 
 Theory of operation. A batch is one encapsulated Arrow IPC message (continuation, metadata length, flatbuffer, body).
 Its custom metadata holds one fixed-width line under the key `natslog.batch`:
@@ -8,9 +9,9 @@ Its custom metadata holds one fixed-width line under the key `natslog.batch`:
 (and, in a batch of a direct append, that run's mark: `natslog.arrow.run_marks`).
 
 `header_bytes` is everything before the body. Both CRCs are taken with both CRC fields set to `00000000`:
-`header_crc32c` over the header, `crc32c` over header and body. The header's own CRC makes its lengths trustworthy when
-the body is not there, which is what tells a torn tail (lengths proven, bytes missing) from damage (bytes there, and
-wrong). A file or response is a schema message, then such messages, then end-of-stream.
+`header_crc32c` over the header, `crc32c` over header and body. The header's own CRC validates its lengths even when the
+body is missing. This distinguishes a torn tail (lengths proven, bytes missing) from damage (bytes there, and wrong). A
+file or response is a schema message, then such messages, then end-of-stream.
 
 Source: Arrow columnar format, "Encapsulated message format"; docs/FORMATS.md has every byte.
 """
@@ -50,9 +51,9 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What a batch says of itself; `crc` and `header_crc` are as stored, not yet checked.
+    """The header of a batch; `crc` and `header_crc` are the stored values, not yet checked.
 
-    `run`: what it is a part of; told by a header that is proven.
+    `run`: the run that the batch is a part of, as a validated header names it.
     """
 
     base_offset: int
@@ -94,7 +95,7 @@ def encode_batch(
 
     Args:
         compression: `zstd`, `lz4` or None, for the body's buffers.
-        stats: JSON stored beside the batch line, for tools. `run`: what the batch is a part of.
+        stats: JSON stored beside the batch line, for tools. `run`: the run that the batch is a part of.
     """
     line = _LINE_FORM % (base_offset, batch.num_rows, epoch, max_timestamp_us, 0, 0)
     metadata = {_BATCH_KEY: line} | ({_STATS_KEY: stats} if stats else {}) | ({MARK_KEY: run.to_line()} if run else {})
@@ -153,7 +154,7 @@ def line_places(header: Bytes) -> LinePlaces:
 
 
 def find_batch_line(window: Bytes) -> BatchHeader | None:
-    """The first batch line in these bytes, unproven; None if there is none."""
+    """The first batch line in these bytes, not validated; None if there is none."""
     found = _LINE.search(window)
     return _header_of(found, None) if found else None
 

@@ -1,4 +1,4 @@
-"""Rows on their way to a log, as the buffers an Arrow IPC body is made of: no Arrow object on the commit path.
+"""Rows before they are appended to a log, as the buffers of an Arrow IPC body: the commit path uses no Arrow objects.
 
 The columns are those of the message schema without what the leader adds (offset and timestamp). Buffers stand in
 Arrow's depth-first order, each the exact length that Arrow wants, none padded:
@@ -33,7 +33,7 @@ BUFFERS = 18
 
 @dataclass(frozen=True, slots=True)
 class RowBuffers:
-    """Rows as buffers. Whoever made them may reuse them once the rows are committed.
+    """Rows as buffers. The creator may reuse them once the rows are committed.
 
     Attributes:
         rows: at least one.

@@ -1,11 +1,11 @@
-"""The mark that each batch of a run carries: whose it is, and which offsets the whole run has.
+"""The mark in each batch of a run: its producer, and the offsets of the whole run.
 
-A run is what one direct append put into a log; it is there whole or not at all. The mark stands in a batch's custom
+A run consists of the rows of one direct append; a log has all of it or nothing. The mark stands in a batch's custom
 metadata, under the key `natslog.run`, as one line:
 
     v1 start=… end=… batch=… producer=…
 
-No text of a publisher can look like it: subjects have no spaces, and nothing else of theirs stands in a header.
+Data of a publisher cannot imitate it: subjects have no spaces, and a header contains no other data of publishers.
 """
 
 from __future__ import annotations

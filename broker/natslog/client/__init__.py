@@ -1,7 +1,7 @@
-"""What talks to brokers and to NATS from outside: the blocking HTTP client and the publisher.
+"""The clients of brokers and of NATS: the blocking HTTP client and the publisher.
 
 `client` (reads), `streams`, `cursors` and `appending` (its other calls), `asking` (retries over all brokers),
-`epochs` (whose word about a stream's bounds counts),
+`epochs` (which answer about a stream's bounds is the newest),
 `publisher` (columnar publishing to NATS; imported by itself, because it loads the compiled kernels).
 """
 

@@ -1,9 +1,10 @@
-"""Answers with rows, checked: no answer of a broker, whatever it holds, crashes the reader or goes on unnoticed.
+"""Responses with rows, checked: no response of a broker, whatever it contains, crashes the reader or is used without
+validation.
 
-Theory of operation. A *whole* answer consists of stored batches, each proven by its CRC32C; that the batches are those
-of the range is compared here. An *exact* answer has no CRC. Its schema is compared with the one that was asked for
-before any row is read, then pyarrow validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8),
-and its offsets must lie in the range and ascend. A wrong value that is well-formed cannot be found.
+Theory of operation. A *whole* answer consists of stored batches, each validated by its CRC32C; this module checks that
+the batches are those of the range. An *exact* answer has no CRC. Its schema is compared with the requested one before
+any row is read, then pyarrow validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8), and
+its offsets must lie in the range and ascend. A wrong value that is well-formed cannot be detected.
 
 Source: Arrow documentation, "Security considerations": data from elsewhere is validated before it is used.
 """
@@ -28,7 +29,7 @@ _ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, IndexError, KeyError,
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One answer to a fetch: rows within the range asked for, and where to go on."""
+    """One response to a fetch: rows within the requested range, and the offset of the next request."""
 
     batches: list[pa.RecordBatch]
     next_offset: int
@@ -39,7 +40,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What rows were asked for. `end` None: as many as there are. `is_filtered`: not all rows of the range."""
+    """The requested rows. `end` None: up to the end of the stream. `is_filtered`: not all rows of the range."""
 
     stream: str
     start: int
@@ -75,7 +76,7 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
     """The rows of an answer.
 
     Raises:
-        CorruptLog: a CRC does not hold. CorruptAnswer: rows or headers are not what was asked for.
+        CorruptLog: a CRC does not hold. CorruptAnswer: rows or headers are not those requested.
     """
     headers = response.headers
     if "Natslog-Next-Offset" not in headers:
@@ -111,7 +112,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _whole_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
-    """The batches without the rows outside the range; nothing is copied."""
+    """The batches without rows outside of the range; no data is copied."""
     source = f"stream {asked.stream!r}"
     batches, covered = [], asked.start
     for header, message in ipc.split_messages(data, source=source):
@@ -157,7 +158,7 @@ def _check_nulls(batch: pa.RecordBatch, asked: Asked) -> None:
 
 
 def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
-    """Raises CorruptAnswer: a time is one that Python and Spark cannot show."""
+    """Raises CorruptAnswer: a timestamp is outside of the range of Python and Spark."""
     if "timestamp" in batch.schema.names and batch.num_rows:
         bounds = pc.min_max(batch.column("timestamp").cast(pa.int64())).as_py()
         if bounds["min"] < 0 or bounds["max"] > _LAST_US:

@@ -7,7 +7,7 @@
         client.commit_append("orders", "nightly-load", 42, uploader.finish())
 
 A part is an Arrow IPC stream of some megabytes, made in memory and sent while the next one fills, so that it can be
-sent again, to another broker too. A commit may be asked for again as well: the broker knows what it appended.
+sent again, to another broker too. A commit may be repeated as well: the broker recognises batches that it has appended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LastAppend(msgspec.Struct, frozen=True):
 
 
 class AppendAsker(Asker):
-    """The calls themselves; rows go through `PartUploader`."""
+    """The HTTP calls. Use `PartUploader` to upload rows."""
 
     def last_append(self, name: str, producer: str) -> LastAppend:
         """Raises StreamNotFound."""
@@ -63,7 +63,7 @@ class AppendAsker(Asker):
             attempt: attempts at a part replace nothing of each other. `subject`: of rows without that column.
 
         Raises:
-            InvalidRequest: a column or row is not what it must be. PayloadTooLarge: more than one run may have.
+            InvalidRequest: a column or row is invalid. PayloadTooLarge: more than the size limit of one run.
         """
         path = f"{_path(name, producer, batch)}/parts/{in_path(part)}"
         query = {"attempt": attempt, "subject": subject}
@@ -72,10 +72,10 @@ class AppendAsker(Asker):
     def commit_append(
         self, name: str, producer: str, batch: int, parts: Sequence[PartReceipt], *, prefer: Sequence[str] = ()
     ) -> Appended:
-        """Appends the parts' rows as one run; returns when it is committed. Whatever else was staged is dropped.
+        """Appends the parts' rows as one run; returns when it is committed. Everything else that was staged is deleted.
 
         Raises:
-            PartsMissing: they are not (all) at the broker that leads: stage the batch again.
+            PartsMissing: not all parts are staged at the leader: stage the batch again.
         """
         body = {"parts": [msgspec.to_builtins(part) for part in parts]}
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
@@ -83,7 +83,7 @@ class AppendAsker(Asker):
         return self._json("POST", path, Appended, body=body, prefer=prefer, timeout_s=timeout_s)
 
     def abort_append(self, name: str, producer: str, batch: int) -> None:
-        """Drops what is staged of a batch; what is committed stays."""
+        """Deletes the staged parts of a batch; committed rows are not affected."""
         self._ask("DELETE", _path(name, producer, batch))
 
 
@@ -96,7 +96,7 @@ class PartUploader:
     """Stages the rows of one task of a batch: one part is sent while the next one fills; two are in memory.
 
     Args:
-        label: begins the names of its parts, which must be its own within the batch.
+        label: prefix of the names of its parts, which must be unique within the batch.
         subject: of rows without a column `subject`; None: the stream's own, where that is no wildcard.
     """
 
@@ -150,7 +150,7 @@ class PartUploader:
         return self._stage(part, data, prefer=self._prefer)
 
     def finish(self) -> list[PartReceipt]:
-        """What the commit must name. Raises as `stage_part`."""
+        """The receipts that the commit must name. Raises as `stage_part`."""
         try:
             if self._sink is not None:
                 self._send()

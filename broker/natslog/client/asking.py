@@ -1,8 +1,8 @@
-"""Asking brokers over HTTP: any of them, all of them, again and again, within the time given.
+"""HTTP requests to brokers: to any of them, with retries at all of them within the given time.
 
-What the client's calls use: pooled connections, redirects to a leader, retries that are applied once, credentials
-read when they are used, and errors in the broker's own words. The token goes to servers that were given, and to members
-of their cluster over the same scheme; the rule is in `credentials`.
+The module implements pooled connections, redirects to a leader, retries that are applied once, credentials that are
+read when they are used, and the original errors of the broker. The token goes to servers that were given, and to
+members of their cluster over the same scheme; the rule is in `credentials`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LONGEST_WAIT = 8  # times the retry interval
 LEADER_WITHIN_S = 15.0
 _ASK_EACH_WITHIN_S = 2.0
 _ASKED_LAST_S = 15.0
-_ASKED_LAST_WAITS = 10  # times the wait that its silence cost: a paused broker takes a tenth of the time at most
+_ASKED_LAST_WAITS = 10  # times the wait for the missing response: a paused broker takes at most a tenth of the time
 _NEED_TOKEN = (401, 403)
 _OF_A_PROXY = (502, 503, 504)
 _TOKEN_NOT_SENT = (
@@ -57,8 +57,8 @@ _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
 
 _silent_until: dict[str, float] = {}
-"""Brokers that gave no answer, and when they are to be asked in their turn again. Of all clients in this process: each
-task of Spark has a client of its own, and would wait for the same dead broker again.
+"""Brokers that did not respond, and the time from which they are tried in normal order again. Shared by all clients in
+this process: each task of Spark has its own client, and would otherwise wait for the same failed broker again.
 """
 
 
@@ -75,20 +75,21 @@ Facts: TypeAlias = dict[str, Any]
 """An object of JSON."""
 
 Judge: TypeAlias = Callable[[urllib3.BaseHTTPResponse], NatslogError | None]
-"""Why an answer is not to be used; None where it is. One that may be better elsewhere, or later, is retriable."""
+"""The reason why a response must not be used; None if it is valid. The error is retriable if another broker, or a later
+request, may give a valid response."""
 
 
 class _RedirectFailed(Exception):
-    """The broker that was pointed to does not answer, or not without the token."""
+    """The target of a redirect does not respond, or requires the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How a client asks.
+    """Settings of a client's requests.
 
     Attributes:
         timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
-        patience_s: while no broker can be reached at all, go on for at least so long.
+        patience_s: minimum time for which requests are repeated while no broker can be reached.
         token_file: a file with the bearer token, read when it is used. `token`: the token itself. It goes to the
             given servers, and to members of their cluster over the same scheme (`natslog.client.credentials`).
     """
@@ -122,8 +123,8 @@ def parse_servers(text: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 class Asker:
-    """One answer to each question, from whichever broker gives it. Thread-safe; picklable (connections are made anew
-    where it arrives).
+    """Sends each request to brokers until one of them responds. Thread-safe; picklable (connections are made again in
+    the other process).
 
     Args:
         servers: a URL, several, or comma-separated; see `parse_servers`.
@@ -170,7 +171,7 @@ class Asker:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # ---- asking ----
+    # ---- requests ----
 
     def _ask(
         self,
@@ -184,13 +185,13 @@ class Asker:
         timeout_s: float | None = None,
         judge: Judge = lambda response: leader_epochs.outdated(stated_in(response.headers)),
     ) -> urllib3.BaseHTTPResponse:
-        """One answer from whichever broker gives it.
+        """The response of the first broker that gives one.
 
         Args:
-            judge: by default, what an older leader says of a stream's bounds is not used.
+            judge: by default, a response of an older leader about a stream's bounds is not used.
 
         Raises:
-            NatslogError: what a broker refused with; `BrokerUnavailable` when none answered.
+            NatslogError: the error of the broker that refused; `BrokerUnavailable` when no broker responded.
         """
         servers = self._most_promising_first(dict.fromkeys([*prefer, *self.servers]))
         named = dict(headers)
@@ -212,7 +213,7 @@ class Asker:
                         return response
                 except CorruptAnswer as failure:  # of the judge
                     error = failure
-                except _RedirectFailed as failure:  # the leader is gone: another one is being chosen
+                except _RedirectFailed as failure:  # the leader failed: another one is being chosen
                     problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S)
                     continue
                 except _TRANSPORT_ERRORS as failure:
@@ -231,7 +232,7 @@ class Asker:
         )
 
     def _of_each(self, path: str, query: dict[str, Any] | None = None) -> Iterator[urllib3.BaseHTTPResponse]:
-        """What each broker answers to a GET, asked once, and briefly; those that give none are left out."""
+        """The response of each broker to one GET with a short timeout; brokers that do not respond are omitted."""
         for server in self._most_promising_first(self.servers):
             timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
             try:
@@ -243,7 +244,9 @@ class Asker:
 
     @staticmethod
     def _most_promising_first(servers: Iterable[str]) -> list[str]:
-        """Those that were silent a moment ago come last: a dead one costs one wait, not one for each request."""
+        """Servers that did not respond a moment ago come last: a failed one costs one wait, not one for each
+        request.
+        """
         now = time.monotonic()
         return sorted(servers, key=lambda server: _silent_until.get(server, 0.0) > now)
 
@@ -295,7 +298,7 @@ class Asker:
         return _members.have(origin, servers, (self.servers, self.options.tls_ca_file), self._list_of_members)
 
     def _list_of_members(self, server: str) -> bytes | None:
-        """What a given server answers; None where that is no list."""
+        """The response of a given server; None if it is not a list."""
         token = read_token(self.options.token, self.options.token_file)
         timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
         try:
@@ -311,12 +314,12 @@ class Asker:
         return response.data if response.status == 200 else None
 
     def _json(self, method: str, path: str, kind: type[Result], **asked: Any) -> Result:
-        """An answer's body. Raises NatslogError: it is not of this kind; see `_ask` too."""
+        """An answer's body. Raises NatslogError: it is not of this type; see also `_ask`."""
         return decoded(self._ask(method, path, **asked).data, kind, f"{method} {path}")
 
 
 def decoded(data: bytes, kind: type[Result], what: str) -> Result:
-    """A body of JSON. Raises NatslogError: it is none, or not of this kind."""
+    """A body of JSON. Raises NatslogError: it is not JSON, or not of this type."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -327,7 +330,7 @@ def decoded(data: bytes, kind: type[Result], what: str) -> Result:
 
 
 def converted(body: Any, kind: type[Result], what: str) -> Result:
-    """What was JSON. Raises NatslogError: it is not of this kind."""
+    """The decoded JSON. Raises NatslogError: it is not of this type."""
     try:
         return msgspec.convert(body, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -337,7 +340,7 @@ def converted(body: Any, kind: type[Result], what: str) -> Result:
 
 
 def in_path(name: str) -> str:
-    """A name as one part of a path. Raises InvalidRequest: it is no text that can be sent."""
+    """A name as one part of a path. Raises InvalidRequest: the text cannot be sent."""
     try:
         return quote(name, safe="") or "-"
     except (UnicodeEncodeError, TypeError) as error:
@@ -362,7 +365,9 @@ def _ask_last(server: str, *, waited_s: float) -> None:
 
 
 def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
-    """What the broker says; where it is an older leader's word about a stream's bounds: that."""
+    """The error of the broker; if it comes from an older leader and concerns a stream's bounds, an error that says
+    so.
+    """
     try:
         body = json.loads(response.data)
     except (ValueError, RecursionError):
@@ -378,7 +383,7 @@ def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
 
 
 def _target(url: str, location: str) -> str:
-    """Where a redirect points to. Raises _RedirectFailed: nowhere."""
+    """The target of a redirect. Raises _RedirectFailed: it has none."""
     try:
         target = urljoin(url, location)
     except ValueError:
@@ -389,7 +394,7 @@ def _target(url: str, location: str) -> str:
 
 
 def _shown_server(url: str) -> str:
-    """Scheme, host and port: what comes before may be secret, and what follows is known."""
+    """Scheme, host and port: the text before them may be secret, and the text after them is known."""
     scheme, _, rest = url.partition("://")
     return without_secrets(f"{scheme}://{re.split('[/?#]', rest.rpartition('@')[2], maxsplit=1)[0]}")
 

@@ -4,9 +4,10 @@
     for batch in client.read("orders", start=0):
         print(batch.num_rows)
 
-Every request may go to any broker; all are tried before it fails. Batches that come as stored are proven by their own
-CRC32C before they are handed on, so damage is found wherever it happened between the leader's memory and here. Other
-rows are validated (`answers`). Whatever an answer holds, a call ends with its result or with a `NatslogError`.
+Every request may be sent to any broker; all are tried before it fails. Stored batches are validated by their own CRC32C
+before they are returned, so that damage is detected wherever it happened between the leader's memory and this process.
+Other rows are validated (`answers`). A call always ends with its result or with a `NatslogError`, whatever a response
+contains.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Extent(msgspec.Struct):
 
 
 class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
-    """Talks to a cluster: see `Asker` for where and how."""
+    """The client of a cluster; see `Asker` for servers and retries."""
 
     # ---- cluster and streams ----
 
@@ -59,7 +60,9 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         return self._json("GET", "/v1/cluster", Facts)
 
     def readiness(self, url: str) -> dict[str, Any] | None:
-        """What the broker at `url` answers to `/readyz`, ready or not: `{status, reason, …}`; None where none comes."""
+        """The response of the broker at `url` to `/readyz`, ready or not: `{status, reason, …}`; None without a
+        response.
+        """
         try:
             response = self._send("GET", f"{url}/readyz", None, None, _READY_WITHIN_S, {})
             return dict(json.loads(response.data))
@@ -67,13 +70,13 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             return None
 
     def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
-        """Creates it, or finds it there with the same settings.
+        """Creates the stream; does nothing if it exists with the same settings.
 
         Args:
             settings: as in the HTTP API: `max_age="7d"`, `max_bytes`, `max_messages`, `group`, `compression`, …
 
         Raises:
-            StreamConflict: it is there with other settings.
+            StreamConflict: it exists with other settings.
             InvalidRequest: a name, subject or setting is wrong.
         """
         return self._json("POST", "/v1/streams", Facts, body={"name": name, "subject": subject} | settings)
@@ -118,7 +121,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         return self._json("GET", stream_path(name) + "/splits", list[Split], query=query)
 
     def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
-        """About how many stored bytes `[start, end)` takes; with `max_bytes`, as much of it as they hold, but a row.
+        """The approximate stored size of `[start, end)`; with `max_bytes`, the beginning of the range that has this
+        size, at least one row.
 
         Returns:
             The end reached, and the bytes up to it.
@@ -137,27 +141,27 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         return self._json("POST", "/v1/cluster/brokers", Facts, body={"url": url})
 
     def drain_broker(self, number: int, draining: bool = True) -> dict[str, Any]:
-        """Moves its replicas and leaderships to others, bit by bit; False: it may keep some again."""
+        """Moves its replicas and leaderships gradually to other brokers; False: the broker may hold replicas again."""
         return self._json("PATCH", f"/v1/cluster/brokers/{number}", Facts, body={"draining": draining})
 
     def remove_broker(self, number: int, *, force: bool = False) -> None:
-        """Out of the cluster. Without `force` it must keep nothing any more."""
+        """Removes the broker from the cluster. Without `force` it must not hold any replica."""
         self._ask("DELETE", f"/v1/cluster/brokers/{number}", query={"force": "true" if force else None})
 
     def finalize_upgrade(self) -> dict[str, Any]:
-        """Raises the feature level, for good: `{feature_level, raised}`. Raises UpgradeBlocked."""
+        """Raises the feature level permanently: `{feature_level, raised}`. Raises UpgradeBlocked."""
         return self._json("POST", "/v1/cluster/finalize-upgrade", Facts)
 
     def transfer_metadata(self, to: int) -> None:
-        """Hands the metadata leadership to this broker."""
+        """Transfers the metadata leadership to this broker."""
         self._ask("POST", "/v1/cluster/transfer", body={"to": to})
 
     def transfer_stream(self, name: str, to: int) -> None:
-        """Hands a stream to another in-sync replica, in order."""
+        """Transfers the leadership of a stream to another in-sync replica."""
         self._ask("POST", stream_path(name) + "/leader", body={"to": to})
 
     def move_stream(self, name: str, brokers: Sequence[int]) -> None:
-        """Brings a stream's replicas onto these brokers, the preferred leader first; returns when it has begun."""
+        """Moves a stream's replicas to these brokers, the preferred leader first; returns when the move has started."""
         self._ask("PUT", stream_path(name) + "/replicas", body={"brokers": list(brokers)})
 
     # ---- messages ----
@@ -183,8 +187,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
 
         Raises:
-            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable. CorruptAnswer: what two
-                brokers (or one, twice) answered is not what was asked for.
+            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable. CorruptAnswer: the
+                responses of two brokers (or two responses of one) are not valid for the request.
         """
         query = {
             "start": start,
@@ -201,7 +205,10 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         asked = Asked(name, start, end, columns, is_filtered=subject is not None)
         try:
             answer = rows_of(ask(prefer=prefer), asked)
-        except (CorruptLog, CorruptAnswer):  # garbled on its way, if not on that broker: another one's answer tells
+        except (
+            CorruptLog,
+            CorruptAnswer,
+        ):  # damaged on the network or on that broker: the response of another broker shows which
             answer = rows_of(ask(prefer=[*prefer[1:], *self.servers]), asked)
         if expected_id is not None and answer.stream_id != expected_id:
             raise StreamRecreated(
@@ -214,8 +221,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
     def _judge_messages(
         self, name: str, start: int, expected_id: str | None, response: urllib3.BaseHTTPResponse
     ) -> NatslogError | None:
-        """Rows are committed, whoever serves them, unless they are of a stream that was deleted meanwhile. That there
-        are none is the newest leader's to say.
+        """Rows are committed whichever broker serves them, unless they are of a stream that was deleted meanwhile. Only
+        the newest leader can state that there are no rows.
         """
         headers = response.headers
         stream_id = headers.get("Natslog-Stream-Id")
@@ -281,7 +288,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
 
 
 def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
-    """Runs it in a thread that is not waited for when the process, or the reader, ends first."""
+    """Runs it in a thread. The process and the reader may end without waiting for the thread."""
     future: Future[Fetched] = Future()
 
     def run() -> None:

@@ -54,7 +54,7 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
     """The token; of the file, if there is one.
 
     Raises:
-        ConfigError: the file cannot be read, or the token has characters that cannot be sent.
+        ConfigError: the file cannot be read, or the token has characters that cannot be sent in a header.
     """
     if token_file:
         try:
@@ -70,15 +70,15 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
 
 
 class Members:
-    """What given servers say of their clusters' members. Thread-safe."""
+    """The members of clusters, as the given servers list them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._lists: dict[object, tuple[float, frozenset[Origin]]] = {}
 
     def have(self, origin: Origin, servers: Sequence[str], key: object, ask: Callable[[str], bytes | None]) -> bool:
-        """Whether a server names this origin as a member, and has its scheme. Where no server answers, what the last
-        list said counts.
+        """Whether a server names this origin as a member, and has its scheme. If no server responds, the last list is
+        used.
 
         Args:
             servers: those that were given. `key`: names the client and its servers.

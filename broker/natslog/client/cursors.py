@@ -24,7 +24,7 @@ class CursorCalls(Asker):
         return self._json("GET", _path(consumer, stream), Facts)
 
     def set_cursor(self, consumer: str, stream: str, offset: int, *, expected_id: str | None = None) -> dict[str, Any]:
-        """Says that the next offset `consumer` has not read is `offset`.
+        """Sets the cursor of `consumer`: `offset` is the next offset that it has not read.
 
         Args:
             expected_id: the stream's id, if it must still be that one.
@@ -40,7 +40,7 @@ class CursorCalls(Asker):
         self._ask("DELETE", _path(consumer, stream))
 
     def lag(self, name: str, offset: int | str | None = None, *, cursor: str | None = None) -> dict[str, Any]:
-        """What waits behind an offset (`earliest` and `latest` too), or behind a consumer's cursor.
+        """The lag of an offset (also `earliest` and `latest`), or of a consumer's cursor.
 
         Returns:
             `{offset, rows, bytes, seconds, lost_rows, beyond_rows, log_start_offset, high_watermark, id}`.
@@ -52,7 +52,9 @@ class CursorCalls(Asker):
         return self._json("GET", f"/v1/streams/{in_path(name)}/lag", Facts, query=query)
 
     def lags(self, positions: Mapping[str, int]) -> dict[str, dict[str, Any] | None]:
-        """The lag behind an offset at each of several streams; None where one has no leader now, or is not there."""
+        """The lag of an offset in each of several streams; None for a stream that has no leader now, or does not
+        exist.
+        """
         return self._json("POST", "/v1/lags", dict[str, Facts | None], body=dict(positions))
 
 

@@ -1,7 +1,9 @@
-"""The highest leader epoch that was seen of each stream: an answer about its bounds from an older one is outdated.
+"""The highest leader epoch that was received for each stream: a response about its bounds from an older epoch is
+outdated.
 
 Every answer that states a position names the epoch of the leader that states it. A leader that was replaced may not
-have received that yet. Epochs only rise, so whoever has seen the answer of a newer leader recognises it.
+have received this change yet. Epochs only increase, so a client that has received a response of a newer leader
+recognises outdated ones.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ _MOST_STREAMS = 100_000
 
 
 class LeaderEpochs:
-    """Thread-safe. An epoch that no broker has confirmed for ten minutes is forgotten: a cluster that was restored from
-    a backup begins with older ones.
+    """Thread-safe. An epoch that no broker has confirmed for ten minutes is removed: a cluster that was restored from a
+    backup starts with older epochs.
 
     Args:
         clock: seconds of a monotonic clock.
@@ -37,7 +39,7 @@ class LeaderEpochs:
             return epoch if self._clock() - seen_s < _REMEMBERED_S else 0
 
     def note(self, stream_id: str, epoch: int) -> bool:
-        """Whether this is the newest epoch known of the stream, now that it was seen."""
+        """Whether this is the newest known epoch of the stream; the epoch is stored if it is."""
         is_newest = epoch >= self.highest(stream_id)
         if is_newest and epoch:
             with self._lock:
@@ -47,7 +49,7 @@ class LeaderEpochs:
         return is_newest
 
     def outdated(self, stated: Mapping[str, object]) -> NotLeader | None:
-        """Why a statement about a stream's bounds is not to be believed; None where it is, or names no epoch.
+        """Why a statement about a stream's bounds must not be used; None if it may be used, or names no epoch.
 
         Args:
             stated: `id` and `leader_epoch`, as in the body of a stream or the facts of an error.
@@ -63,6 +65,6 @@ class LeaderEpochs:
 
 
 def stated_in(headers: Mapping[str, str]) -> dict[str, object]:
-    """What the headers of an answer say of whose it is; nothing, of a broker that does not say it."""
+    """The stream id and epoch in the headers of a response; empty for brokers that do not send them."""
     stream_id, epoch = headers.get("Natslog-Stream-Id"), headers.get("Natslog-Leader-Epoch", "")
     return {"id": stream_id, "leader_epoch": int(epoch)} if stream_id and _NUMBER.fullmatch(epoch) else {}

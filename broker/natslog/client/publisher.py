@@ -8,7 +8,8 @@ Theory of operation. Rows go out in slices. `flush`: after the last one the serv
 that stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream
 which deduplicates stores them once.
 
-Invariant: `publish` returns only when what was asked for holds for every row. A row without an id is never sent twice.
+Invariant: `publish` returns only when the requested confirmation has been received for every row. A row without an id
+is never sent twice.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
-        """Flushes and lets the connection go."""
+        """Flushes and closes the connection."""
         if self._thread.is_alive():
             self._run(self._link.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -131,7 +132,7 @@ class Publisher:
 
     @property
     def max_payload_bytes(self) -> int:
-        """What the server takes at most of one message, headers and body."""
+        """The maximum size of a message that the server accepts, headers and body."""
         return self._link.max_payload_bytes
 
     def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
@@ -147,8 +148,8 @@ class Publisher:
             ack: `none`: handed to the connection; `flush`: the server has the bytes; `stored`: a stream acked each row.
 
         Raises:
-            PublishFailed: rows NATS would not take (none of these was sent), or rows that no stream acked in time.
-            NatsUnavailable: no connection could be made in time.
+            PublishFailed: rows that NATS would not accept (none of them was sent), or rows that no stream acked in
+            time. NatsUnavailable: no connection could be made in time.
         """
         check_rows(rows, self._link.max_payload_bytes, first_row)
         if self._before is None:
@@ -166,7 +167,7 @@ class Publisher:
 
         Raises:
             PublishFailed: the server refused messages, or some were not acked in time.
-            NatsUnavailable: the connection was lost and what arrived is not known.
+            NatsUnavailable: the connection was lost, and it is not known which rows arrived.
         """
         try:
             if self._before is not None and ack != "none":
@@ -203,7 +204,7 @@ class Publisher:
     async def _send(self, protocol: memoryview) -> None:
         """Waits for a connection where there is none."""
         while not await self._link.send(protocol):
-            await asyncio.sleep(_LOST_S)  # one that has just been lost counts as up until nats-py has had its turn
+            await asyncio.sleep(_LOST_S)  # a connection that was just lost counts as connected until nats-py has run
             await self._link.wait_until_up(self._ack_timeout_s)
 
     # ---- stored ----
@@ -247,7 +248,7 @@ class Publisher:
         await self._send(part.frames(self._inbox, waiting.first + rows))
 
     async def _wait_for_progress(self) -> None:
-        """Returns after new acks, or after what is late was sent again.
+        """Returns after new acks, or after late rows were sent again.
 
         Raises:
             PublishFailed: nothing was acked for `ack_timeout_s`.
@@ -313,7 +314,7 @@ class Publisher:
                 self._progress.set()
 
     def _note_refusal(self, answer: bytes) -> None:
-        """An empty answer is the server's "no responders"; another one is a stream's reason."""
+        """An empty reply is the server's "no responders"; any other reply is the reason of a stream."""
         if not answer:
             self._has_no_responders = True
             return

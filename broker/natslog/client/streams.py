@@ -1,4 +1,4 @@
-"""The client's calls that show streams, and their positions: by the newest leader's word only."""
+"""The client's calls that show streams and their positions, as the newest leader states them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class StreamCalls(Asker):
     def streams(
         self, *, pattern: str | None = None, group: str | None = None, current: bool = False
     ) -> list[dict[str, Any]]:
-        """All streams, by name; of those with names like the glob `pattern`, or of a group, where that is given.
+        """All streams, by name; or those whose names match the glob `pattern`, or those of a group, if given.
 
         Args:
-            current: only from a broker that has received all changes: so that one that is missing is not there.
+            current: only from a broker that has received all changes, so that a stream that is not listed does not
+            exist.
 
         Raises:
             BrokerUnavailable: with `current`, no broker has.
@@ -71,7 +72,8 @@ class StreamCalls(Asker):
         return self._json("POST", f"{stream_path(name)}/seal", Facts)
 
     def position(self, name: str) -> dict[str, Any]:
-        """The same, with `log_start_offset` and `high_watermark` for sure: a leader that is being chosen is waited for.
+        """The same, always with `log_start_offset` and `high_watermark`: the call waits for a leader that is being
+        chosen.
 
         Raises:
             StreamNotFound. NoLeader, CorruptLog, …: why no broker can state its position.
@@ -93,8 +95,8 @@ class StreamCalls(Asker):
             raise problem from error
 
     def newest_position(self, name: str) -> dict[str, Any]:
-        """The same, of all brokers' answers the one of the newest leader epoch: for whoever would conclude from a
-        position that something is lost.
+        """The same, from the response with the newest leader epoch of all brokers: for callers that conclude from a
+        position that messages are lost.
 
         Raises:
             As `position`.
@@ -105,14 +107,14 @@ class StreamCalls(Asker):
         """None where no broker states its position."""
         shown = []
         for response in self._of_each(stream_path(name)):
-            with contextlib.suppress(NatslogError):  # no broker's answer says nothing of the stream
+            with contextlib.suppress(NatslogError):  # without a response of a broker, nothing is known about the stream
                 shown.append(_body(response))
         stated = [body for body in shown if "high_watermark" in body and leader_epochs.outdated(body) is None]
         return max(stated, key=lambda body: int(body.get("leader_epoch", 0)), default=None)
 
 
 class _Shown(msgspec.Struct):
-    """What of a stream is relied on."""
+    """The fields of a stream that callers depend on."""
 
     name: str
     id: str

@@ -1,1 +1,1 @@
-"""Agreement, pure: what the cluster knows and how a command changes it. No I/O, no clock, no chance."""
+"""The pure part of agreement: the state of the cluster and how a command changes it. No I/O, clock or randomness."""

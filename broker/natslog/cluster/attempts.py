@@ -1,6 +1,6 @@
-"""When a proposal is repeated: it may have been lost, or refused; nothing comes back but the record.
+"""When a proposal is repeated: it may have been lost or refused, and the only result that returns is the record.
 
-Invariant. A proposal that changes nothing is repeated ever more rarely, so that it never crowds out others.
+Invariant. A proposal that changes nothing is repeated with increasing intervals, so that it never displaces others.
 """
 
 from __future__ import annotations

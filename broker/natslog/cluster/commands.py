@@ -13,7 +13,7 @@ from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it keeps no replica.
+    """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it is to hold no replica.
     `nonce`: of this start; "" at feature level 1.
     """
 
@@ -33,7 +33,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Files that `broker` still has of a deleted stream, or of a replica that was moved away."""
+    """Files that `broker` still has of a deleted stream, or of a replica that was moved to another broker."""
 
     id: StreamId
     name: str
@@ -52,8 +52,9 @@ def tombstone_key(stream_id: StreamId, broker: BrokerId) -> str:
 class RegisterBroker(
     msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A broker's new life. `after` names the one that ended in order right before it, so that its logs are as that one
-    left them; "" if it was killed, say. `lives`: those that its folder had; empty at feature level 1.
+    """A broker's new life. `after` names the life that ended gracefully immediately before it, so that its logs are
+    unchanged since then; "" otherwise (for example after a kill). `lives`: those that its folder had; empty at feature
+    level 1.
     """
 
     broker: BrokerRecord
@@ -67,7 +68,7 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """It keeps no replica any more and is no member of the cluster."""
+    """It holds no replica any more and is not a member of the cluster."""
 
     broker: BrokerId
 
@@ -135,7 +136,7 @@ class IsrChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ChangeIsrs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Of streams that `broker` leads; those whose version has moved on are passed over."""
+    """Of streams that `broker` leads; those whose version has changed meanwhile are skipped."""
 
     broker: BrokerId
     changes: tuple[IsrChange, ...]
@@ -155,7 +156,7 @@ class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid
 
 
 class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`broker` has found damage in these streams: it must neither lead them nor count, until it has caught up."""
+    """`broker` has found damage in these streams: it must not lead them and does not count until it has caught up."""
 
     broker: BrokerId
     incarnation: str
@@ -171,7 +172,7 @@ class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 
 class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`broker` stops in order: it leaves these in-sync replicas, and keeps its eligibility. Level 2."""
+    """`broker` stops gracefully: it leaves these in-sync replicas, and keeps its eligibility. Level 2."""
 
     broker: BrokerId
     incarnation: str
@@ -179,7 +180,7 @@ class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_
 
 
 class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Brings a stream's replicas onto other brokers; the old ones go when the new ones are in sync."""
+    """Moves a stream's replicas to other brokers; the old replicas are removed when the new ones are in sync."""
 
     name: str
     target: tuple[BrokerId, ...]
@@ -196,7 +197,7 @@ class ResizeReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid
 
 
 class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`(stream, version)` of moves whose target is in sync; what the others have becomes tombstones."""
+    """`(stream, version)` of moves whose target is in sync; the files of the other brokers become tombstones."""
 
     moves: tuple[tuple[StreamId, int], ...]
     moved_us: int
@@ -218,7 +219,7 @@ class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
 
 
 class FinalizeUpgrade(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Every broker supports `level`: what it adds may be written from now on."""
+    """Every broker supports `level`: its additions may be written from now on."""
 
     level: int
 
@@ -275,12 +276,14 @@ former member that it was made for. So they are proposed without an id, and no o
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A command, and who asks for it.
+    """A command, and the client that requests it.
 
     Attributes:
-        id: names the request: sent again, it has the outcome of the first time. "" (from feature level 2 on): it is a
+        id: names the request: a repeated request has the outcome of the first one. "" (from feature level 2 on): it is
+        a
             `BackgroundCommand`, and its outcome is not kept.
-        client: who asks; one client's outcomes never displace another's. `elapsed_ms`: on the metadata leader's
+        client: the client; the outcomes of one client never displace those of another. `elapsed_ms`: on the metadata
+        leader's
             monotonic clock since its last proposal; set by that leader. Both from feature level 2 on.
     """
 

@@ -1,6 +1,7 @@
-"""Cursors: positions of named consumers, for operators to see. No reader depends on them.
+"""Cursors: positions of named consumers. They are informational; no consumer depends on them.
 
-Invariant. A cursor may be moved back; what it was moved back from, and when, is kept until it is moved back again.
+Invariant. A cursor may be moved back. Its previous position and the time of this change are kept until it is moved back
+again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metadata as it is stored and sent: MessagePack. What a newer natslog wrote is refused as a whole.
+"""Metadata as it is stored and sent: MessagePack. Data that a newer natslog wrote is refused as a whole.
 
 Invariant. No unknown field is dropped: brokers that drop different fields would hold different states. Every record,
 command and state rejects them, and so do the checks here before anything is stored or applied.
@@ -53,7 +53,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes, what: str) -> A
 
 
 def written_by_newer(what: object, error: msgspec.ValidationError) -> UpgradeRequired:
-    """For bytes that are whole, and are not what this version writes."""
+    """For intact bytes that this version does not write."""
     return UpgradeRequired(
         f"{what} was written by a newer version of natslog ({error}): upgrade this broker. The broker stops; "
         "nothing was changed"

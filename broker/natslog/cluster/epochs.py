@@ -1,8 +1,8 @@
-"""Which leader epoch wrote which part of a log: what truncation goes by.
+"""Which leader epoch wrote which part of a log. Truncation uses this history.
 
-Invariants. Epochs and start offsets rise together. An epoch's records are `[its start, the next one's start)`; two
-replicas that hold a record of one epoch at one offset hold the same log up to there, so the last (epoch, offset) that
-both hold is where a follower that has strayed cuts itself back to.
+Invariants. Epochs and start offsets increase together. An epoch's records are `[its start, the next one's start)`; two
+replicas that hold a record of one epoch at one offset hold the same log up to there, so a follower whose log differs
+truncates it to the last (epoch, offset) that both hold.
 
 Source: Kafka's LeaderEpochFileCache; KIP-101, KIP-279.
 """
@@ -48,7 +48,8 @@ class EpochHistory:
     def begin(self, epoch: Epoch, start_offset: int) -> bool:
         """Records from `start_offset` on are of `epoch`. Returns whether that is new.
 
-        An epoch may begin and leave no records; what is copied from the next leader may then be of an older one.
+        An epoch may begin and have no records; records that are copied from the next leader may then be of an older
+        epoch.
         """
         if epoch == self.latest:
             return False
@@ -60,7 +61,7 @@ class EpochHistory:
         return True
 
     def cut_to(self, end_offset: int) -> bool:
-        """Forgets what the log no longer holds. Returns whether anything was forgotten."""
+        """Removes epochs that the log no longer has. Returns whether anything was removed."""
         kept = [(epoch, start) for epoch, start in self.entries if start < end_offset]
         changed = len(kept) != len(self.entries)
         self.entries = kept

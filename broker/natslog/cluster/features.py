@@ -1,8 +1,8 @@
 """Feature levels: which formats, records and messages the brokers of a cluster may write.
 
-Every broker reads all levels up to `LATEST_LEVEL` of its own version. What a level adds is written only after the
-metadata is at that level: a new cluster starts at the latest one; an upgraded cluster stays at its level until every
-broker supports a later one and an operator runs `natslog cluster finalize-upgrade`. Until then a broker can be
+Every broker reads all levels up to `LATEST_LEVEL` of its own version. The additions of a level are written only after
+the metadata is at that level: a new cluster starts at the latest one; an upgraded cluster stays at its level until
+every broker supports a later one and an operator runs `natslog cluster finalize-upgrade`. Until then a broker can be
 downgraded. A level never goes back.
 
     level 1   natslog 0.1.0
@@ -47,7 +47,8 @@ def require_supported(level: int, where: object) -> None:
 
 
 def supported_by_all(levels: Mapping[BrokerId, Levels | None], level: int) -> int:
-    """The latest level that every broker supports; a broker that is not connected counts as one of the present level.
+    """The latest level that every broker supports; a broker that is not connected counts as a broker of the current
+    level.
 
     Args:
         level: the present one.

@@ -3,10 +3,10 @@
     directory.life           as natslog 0.1.0 registers one, and every version at feature level 1
     directory.life.nonce     from level 2 on: `nonce` is random and new at each start
 
-Theory of operation. Every start on a folder is a life of its own. A folder lists the lives that it had, each before
-that life is registered, so the registered life is in the list of the folder that had it. It is in no list of a copy
-that was made before that life: two folders that were one differ from the first start on, by their nonces. A folder
-whose list lacks the registered life is an older copy. It lacks what its broker acknowledged since, and its votes.
+Theory of operation. Every start on a folder is a separate life. A folder lists its lives, each before that life is
+registered, so the registered life is in the list of its folder. It is not in the list of a copy that was made before
+that life: a folder and its copy differ from the first start on, by their nonces. A folder whose list lacks the
+registered life is an older copy. It lacks later acknowledged messages and votes of its broker.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_follows(known: BrokerRecord | None, broker: BrokerRecord, lives: Seque
 
 
 def outdated_folder(known: BrokerRecord, url: str) -> OutdatedFolder:
-    """The error that refuses a folder that never was in the life that is registered."""
+    """The error that refuses a folder without the registered life."""
     return OutdatedFolder(
         f"the data folder of broker {known.id} at {url} is an older copy: it does not contain life {known.life} of "
         f"that broker ({known.incarnation}), which is registered. Messages that the broker acknowledged after the "

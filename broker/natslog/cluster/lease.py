@@ -1,6 +1,6 @@
-"""How long what a broker holds of the metadata counts as recent: from the moment when it *asked* for a confirmation.
+"""How long the metadata of a broker counts as recent: measured from its *request* for a confirmation.
 
-Not from when the answer came: that may have waited in a socket while this process was stopped.
+The time does not start at the response, because it may have waited in a socket while this process was stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ class Lease:
     asked_s: float | None = None
 
     def confirmed(self, asked_s: float) -> None:
-        """A question asked then was answered, before or after others: what was committed by then is known here."""
+        """A request that was sent then was answered, in any order with others: everything committed by then is applied
+        here.
+        """
         if self.asked_s is None or asked_s > self.asked_s:
             self.asked_s = asked_s
 

@@ -1,12 +1,12 @@
-"""What became of requests: kept by age, so that a request that is sent again is applied once (feature level 2).
+"""Outcomes of requests, kept by age, so that a repeated request is applied once (feature level 2).
 
 Theory of operation. An outcome is removed when it is older than the retry window, and for no other reason: no client
 can displace another's. Age is counted in the log's own time. Each proposal carries the milliseconds that passed on the
-metadata leader's monotonic clock since that leader's last one (0 for its first), and the log's time is their sum. So
-all brokers compute the same, a wall clock that jumps changes nothing, and the log's time is never ahead of real time:
-while leaders change it stands still, and outcomes are kept longer.
+metadata leader's monotonic clock since that leader's last one (0 for its first), and the log's time is their sum. All
+brokers therefore compute the same time, a wall clock that jumps has no effect, and the log's time is never ahead of
+real time: it does not advance while leaders change, and outcomes are then kept longer.
 
-Where there is no room for another outcome, the request is refused (`Overloaded`, retriable) and changes nothing.
+If there is no space for another outcome, the request is refused (`Overloaded`, retriable) and changes nothing.
 
 Positions of cursors are set all the time, and a late repetition of one only shows an older position until the next:
 their window is shorter. It covers the time in which a broker repeats a proposal by itself.
@@ -30,7 +30,7 @@ MAX_OF_ONE_CLIENT = 5_000
 
 
 class KeptOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`at_ms`: of the log's time. `client`: who asked."""
+    """`at_ms`: of the log's time. `client`: the client of the request."""
 
     at_ms: int
     client: str = ""
@@ -76,7 +76,7 @@ class RecentOutcomes(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     @classmethod
     def following(cls, outcomes: Mapping[str, Outcome], cursor_outcomes: Mapping[str, Outcome]) -> RecentOutcomes:
-        """With what was kept at level 1."""
+        """With the outcomes that were kept at level 1."""
         answered = cls()
         for window, former in ((answered.requests, outcomes), (answered.cursors, cursor_outcomes)):
             for proposal_id, outcome in former.items():
@@ -88,7 +88,7 @@ class RecentOutcomes(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         return None if kept is None else kept.outcome
 
     def advance(self, elapsed_ms: int) -> None:
-        """The log's time goes on; what is older than its window goes."""
+        """The log's time advances; outcomes older than their window are removed."""
         self.now_ms += max(0, elapsed_ms)
         self.requests.remove_older(self.now_ms - RETRY_WINDOW_MS)
         self.cursors.remove_older(self.now_ms - CURSOR_RETRY_WINDOW_MS)

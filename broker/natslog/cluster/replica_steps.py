@@ -1,4 +1,6 @@
-"""The words of the replica state machine: what it sees, its states, the steps it asks for, the notices it gives."""
+"""The types of the replica state machine: its inputs, its states, the steps that it requests, the notices that it
+gives.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from natslog.model import BrokerId, Epoch
 
 
 class Log(Protocol):
-    """What the machine reads of an open log."""
+    """The properties of an open log that the machine reads."""
 
     @property
     def epochs(self) -> EpochHistory: ...
@@ -28,7 +30,7 @@ class Log(Protocol):
 
 
 class Surroundings(Protocol):
-    """What all replicas of a broker have in common, as it is now."""
+    """The current state that all replicas of a broker share."""
 
     @property
     def incarnation(self) -> str:
@@ -36,7 +38,7 @@ class Surroundings(Protocol):
 
     @property
     def is_registered(self) -> bool:
-        """Whether the metadata knows this incarnation."""
+        """Whether the metadata has this incarnation."""
 
     @property
     def has_session(self) -> bool:
@@ -44,11 +46,11 @@ class Surroundings(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the disk takes writes."""
+        """Whether the disk completes writes."""
 
     @property
     def has_time(self) -> bool:
-        """Whether enough of the cluster's clocks are known to say what time it is."""
+        """Whether enough of the cluster's clocks are known to determine the time."""
 
     @property
     def level(self) -> int:
@@ -102,12 +104,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """Keep the folder of a log that cannot be opened under another name."""
+    """Rename the folder of a log that cannot be opened, so that it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Drop what is damaged; it is fetched again from the leader."""
+    """Truncate the log at the damage; the rest is fetched again from the leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +119,21 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Store the epoch, rebuild the deduplication window, make the ingest ready to take messages."""
+    """Store the epoch, rebuild the deduplication window, make the ingest ready to accept messages."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Have NATS deliver the messages of this subject from now on; where NATS is unreachable, as soon as it is back."""
+    """Subscribe to this subject; if NATS is unreachable, as soon as it is connected again."""
 
     subject: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Take no more messages; those that the server has sent already still arrive."""
+    """Unsubscribe; messages that the server has already sent still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class StopWriting:
-    """Return when nothing is appended any more; `abandon`: another replica leads, so what is not committed is not
+    """Return when nothing is appended any more; `abandon`: another replica is leader, so uncommitted messages are not
     acknowledged.
     """
 
@@ -150,7 +152,7 @@ class StopWriting:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Append the records of the answer that was just given to `answered`; the leader's HW came with them."""
+    """Append the records of the response that was just passed to `answered`, which includes the leader's HW."""
 
     leader_high_watermark: int
 
@@ -171,12 +173,12 @@ Step: TypeAlias = (
 )
 
 
-# ---- notices: nothing is waited for ----
+# ---- notices: the machine does not wait for them ----
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Fetch from this broker, beginning with the present position; again if it is fetched from already."""
+    """Fetch from this broker, beginning with the current position; restart if it is already being fetched from."""
 
     leader: BrokerId
 
@@ -188,7 +190,7 @@ class Unfollow:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A change of the metadata. It may be lost or refused: the record tells."""
+    """A change of the metadata. It may be lost or refused: the record shows the result."""
 
     command: BackgroundCommand
 
@@ -202,14 +204,16 @@ class ProposeIsr:
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """The leader contradicts what is committed here. The replica does nothing until an operator has checked it."""
+    """The leader's log contradicts committed messages of this replica. The replica does nothing until an operator has
+    checked it.
+    """
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """Something on this disk is not what was written: for the log."""
+    """Data on this disk differs from what was written: a notice for the log file of the broker."""
 
     error: NatslogError
 

@@ -1,18 +1,20 @@
 """The two roles of a replica. A leader decides what is committed and who is in sync; a follower decides how to become
-its leader's copy. Both are told what happened and say what to do; neither touches a file, a clock or a socket.
+its leader's copy. Both receive events and return actions; neither uses a file, a clock or a socket.
 
-Theory of operation. A follower asks for records from its log end offset (LEO) on, which says that everything below is
-on its stable storage, and names the epoch of its last record. The leader looks that up in its own epoch history: where
-the follower has records that the leader has not, the answer is where to cut, and the follower walks back until both
-agree. The high watermark (HW) is the least LEO of the in-sync replicas and of those about to join them.
+Theory of operation. A follower requests records from its log end offset (LEO) on, which confirms that everything below
+is on its stable storage, and names the epoch of its last record. The leader looks this epoch up in its own epoch
+history. If the follower has records that the leader does not have, the response is the offset to truncate to, and the
+follower steps back until both logs agree. The high watermark (HW) is the least LEO of the in-sync replicas and of those
+about to join them.
 
-Invariants, each a trap of FAULTS.md's table:
-- every question and answer carries the leader epoch; one of another epoch is refused or ignored;
-- HW counts what was fetched in this epoch only, never goes back, and freezes while fewer than `min_isr` are in sync;
+Invariants:
+- every request and response has the leader epoch; one of another epoch is refused or ignored;
+- HW counts only offsets that were fetched in this epoch, never goes back, and does not advance while fewer than
+`min_isr` are in sync;
 - nothing is exposed by a new leader before HW has reached the start of its epoch;
-- HW never rests inside a run (`appended`), nor between what a new leader knew of it and the start of its epoch;
+- HW is never inside a run (`appended`), nor between the HW that a new leader had and the start of its epoch;
 - a replica is proposed for the ISR only with LEO >= HW and >= the epoch's start, and counts for HW from then on;
-- a follower cuts by epoch only, and never below what it knows to be committed: it halts instead.
+- a follower truncates by epoch only, and never below its own high watermark: it stops instead.
 
 Source: KIP-101, KIP-279, KIP-320, KIP-595 (divergence in the fetch answer), KIP-966.
 """
@@ -46,7 +48,7 @@ class FetchPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):
-    """The question was of another epoch than the leader's."""
+    """The request was of another epoch than the leader's."""
 
     epoch: Epoch
 
@@ -59,8 +61,8 @@ class Diverging(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeforeStart(msgspec.Struct, frozen=True, tag=True):
-    """The records asked for are past retention: begin again at the leader's log start, which a record of `epoch` lay
-    below (`NO_EPOCH` where the leader does not know it either).
+    """The requested records are past retention: start again at the leader's log start. The record below it was of
+    `epoch` (`NO_EPOCH` if the leader does not have it either).
     """
 
     log_start_offset: int
@@ -77,7 +79,7 @@ Verdict: TypeAlias = Fenced | Diverging | BeforeStart | Matching
 def judge(
     position: FetchPosition, *, epoch: Epoch, epochs: EpochHistory, log_start_offset: int, log_end_offset: int
 ) -> Verdict:
-    """What a leader of `epoch` makes of a follower's position."""
+    """The response of a leader of `epoch` to a follower's position."""
     if position.epoch != epoch:
         return Fenced(epoch)
     epoch_below = epochs.last_epoch_before(log_start_offset)
@@ -95,10 +97,10 @@ def judge(
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """What a leader keeps of a follower. `end_offset` is None until it has asked in this epoch, and, once it is out of
-    the ISR, until it asks knowing that: what it had before may be what it was put out for (damage). It may know before
-    the leader does; of an idle stream it asks once, and never again. `caught_up_ms`: when it last held all that the
-    leader held.
+    """A leader's state of a follower. `end_offset` is None until the follower has sent a request in this epoch, and,
+    once it is out of the ISR, until it sends a request with the record version that removed it: its earlier data may be
+    the reason for the removal (damage). It may have that version before the leader does; for an idle stream it sends
+    one request, and no further one. `caught_up_ms`: when it last had everything that the leader had.
     """
 
     caught_up_ms: float
@@ -113,8 +115,8 @@ _END_NOTED_EVERY_MS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """`lag_ms`: a follower so long behind leaves the ISR. `unresponsive_ms`: a leader that sends nothing for so long is
-    reported. `propose_again_ms`: a change without a known outcome is proposed anew.
+    """`lag_ms`: a follower that is behind for this time leaves the ISR. `unresponsive_ms`: a leader that sends nothing
+    for this time is reported. `propose_again_ms`: after this time, a change without a known outcome is proposed again.
     """
 
     lag_ms: float = 3000.0
@@ -162,7 +164,7 @@ class LeaderReplica:
     # ---- what happened ----
 
     def update(self, record: StreamRecord, now_ms: float) -> int:
-        """The metadata says something new of this stream, in the same epoch. Returns HW."""
+        """The metadata has a new record of this stream, in the same epoch. Returns HW."""
         assert (record.leader, record.leader_epoch) == (self.me, self.epoch), "another epoch is another LeaderReplica"
         joined, left = set(record.isr) - set(self.record.isr), set(self.record.isr) - set(record.isr)
         self.record = record
@@ -196,9 +198,9 @@ class LeaderReplica:
         """A follower whose log matches has everything below `offset`, and knows the record's `version`. Returns HW."""
         progress = self.followers.get(follower)
         if progress is None or version < progress.out_since_version:
-            return self.high_watermark  # no replica of this stream, or one that does not know yet that it is out
+            return self.high_watermark  # not a replica of this stream, or one that has not yet received its removal
         if incarnation != progress.incarnation and is_former_life(incarnation, progress.incarnation):
-            return self.high_watermark  # late: its next life has asked already, and may hold less
+            return self.high_watermark  # late: its next life has already sent a request, and may have fewer messages
         self._note_end(now_ms)
         is_same_life = progress.incarnation == incarnation
         if offset >= self.log_end_offset or (is_same_life and self._moves_on_in_run(progress, offset)):
@@ -224,7 +226,9 @@ class LeaderReplica:
         return next((at_ms for at_ms, end in reversed(self._ends) if end <= offset), float("-inf"))
 
     def _moves_on_in_run(self, progress: FollowerProgress, offset: int) -> bool:
-        """A run is shown when it is whole, however long it is: who copies it without a pause keeps up."""
+        """A run becomes visible when it is complete, however long it is: a follower that copies it without a pause
+        counts as caught up.
+        """
         has_moved = progress.end_offset is not None and offset > progress.end_offset
         return has_moved and any(self.epoch_start <= start <= offset < end for start, end in self._leaps)
 
@@ -232,7 +236,7 @@ class LeaderReplica:
 
     @property
     def counted(self) -> frozenset[BrokerId]:
-        """Whose LEO holds HW back: the ISR, and everyone whom a change that may still come true would add."""
+        """Replicas whose LEO limits HW: the ISR, and the replicas that a change that may still be applied would add."""
         return frozenset(self.record.isr) | self._proposed
 
     def _advance(self) -> int:
@@ -277,14 +281,14 @@ class LeaderReplica:
         """The change to propose now, if any.
 
         Args:
-            contact_ms: when each broker last asked this one for anything: of an idle stream a follower says nothing.
+            contact_ms: when each broker last asked this one for anything: for an idle stream a follower sends nothing.
         """
         if self._proposed_ms is not None and now_ms - self._proposed_ms < self._timeouts.propose_again_ms:
             return None
         self._note_end(now_ms)
         wanted = [broker for broker in self.record.replicas if self._belongs(broker, now_ms, contact_ms)]
         proven = [broker for broker in wanted if broker in self.record.unproven and self._may_join(broker)]
-        withdrawn = self._proposed - set(wanted)  # an older proposal may still come true: another version ends it
+        withdrawn = self._proposed - set(wanted)  # an older proposal may still be applied: a new version voids it
         if set(wanted) == set(self.record.isr) and not proven and not withdrawn:
             return None
         self._proposed |= set(wanted)
@@ -321,7 +325,7 @@ class LeaderReplica:
         return now_ms - caught_up_ms > self._timeouts.lag_ms
 
     def is_to_join(self, broker: BrokerId) -> bool:
-        """Whether this follower, out of the ISR, holds all that a member has to hold."""
+        """Whether this follower, which is out of the ISR, has everything that a member must have."""
         return broker in self.followers and broker not in self.counted and self._may_join(broker)
 
     def is_caught_up(self, broker: BrokerId) -> bool:
@@ -331,7 +335,7 @@ class LeaderReplica:
 
 @dataclass(frozen=True, slots=True)
 class CutTo:
-    """Drop everything from `end_offset` on, then ask again."""
+    """Drop everything from `end_offset` on, then send the next request."""
 
     end_offset: int
 
@@ -351,12 +355,12 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """The answer is of another epoch: what the metadata says decides, once it has come."""
+    """The response is of another epoch: the metadata decides, once it has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Following on would cut away what was committed."""
+    """Continuing would truncate committed messages."""
 
     why: str
 
@@ -369,7 +373,7 @@ class FollowerReplica:
     """The follower's side of one stream, for one epoch.
 
     Attributes:
-        high_watermark: what it knows to be committed; at most its own LEO.
+        high_watermark: the offset up to which messages are known to be committed; at most its own LEO.
     """
 
     me: BrokerId
@@ -389,10 +393,10 @@ class FollowerReplica:
     def answered(
         self, epoch: Epoch, verdict: Verdict, now_ms: float, *, epochs: EpochHistory, log_end_offset: int
     ) -> FollowerStep:
-        """What an answer from a leader of `epoch` asks for.
+        """The action that a response from a leader of `epoch` requires.
 
-        It must be the answer to the question asked last, by this process, with the log as it was then: an older one of
-        the same epoch could cut away what was fetched, and counted, since.
+        It must be the response to the last request of this process, with an unchanged log since: an older response of
+        the same epoch could truncate messages that were fetched, and counted, since.
         """
         if epoch != self.epoch or isinstance(verdict, Fenced):
             return Ignore()
@@ -431,7 +435,8 @@ class FollowerReplica:
 
 
 def quorum_position(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
-    """Who leads where every candidate has restarted uncleanly: the longest log by (epoch of the last record, LEO).
+    """The leader if every candidate has restarted uncleanly: the replica with the longest log by (epoch of the last
+    record, LEO).
 
     A minority of the candidates may have lost the end of their logs; a majority of positions is one more, so it holds
     at least one log with everything that was committed. None while there are fewer.

@@ -2,13 +2,14 @@
 
 Theory of operation. No single wall clock decides. A stream's time starts at its newest timestamp and advances with the
 monotonic clock. It may outrun that only to the time that a majority of the cluster's brokers agrees on: the latest time
-that so many clocks have reached. A clock that is ahead alone therefore changes nothing, and one that is behind does
-not hold the others back. Where every clock is behind the newest timestamp (an earlier leader's was ahead), stream time
+that so many clocks have reached. A single clock that is ahead therefore has no effect, and one that is behind does not
+slow down the others. Where every clock is behind the newest timestamp (an earlier leader's was ahead), stream time
 advances at half the speed until they meet, so that windows still end and timestamps become right again.
 
 A broker that is the whole cluster has no other clock to compare with. Its wall clock is followed where it is ahead by
 less than it has advanced steadily, in step with the monotonic clock; an hour of steadiness is enough for any distance.
-So one start with a wrong clock changes nothing at first, and a stream that was idle for a week is not held for ever.
+One start with a wrong clock therefore has no immediate effect, and a stream that was idle for a week is not delayed
+permanently.
 
 Invariants. Stream time never goes back. Between two readings it advances by at most the elapsed monotonic time, unless
 a majority of the clocks (alone: the broker's own, steady for long enough) has reached the result.
@@ -23,9 +24,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SAMPLE_HOLDS_US = 5_000_000
-"""A sample of another broker's clock counts for so long."""
+"""A sample of another broker's clock is valid for this time."""
 STEADY_ENOUGH_US = 3_600_000_000
-"""A single broker's clock that was steady for so long is followed, however far ahead it is."""
+"""The clock of a single broker that has not jumped for this time is followed, however far ahead it is."""
 _JUMP_US = 1_000_000
 
 
@@ -52,7 +53,7 @@ def agreed_us(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int,
 
 def beginning_us(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: int, brokers: int) -> int:
     """The time that a stream without messages begins at: what is agreed on, where all clocks are known. Before, the
-    latest of them: a stream that began with a clock that is behind would follow the majority with a leap as soon as
+    latest of them: a stream that began with a clock that is behind would jump to the time of the majority as soon as
     more clocks are known, and message ids written before it would expire too early.
 
     Args:

@@ -1,7 +1,7 @@
-"""Raft without I/O: messages and ticks in, what to save, send and apply out.
+"""Raft without I/O: its inputs are messages and ticks; its outputs are the data to save, send and apply.
 
-`raft` is the door; `state`, `following`, `leading` and `elections` are its parts, one concern each, on `raft_log`,
-`progress` and `membership`. Nothing here knows files, sockets, clocks or chance from outside.
+`raft` is the entry point; `state`, `following`, `leading` and `elections` are its parts, one concern each, on
+`raft_log`, `progress` and `membership`. No module uses files, sockets, clocks or external randomness.
 """
 
 from natslog.consensus.bounds import MAX_BROKER_ID, MAX_COUNT, MAX_TERM_JUMP, require_sound, require_storable

@@ -1,8 +1,8 @@
-"""Limits for numbers that come from other members: nothing absurd may reach a log or a hard state.
+"""Limits for numbers from other members: no implausible number may reach a log or a hard state.
 
-A counter that grows once a microsecond needs 285 years to reach `MAX_COUNT`; a number above it was never counted. What
-is well-formed (`require_sound`) does not depend on this member's state and is checked where messages are decoded. What
-is plausible (`MAX_TERM_JUMP`) depends on it and is checked in `Raft.step`.
+A counter that grows once a microsecond needs 285 years to reach `MAX_COUNT`; a larger number cannot be the result of
+counting. What is well-formed (`require_sound`) does not depend on this member's state and is checked where messages are
+decoded. What is plausible (`MAX_TERM_JUMP`) depends on it and is checked in `Raft.step`.
 """
 
 from __future__ import annotations

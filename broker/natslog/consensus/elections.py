@@ -1,8 +1,9 @@
-"""How a leader comes to be: a round of requests that changes no state (PreVote), then the vote, one per term.
+"""How a leader is elected: a round of requests that changes no state (PreVote), then the vote, one per term.
 
-A broker cut off from the others only asks: its term does not grow, and it disturbs no other when it comes back. A voter
-that received from a leader within the election timeout does not answer either kind of request, unless that leader asked
-for the election itself. Who answers with a higher term than the asker's makes it a follower of that term.
+A broker that is partitioned from the others only sends requests: its term does not increase, and it does not disturb
+the others when it is connected again. A voter that received a message from a leader within the election timeout does
+not answer either kind of request, unless that leader requested the election itself. An answer with a higher term than
+the sender's makes the sender a follower of that term.
 
 Source: Ongaro's thesis, 4.2.3, 6.4 and 9.6; etcd-io/raft `raft.go`.
 """
@@ -25,7 +26,7 @@ class RaftElections(RaftLeader):
     """follower -> pre_candidate -> candidate -> leader, and from each of them back to follower."""
 
     def campaign(self) -> None:
-        """Asks whether it would be elected, as after a timeout. Nothing, where it may not lead or leads already."""
+        """Starts a pre-vote, as after a timeout. Does nothing if it may not become leader or is leader already."""
         if not self.may_campaign or self.role == "leader":
             return
         self.role, self.leader = "pre_candidate", None
@@ -61,7 +62,7 @@ class RaftElections(RaftLeader):
         self._tally()
 
     def _tick_follower(self) -> None:
-        """Also of candidates: who is not elected in time asks again."""
+        """Also of candidates: a candidate that is not elected in time sends its requests again."""
         self._waited_ticks += 1
         if self._waited_ticks < self._timeout_ticks:
             return
@@ -70,7 +71,7 @@ class RaftElections(RaftLeader):
         else:
             self.leader, self._waited_ticks = None, 0
 
-    # -- asked for a vote
+    # -- requests for a vote
 
     def _on_vote_request(self, request: VoteRequest) -> None:
         granted = self._may_vote(request) and self._is_up_to_date(request)
@@ -83,13 +84,13 @@ class RaftElections(RaftLeader):
         )
 
     def _may_vote(self, request: VoteRequest) -> bool:
-        """One vote a term; the same one again, as often as asked. A pre-vote is not binding."""
+        """One vote per term; a repeated request gets the same vote. A pre-vote is not binding."""
         if request.is_pre and request.term > self.term:
             return True
         return self.vote == request.sender or (self.vote is None and self.leader is None)
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
-        """Whoever lacks what this broker stores may lack what is committed."""
+        """A candidate that lacks entries of this broker may lack committed entries."""
         return (request.last_term, request.last_index) >= (self.log.last_term, self.log.last_index)
 
     def _on_vote_response(self, response: VoteResponse) -> None:
@@ -110,7 +111,7 @@ class RaftElections(RaftLeader):
             self._become_follower(self.term, None)
 
     def _on_timeout_now(self) -> None:
-        """The leader hands over; its lease does not stand against this one."""
+        """The leader transfers its leadership; its lease does not block this election."""
         if self.may_campaign and self.role == "follower":
             self._campaign_for_real(by_transfer=True)
 
@@ -138,7 +139,7 @@ class RaftElections(RaftLeader):
         return self.role == "leader" or is_recent
 
     def _answer_lower_term(self, message: Message) -> None:
-        """The sender learns of the term: a leader that is none any more, or one that asks in vain.
+        """Informs the sender of the term: a former leader, or a candidate that cannot be elected.
 
         `round` stays 0: the answer must not confirm a read, should the sender lead this very term when it arrives.
         """

@@ -1,4 +1,6 @@
-"""What a follower does with a leader's log: takes what fits, names where they may agree, installs snapshots."""
+"""How a follower processes a leader's log: it appends matching entries, names where the logs may agree, and installs
+snapshots.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from natslog.consensus.types import (
 
 
 class RaftFollower(RaftState):
-    """Answers rest on what the same Ready saves, and leave after it."""
+    """Answers depend on the data that the same Ready saves, and are sent after it."""
 
     def _on_append_request(self, request: AppendRequest) -> None:
         self._received_from_leader(request.sender)
@@ -34,11 +36,11 @@ class RaftFollower(RaftState):
             self._reject(request)
 
     def _agrees_at(self, index: Index, term: Term) -> bool:
-        """Where two logs agree in one place, they agree in all before it."""
+        """If two logs agree at one index, they agree at all lower ones."""
         return self.log.term_at(index) == term
 
     def _take(self, entries: tuple[Entry, ...]) -> None:
-        """What is here already stays, and what stands after it: an old message must not cut off what is newer."""
+        """Existing entries remain, and so do entries after them: an old message must not remove newer entries."""
         conflict = self.log.find_conflict(entries)
         if conflict is not None:
             self._append(entries[conflict:])
@@ -91,7 +93,7 @@ class RaftFollower(RaftState):
         return chunk.index <= self.log.commit
 
     def _incoming_for(self, chunk: SnapshotChunk) -> IncomingSnapshot:
-        """What came so far of the very snapshot this chunk is of; nothing, of another."""
+        """The received part of the snapshot that this chunk belongs to; empty for another snapshot."""
         now = self._incoming
         of_chunk = (chunk.index, chunk.index_term, chunk.total_bytes, chunk.crc)
         if now is None or (now.index, now.term, now.total_bytes, now.crc) != of_chunk:

@@ -1,8 +1,8 @@
-"""What a leader does: keeps every member's log like its own, commits what a quorum stores, confirms reads.
+"""The tasks of a leader: it replicates its log to every member, commits entries that a quorum stores, confirms reads.
 
-Answers only change what is known of a member; what there is to send is sent by `_replicate_all`, once for each Ready,
-so that many proposals travel in one append. Heartbeats start from where the member surely agrees and are therefore
-never refused; that a message was lost shows when appends are out and nothing moves for two heartbeats.
+Answers only change the state of a member; `_replicate_all` sends all pending entries, once for each Ready, so that many
+proposals are sent in one append. Heartbeats start from an index at which the member certainly agrees and are therefore
+never refused. A lost message is detected when appends are not answered for two heartbeats.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class RaftLeader(RaftFollower):
     """Role `leader`. Its own log counts as stored as far as the last `advance` says."""
 
     def _lead(self) -> None:
-        """Opens the term with an empty entry: what older terms left is committed by it, or never by counting."""
+        """Opens the term with an empty entry: entries of older terms are committed through it, and never by
+        counting.
+        """
         self.role, self.leader = "leader", self.me
         self._enter_role()
         self._leader_tick = self._now
@@ -63,7 +65,9 @@ class RaftLeader(RaftFollower):
             self._heartbeat_all()
 
     def _has_active_quorum(self) -> bool:
-        """CheckQuorum: whether a majority answered within an election timeout, or is not known for so long."""
+        """CheckQuorum: whether a majority answered within an election timeout, or this leader was elected more
+        recently.
+        """
         since = self._now - self._election_ticks
 
         def is_active(broker: BrokerId) -> bool:
@@ -86,7 +90,7 @@ class RaftLeader(RaftFollower):
     # -- sending
 
     def _replicate_all(self) -> None:
-        """Everything members lack and may be sent now."""
+        """Sends members all entries that they lack and that may be sent now."""
         for broker, progress in self._progress.items():
             while progress.may_send and progress.lacks(self.last_index):
                 self._send_append(broker, progress)
@@ -94,7 +98,7 @@ class RaftLeader(RaftFollower):
                 self._send_heartbeat(broker, progress)
 
     def _send_append(self, broker: BrokerId, progress: Progress) -> None:
-        """Entries from where the member is, or the snapshot where those are gone."""
+        """Entries from the member's position on, or the snapshot if these entries were compacted."""
         prev_index = Index(progress.next_index - 1)
         prev_term = self.log.term_at(prev_index)
         if prev_term is None:
@@ -170,7 +174,9 @@ class RaftLeader(RaftFollower):
         self._confirm_reads()
 
     def _on_rejected(self, progress: Progress, response: AppendResponse) -> None:
-        """A hint below what the member once stored is late (or of a member that lost its log: no help here)."""
+        """A hint below an index that the member has stored is outdated (or comes from a member that lost its log, which
+        cannot be helped here).
+        """
         if progress.state != "snapshot" and response.index >= progress.match_index:
             progress.rejected(self.log.find_by_term(response.index, response.hint_term))
 
@@ -201,7 +207,7 @@ class RaftLeader(RaftFollower):
     # -- committing
 
     def _commit_stored(self) -> None:
-        """Commits what a quorum stores, and leaves if that was the leader's own removal."""
+        """Commits entries that a quorum stores, and steps down if the leader itself was removed."""
         index = self._quorum_index()
         if index <= self.commit or not self._may_commit(index):
             return
@@ -228,7 +234,7 @@ class RaftLeader(RaftFollower):
     # -- reading
 
     def _has_committed_in_term(self) -> bool:
-        """Before that, a leader does not know how far its predecessors committed."""
+        """Before that, a leader has no information how far its predecessors committed."""
         return self.log.term_at(self.commit) == self.term
 
     def _begin_reads(self) -> None:
@@ -244,7 +250,7 @@ class RaftLeader(RaftFollower):
         self._confirm_reads()
 
     def _confirm_reads(self) -> None:
-        """Whoever answered a round still took this one for its leader when the round began."""
+        """A member that answered a round still followed this leader when the round began."""
         while self._reads and (round := self._reads[0].round) is not None and self._is_round_answered(round):
             read = self._reads.pop(0)
             assert read.index is not None, "a read has its index when its round begins"

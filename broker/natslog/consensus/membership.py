@@ -1,4 +1,4 @@
-"""Who belongs to the group, as the log tells it: an entry counts from when it is appended, and no more once truncated.
+"""The members of the group according to the log: an entry is in force from when it is appended until it is truncated.
 
 Between two memberships that differ in at most one voter any two quorums meet; that is why voters come and go one at a
 time (Ongaro's thesis, 4.1; the correction of 2015: not before the leader committed an entry of its own term).
@@ -23,7 +23,7 @@ def decode_membership(data: bytes) -> Membership:
 
 
 class MembershipHistory:
-    """Memberships by the index they came with, oldest first: that of the snapshot, then those of entries after it."""
+    """Memberships by their index, oldest first: that of the snapshot, then those of entries after it."""
 
     __slots__ = ("_known", "latest")
 
@@ -37,7 +37,7 @@ class MembershipHistory:
         return self._known[-1][0]
 
     def append(self, entries: Iterable[Entry]) -> None:
-        """What the entries bring; they replace what came from their indices on."""
+        """Applies the memberships in the entries; they replace earlier ones from their indices on."""
         for entry in entries:
             while len(self._known) > 1 and self._known[-1][0] >= entry.index:
                 self._known.pop()
@@ -50,7 +50,7 @@ class MembershipHistory:
         return next(membership for start, membership in reversed(self._known) if start <= index)
 
     def compact(self, snapshot: Snapshot) -> None:
-        """Forgets what lies before the snapshot."""
+        """Removes memberships before the snapshot."""
         later = [(index, membership) for index, membership in self._known if index > snapshot.index]
         self._known = [(snapshot.index, snapshot.membership), *later]
 

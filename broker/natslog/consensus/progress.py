@@ -1,11 +1,13 @@
-"""What a leader keeps of one other member, and what it may send to it now.
+"""A leader's state of one other member, and what it may send to it now.
 
-- `probe`: where the logs agree is not known; one append at a time, and the next when an answer tells more, or with a
-  heartbeat to a member that answers. Doubled answers tell nothing: they must not double what is sent.
+- `probe`: where the logs agree is not known; one append at a time, and the next one when an answer has new information,
+  or with a heartbeat to a member that answers. Duplicate answers have no new information and must not cause duplicate
+  messages.
 - `replicate`: they agree to `match_index`; appends follow each other without waiting, a bounded number of them.
-- `snapshot`: what the member lacks was compacted; a snapshot goes to it chunk by chunk, one at a time.
+- `snapshot`: the entries that the member lacks were compacted; a snapshot is sent to it chunk by chunk, one at a time.
 
-Invariants. match_index < next_index. `match_index` never falls: what a member once stored under this leader it keeps.
+Invariants. match_index < next_index. `match_index` never decreases: a member keeps the entries that it stored under
+this leader.
 
 Source: etcd-io/raft `tracker/progress.go`.
 """
@@ -24,7 +26,7 @@ _NOWHERE = Index(0)
 
 @dataclass(slots=True)
 class SnapshotTransfer:
-    """A snapshot on its way: the chunk from `position` was sent at `sent_tick`."""
+    """A snapshot that is being sent: the chunk from `position` was sent at `sent_tick`."""
 
     snapshot: Snapshot
     crc: int
@@ -34,7 +36,7 @@ class SnapshotTransfer:
 
 @dataclass(slots=True)
 class Progress:
-    """`since_tick`: when the leader began to follow it. `answered_tick`: its last word under this leader."""
+    """`since_tick`: when the leader began to follow it. `answered_tick`: when it last answered this leader."""
 
     next_index: Index
     directory: str
@@ -60,7 +62,7 @@ class Progress:
                 return False
 
     def lacks(self, last_index: Index) -> bool:
-        """Whether an append would tell it something: entries, or the position of a probe."""
+        """Whether an append would have new information: entries, or the position of a probe."""
         return self.next_index <= last_index or (self.state == "probe" and self.next_index != self.match_index + 1)
 
     def was_active(self, since_tick: int) -> bool:
@@ -113,5 +115,5 @@ class Progress:
         self.in_flight.clear()
 
     def is_stalled(self, before_tick: int) -> bool:
-        """Whether appends are out and nothing came of them since: one of them was lost."""
+        """Whether appends are unanswered and made no progress since: one of them was lost."""
         return self.state == "replicate" and bool(self.in_flight) and self.moved_tick <= before_tick

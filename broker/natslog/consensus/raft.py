@@ -2,7 +2,7 @@
 
 Theory of operation. The node gives every message to `step`, calls `tick` at a steady pace, and after each asks `ready`.
 A `Ready` says, in this order, what to save, what to send once that is on stable storage, and what to apply; `advance`
-tells that it is done. Between the two, `step`, `tick` and proposals go on: what comes of them is in the next Ready.
+reports that it is done. Between the two, `step`, `tick` and proposals go on: what comes of them is in the next Ready.
 
     while (ready := raft.ready()) is not None:
         store.save(ready)        # snapshot, entries, hard state: all of it on stable storage, or none of the rest
@@ -12,10 +12,10 @@ tells that it is done. Between the two, `step`, `tick` and proposals go on: what
         answer(ready.reads)
 
 Invariants. At most one leader in a term. Logs that hold an entry of the same index and term are equal up to it. A
-leader holds all that was committed before its term. What one member applies at an index, every member does.
+leader has all entries that were committed before its term. What one member applies at an index, every member does.
 
-A member knows itself by its id alone. That an id came back with an empty folder, and thereby with its vote forgotten,
-is for the node to see: it compares `Member.directory`, and lets no message in or out until the member was added anew.
+A member is identified here by its id alone. The node must detect that an id returned with an empty folder, and thus
+without its vote: it compares `Member.directory`, and blocks all messages until the member was added again.
 
 Source: Ongaro's thesis; etcd-io/raft `raft.go`, `rawnode.go`.
 """
@@ -70,7 +70,7 @@ class Ready:
     committed: tuple[Entry, ...]
     """To be applied, after all of the above is on stable storage. None are given together with a snapshot."""
     reads: tuple[ConfirmedRead, ...]
-    """Whoever asked may read once the named index is applied."""
+    """The reader may read once the named index is applied."""
 
 
 class Raft(RaftElections):
@@ -83,10 +83,10 @@ class Raft(RaftElections):
     """
 
     trailing_entries = 64
-    """Kept before a snapshot, for followers that are a little behind."""
+    """Entries that are kept before a snapshot, for followers that are slightly behind."""
     _in_flight: Ready | None = None
     _saved: HardState | None = None
-    """As of the last Ready. None: what the store holds may differ from what was made of it."""
+    """As of the last Ready. None: the stored state may differ from the state in memory."""
 
     def tick(self) -> None:
         self._now += 1
@@ -127,7 +127,9 @@ class Raft(RaftElections):
                 assert_never(message)
 
     def _require_plausible(self, message: Message) -> None:
-        """A term that no election led to, or an answer to what was never sent, must not reach the hard state."""
+        """A term that cannot result from elections, or an answer to a message that was never sent, must not reach the
+        hard state.
+        """
         is_blank = self.term == 0 and self.last_index == 0
         if message.term > self.term + MAX_TERM_JUMP and not is_blank:
             raise ClusterMismatch(
@@ -147,13 +149,13 @@ class Raft(RaftElections):
                 broker=message.sender,
             )
 
-    # -- what a leader is asked for
+    # -- requests to a leader
 
     def propose(self, data: bytes) -> tuple[Term, Index]:
         """Where the command is in the log if it is committed; another entry at that index means it is lost.
 
         Raises:
-            NotMetadataLeader: it is not the leader, or is handing over.
+            NotMetadataLeader: it is not the leader, or is transferring its leadership.
         """
         self._require_leader()
         return self._propose("command", data)
@@ -163,7 +165,7 @@ class Raft(RaftElections):
 
         Raises:
             NotMetadataLeader: as for `propose`.
-            MembershipChanging: another change is not committed yet, or the leader is too new to know.
+            MembershipChanging: another change is not committed yet, or the leader has not committed its first entry.
             InvalidRequest: more than one voter would change, none would be left, or one is named twice.
         """
         self._require_leader()
@@ -174,7 +176,7 @@ class Raft(RaftElections):
         return place
 
     def transfer(self, to: BrokerId) -> None:
-        """Hands leadership over as soon as `to` has the whole log; given up after an election timeout.
+        """Transfers leadership as soon as `to` has the whole log; abandoned after an election timeout.
 
         Raises:
             NotMetadataLeader: as for `propose`.
@@ -190,7 +192,8 @@ class Raft(RaftElections):
             self._send(TimeoutNow(sender=self.me, to=to, term=self.term))
 
     def read_index(self, context: int) -> None:
-        """`Ready.reads` will hold `context` when this broker is known to lead still; never, if it ceases to before.
+        """`Ready.reads` will hold `context` when it is confirmed that this broker is still leader; never, if it loses
+        its leadership before.
 
         Raises:
             NotMetadataLeader: it is not the leader.
@@ -200,7 +203,8 @@ class Raft(RaftElections):
         self._reads.append(PendingRead(context))
 
     def compact(self, index: Index, data: bytes) -> Snapshot:
-        """`data` is the applied state up to `index`: the snapshot to save, then `log.anchor_index` is what must stay.
+        """`data` is the applied state up to `index`: the snapshot to save. Afterwards, entries from `log.anchor_index`
+        on must be kept.
 
         The newest snapshot known, where that reaches `index` already.
         """

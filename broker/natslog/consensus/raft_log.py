@@ -1,8 +1,9 @@
 """The replicated log in memory: an anchor (index and term of the last entry dropped), then entries without a gap.
 
-Three marks walk along it. `stable`: to here the store holds what memory holds. `commit`: to here a quorum holds it, and
-nothing changes any more. `applied`: to here the state machine has it. The newest snapshot lies between the anchor and
-`applied`; the entries between anchor and snapshot trail, so that a slow follower rarely needs the snapshot.
+Three indexes advance along it. `stable`: up to here the store has the entries in memory. `commit`: up to here a quorum
+has them, and they do not change any more. `applied`: up to here the state machine has them. The newest snapshot lies
+between the anchor and `applied`; the entries between anchor and snapshot are kept so that a slow follower rarely needs
+the snapshot.
 
 Invariants. Indices have no gap. anchor <= snapshot <= commit <= last. Nothing at or below `commit` is ever replaced.
 """
@@ -54,7 +55,7 @@ class RaftLog:
         return self._entries[-1].term if self._entries else self.anchor_term
 
     def term_at(self, index: Index) -> Term | None:
-        """None where the log does not reach."""
+        """None outside of the log."""
         if index == self.anchor_index:
             return self.anchor_term
         if self.anchor_index < index <= self.last_index:
@@ -148,7 +149,7 @@ class RaftLog:
         return self.stable < self.last_index or self.stable < self._saved or self._stale_from is not None
 
     def saved(self) -> None:
-        """What `unsaved()` gave is on stable storage, but for what was truncated since."""
+        """The result of `unsaved()` is on stable storage, except entries that were truncated since."""
         self.stable = self._saving
 
     def unapplied(self, *, max_bytes: int) -> tuple[Entry, ...]:

@@ -1,4 +1,5 @@
-"""What a member of the group is at this moment, and the one way back to being a follower. The other parts build on it.
+"""The current state of a member of the group, and the only transition back to follower. The other parts are based on
+it.
 
 `RaftState` <- `RaftFollower` <- `RaftLeader` <- `RaftElections` <- `Raft`: each part uses those before it.
 """
@@ -21,7 +22,9 @@ _MASK = (1 << 64) - 1
 
 
 class Chance:
-    """A small generator of its own (xorshift64*): the core takes no chance from outside, so that a seed replays it."""
+    """A small generator of its own (xorshift64*): the core uses no external randomness, so that a seed reproduces a
+    run.
+    """
 
     __slots__ = ("_state",)
 
@@ -49,7 +52,7 @@ class PendingRead:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedRead:
-    """Whoever asked may read as soon as `index` is applied."""
+    """The reader may read as soon as `index` is applied."""
 
     context: int
     index: Index
@@ -67,7 +70,7 @@ class IncomingSnapshot:
 
 
 class RaftState:
-    """Terms, votes, the log, who leads, and how long ago that was. Ticks are the only clock."""
+    """Terms, votes, the log, the leader, and the time since its last message. Ticks are the only clock."""
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class RaftState:
         self._confirmed: list[ConfirmedRead] = []
         self._incoming: IncomingSnapshot | None = None
 
-    # -- what anyone may ask
+    # -- queries
 
     @property
     def membership(self) -> Membership:
@@ -131,7 +134,8 @@ class RaftState:
 
     @property
     def may_campaign(self) -> bool:
-        """A voter; or one until the change that removes it is committed: its log may be the only one to win with.
+        """A voter; or one until the change that removes it is committed: its log may be the only one that can win an
+        election.
 
         Two voters, of which the leader removes itself and falls: the other lacks that entry, so it cannot be elected
         without the vote of the first, nor have it. The first leads once more, by the other's vote alone. Source:
@@ -145,7 +149,9 @@ class RaftState:
         return self._now
 
     def ticks_since_leader(self) -> int:
-        """Ticks since word from a current leader (since the start, if there was none); 0 on a leader with a quorum."""
+        """Ticks since the last message of a current leader (since the start, if there was none); 0 on a leader with a
+        quorum.
+        """
         return self._now - self._leader_tick
 
     def active_within(self, ticks: int) -> frozenset[BrokerId]:
@@ -160,7 +166,9 @@ class RaftState:
         return frozenset([self.me, *active])
 
     def match_of(self, broker: BrokerId) -> Index:
-        """On the leader: to where that member surely stores the leader's log; 0 for who is not known."""
+        """On the leader: the index up to which that member certainly stores the leader's log; 0 for an unknown
+        member.
+        """
         if broker == self.me:
             return self.log.stable
         progress = self._progress.get(broker)
@@ -180,7 +188,7 @@ class RaftState:
         return self.log.slice(Index(index + 1), max_bytes=1 << 62)
 
     def _is_quorum(self, agrees: Callable[[BrokerId], bool]) -> bool:
-        """Of the voters now in force; whoever is asked has to answer for itself too."""
+        """A quorum of the current voters; the caller must count itself too."""
         voters = self.membership.voters
         return sum(map(agrees, voters)) > len(voters) // 2
 
@@ -191,7 +199,7 @@ class RaftState:
         self._enter_role()
 
     def _enter_role(self) -> None:
-        """Nothing of the role before outlives it."""
+        """No state of the previous role remains."""
         self._waited_ticks = 0
         self._timeout_ticks = self._draw_timeout()
         self._votes, self._progress = {}, {}
@@ -202,7 +210,7 @@ class RaftState:
         return self._election_ticks + self._chance.below(self._election_ticks)
 
     def _received_from_leader(self, leader: BrokerId) -> None:
-        """An append or snapshot of this very term came: its sender leads."""
+        """An append or snapshot of this term was received: its sender is the leader."""
         assert self.role != "leader", f"brokers {self.me} and {leader} both lead in term {self.term}"
         assert self.leader in (None, leader), f"brokers {self.leader} and {leader} both lead in term {self.term}"
         if self.role != "follower" or self.leader is None:

@@ -1,6 +1,6 @@
-"""What Raft stores and what its members send to each other. Plain values: no behaviour but look-ups.
+"""The data that Raft stores and that its members send to each other. Plain values: no behaviour except look-ups.
 
-A `Member` is a broker *with its data folder*: `directory` is minted when the folder is. A broker that comes back with
+A `Member` is a broker *with its data folder*: `directory` is created with the folder. A broker that comes back with
 an empty folder has another directory and is therefore not the member that voted (after KIP-853).
 """
 
@@ -26,7 +26,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who belongs to the group, by rising id."""
+    """The members of the group, by ascending id."""
 
     members: tuple[Member, ...] = ()
 
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class HardState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """On stable storage before any message that rests on it leaves."""
+    """On stable storage before any message that depends on it is sent."""
 
     term: Term = Term(0)
     vote: BrokerId | None = None
@@ -73,8 +73,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, tag="vote?", forbid_unknown_fields=True):
-    """`is_pre`: would you vote for me in this term? It changes no state. `by_transfer`: the leader asked for
-    this election, so its lease does not stand against it.
+    """`is_pre`: a pre-vote, which changes no state. `by_transfer`: the leader requested this election, so its lease
+    does not block it.
     """
 
     sender: BrokerId
@@ -148,7 +148,7 @@ class SnapshotResponse(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot!
 
 
 class TimeoutNow(msgspec.Struct, frozen=True, kw_only=True, tag="campaign", forbid_unknown_fields=True):
-    """The leader hands over: campaign at once."""
+    """The leader transfers its leadership: campaign at once."""
 
     sender: BrokerId
     to: BrokerId

@@ -46,7 +46,7 @@ _ROWS_AT_ONCE = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a stream's messages.
+    """A request for messages of a stream.
 
     Attributes:
         end: None means the high watermark.
@@ -69,7 +69,7 @@ class Question:
 
     @property
     def opening(self) -> bytes:
-        """What the answer's body begins with."""
+        """The beginning of the response body."""
         if self.ndjson:
             return b""
         names = MESSAGE_SCHEMA.names if self.columns is None else self.columns
@@ -81,7 +81,7 @@ class Question:
 
 
 class Part:
-    """One that is ready to be sent. A context manager, which gives back what the part holds.
+    """A part that is ready to be sent. A context manager, which releases the resources of the part.
 
     Attributes:
         next_offset: where the part after this one begins.
@@ -141,12 +141,12 @@ class PartMaker:
     async def _pieces(
         self, start: int, end: int | None, held: ExitStack
     ) -> tuple[ReadPlan, Sequence[Answer | FileRange]]:
-        """What the part consists of; `held` is to close it. The slot is given back before that."""
+        """The content of the part; `held` closes it. The slot is released before that."""
         async with AsyncExitStack() as making:
             plan = held.enter_context(await self._planned(start, end))
             threads = self._readers
             if self._made_bytes(plan) > _QUICK_BYTES:
-                plan.close()  # while others have their turn, this one keeps no file open
+                plan.close()  # while other requests run, this one keeps no file open
                 threads = await making.enter_async_context(self._answers.slot(self._host))
                 plan = held.enter_context(await self._planned(start, end))
             if self._rewrites(plan):
@@ -211,7 +211,7 @@ def _close_plan(planning: asyncio.Future[ReadPlan]) -> None:
 
 
 def _is_crumbly(plan: ReadPlan) -> bool:
-    """Many tiny commits, as at the tail of a slow stream: cheaper for everyone as one batch."""
+    """Many tiny commits, as at the tail of a slow stream: sending them as one batch is cheaper for all sides."""
     small = plan.length < min(plan.batches * _TINY_BATCH_BYTES, _REWRITTEN_PART_BYTES)
     return plan.batches > _MANY_BATCHES and small
 

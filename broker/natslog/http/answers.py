@@ -1,13 +1,13 @@
 """Responses that are built in memory, for clients that may read slowly.
 
-Theory of operation. A rewritten answer has up to some 16 MiB, and its client may need minutes for it. So three things
-are bounded before one is made: how many are made at once (`slot`; clients on different hosts take turns), how much
-memory all of them together hold (`IN_MEMORY_BYTES`), and how much of the data disk: what memory has no room for waits
-in a file without a name, which goes with this process, and is sent from there. Where other clients wait for a slot, it
-stays unused after each answer for a multiple of the time that the answer took, so that publishing and reading whole
-ranges go on beside it.
+Theory of operation. A rewritten response has up to some 16 MiB, and its client may need minutes to read it. So three
+things are bounded before one is made: how many are made at once (`slot`; clients on different hosts take turns), how
+much memory all of them together hold (`IN_MEMORY_BYTES`), and how much of the data disk: responses that do not fit into
+memory are stored in an unnamed file, which is deleted with this process, and are sent from there. If other clients wait
+for a slot, it stays unused after each response for a multiple of the time that the response took, so that publishing
+and reading whole ranges continue meanwhile.
 
-A client that takes too little of its answer is disconnected (`sending`).
+A client that reads its response too slowly is disconnected (`sending`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Answers:
     """Of one broker; the event loop's.
 
     Args:
-        folder: where answers wait that memory has no room for; `min_free_bytes` of its disk stay free.
+        folder: for responses that do not fit into memory; `min_free_bytes` of its disk stay free.
     """
 
     def __init__(self, folder: Path, *, min_free_bytes: int) -> None:
@@ -58,7 +58,7 @@ class Answers:
 
     @asynccontextmanager
     async def slot(self, host: str) -> AsyncIterator[Threads]:
-        """For the time in which one answer is made, in the thread that is given, and kept. Raises Overloaded."""
+        """Held while one response is built, in the given thread, and stored. Raises Overloaded."""
         async with self._slots.slot(host):
             if self.disk_bytes + _USUAL_BYTES > ON_DISK_BYTES:
                 raise self._full("the limit is reached")
@@ -68,10 +68,10 @@ class Answers:
                 await asyncio.sleep(min(_PAUSE_FACTOR * (time.monotonic() - started_s), _MOST_PAUSE_S))
 
     async def keep(self, body: memoryview) -> Answer:
-        """The answer that is to be sent, in memory or on disk; it is to be closed. `body` is the callee's.
+        """The response to be sent, in memory or on disk; the caller must close it. `body` is the callee's.
 
         Raises:
-            Overloaded: neither memory nor disk have room.
+            Overloaded: neither memory nor disk has space.
         """
         size_bytes = len(body)
         if self.held_bytes + size_bytes <= IN_MEMORY_BYTES:
@@ -130,13 +130,13 @@ class Answer:
         return self._size_bytes
 
     async def send(self, body: Body) -> None:
-        """Raises ConnectionResetError: the client has left, or takes too little."""
+        """Raises ConnectionResetError: the client has disconnected, or reads too slowly."""
         await body.send_bytes(self._body)
         if self._file is None:
             return
         start = len(self._body)
         try:
             await body.send_file(self._file.fileno(), start, self._size_bytes - start)
-        except UnreadableFile as error:  # no part of a log: whoever asks again has a new one
+        except UnreadableFile as error:  # not a part of a log: a repeated request gets a new one
             logger.error("a response that was stored in a temporary file was lost: %s", error)
             raise ConnectionResetError("the answer cannot be ended") from error

@@ -80,7 +80,9 @@ class HttpServer:
             )
             raise ConfigError(f"HTTP port {port} on {host} {why}", port=port) from error
         for listening in self._listening.sockets:
-            with listening.dup() as same:  # asyncio accepts as many in one turn as may wait: they would be uncounted
+            with (
+                listening.dup() as same
+            ):  # asyncio accepts as many connections in one turn as may wait: they would not be counted
                 same.listen(_BACKLOG)
         return int(self._listening.sockets[0].getsockname()[1])
 

@@ -43,7 +43,7 @@ def _key(request: web.Request, stream: HostedStream) -> BatchKey:
 
 
 def _rules(stream: HostedStream, given: str | None) -> RowRules:
-    """Raises InvalidRequest: the default subject is none that the stream takes."""
+    """Raises InvalidRequest: the stream does not record the default subject."""
     covered_by = stream.record.settings.subject
     if given is None:
         has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
@@ -90,7 +90,7 @@ async def _named_parts(request: web.Request) -> list[PartReceipt]:
 
 @routes.delete(_BATCH)
 async def abort(request: web.Request) -> web.Response:
-    """Drops what is staged; what is committed stays."""
+    """Deletes the staged parts; committed rows are not affected."""
     query(request)
     stream = await leading(request)
     await broker_of(request).staging.drop(_key(request, stream))

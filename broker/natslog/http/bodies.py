@@ -1,4 +1,4 @@
-"""Request bodies that are read into memory: how large, how many at once, and how long they may take."""
+"""Request bodies that are read into memory: their size, number and time are limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster: who belongs to it and is up, what operators change, and the door for the other brokers."""
+"""The cluster: its members and their state, changes by operators, and the endpoints for other brokers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def link(request: web.Request) -> web.WebSocketResponse:
 
 
 async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:
-    """Nothing that it sends is read but the end of the WebSocket."""
+    """The broker reads only the end of the WebSocket."""
     cluster, address = request.app[BROKER].cluster, request.remote or ""
     socket = web.WebSocketResponse(max_msg_size=_MAX_REFUSED_BYTES, compress=False, timeout=1.0)
     with contextlib.suppress(TimeoutError, ConnectionError):
@@ -179,7 +179,9 @@ def _path_number(request: web.Request) -> BrokerId:
 
 @routes.delete("/v1/cluster/brokers/{id}")
 async def remove_broker(request: web.Request) -> web.Response:
-    """Out of the group. It must keep nothing any more, unless `force=true`: then it is gone for good."""
+    """Removes the broker from the group. It must not hold any replica, unless `force=true`, for a permanently lost
+    broker.
+    """
     values = query(request, "force")
     broker, number = _at_metadata_leader(request), _path_number(request)
     is_forced = values.get("force") == "true"
@@ -198,7 +200,7 @@ async def transfer(request: web.Request) -> web.Response:
 
 @routes.post("/v1/cluster/finalize-upgrade")
 async def finalize_upgrade(request: web.Request) -> web.Response:
-    """Raises the feature level, for good: from then on no broker can be downgraded."""
+    """Raises the feature level permanently: afterwards no broker can be downgraded."""
     query(request)
     broker = _at_metadata_leader(request)
     was_lower = await broker.change_cluster(broker.cluster.upgrade.finalize())
@@ -207,8 +209,8 @@ async def finalize_upgrade(request: web.Request) -> web.Response:
 
 @routes.post("/v1/streams/{name}/leader")
 async def transfer_stream(request: web.Request) -> web.Response:
-    """`{"to": 2}`: the preferred leader from now on. This broker stops taking messages, lets the other catch up, and
-    proposes it.
+    """`{"to": 2}`: the preferred leader from now on. This broker stops accepting messages, waits until the other one
+    has caught up, and proposes it.
     """
     body = await json_body(request)
     stream, broker = await leading(request), broker_of(request)
@@ -235,7 +237,7 @@ async def transfer_stream(request: web.Request) -> web.Response:
 
 @routes.put("/v1/streams/{name}/replicas")
 async def move_stream(request: web.Request) -> web.Response:
-    """`{"brokers": [1, 2, 4]}`: where its replicas shall be, the preferred leader first."""
+    """`{"brokers": [1, 2, 4]}`: the new brokers of its replicas, the preferred leader first."""
     body, broker = await json_body(request), broker_of(request)
     brokers = body.get("brokers")
     if not isinstance(brokers, list) or not all(map(_is_broker_number, brokers)):

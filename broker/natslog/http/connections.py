@@ -2,9 +2,9 @@
 
 Theory of operation. A connection is an open file, and so are logs, links between brokers and NATS. Of the files that
 this process may open, connections get at most `MOST_CONNECTIONS` and at most one half. For one more than that, the
-connection that has been idle for the longest time is closed; clients open a new one when they need it. Where every
-connection has a request under way, the new one is let in all the same, up to `_RESERVED` of them, but it is answered
-only what brokers and operators ask (`ALWAYS_ANSWERED`), and 503 otherwise. Beyond that it is closed at once.
+connection that has been idle for the longest time is closed; clients open a new one when they need it. If every
+connection has a request in progress, new ones are still accepted, up to `_RESERVED` of them, but only requests of
+brokers and operators (`ALWAYS_ANSWERED`) are answered on them; all others get 503. Beyond that it is closed at once.
 
 All of this belongs to the event loop.
 """
@@ -86,7 +86,7 @@ class Connections:
             self._idle[connection] = None
 
     def abort(self) -> None:
-        """Ends all of them at once, whatever is under way."""
+        """Closes all of them at once, including those with a request in progress."""
         for connection in list(self._all):
             if connection.transport is not None:
                 connection.transport.abort()

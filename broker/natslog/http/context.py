@@ -36,7 +36,7 @@ ANSWERS = web.AppKey("answers", Answers)
 
 
 def broker_of(request: web.Request) -> Broker:
-    """The broker, once it knows its streams. Raises NotReady before that."""
+    """The broker, once it has loaded its streams. Raises NotReady before that."""
     broker = request.app[BROKER]
     if not broker.has_started:
         raise NotReady("the broker is starting: repeat the request in a moment")
@@ -63,7 +63,7 @@ async def leading(request: web.Request) -> HostedStream:
 
 
 def _elsewhere(request: web.Request, record: StreamRecord) -> web.HTTPTemporaryRedirect | NatslogError:
-    """Where to ask instead of here: at the broker that leads, or again in a moment."""
+    """The alternative to this broker: the leader of the stream, or a retry in a moment."""
     broker = broker_of(request)
     url = None if record.leader in (None, broker.cluster.me) else broker.url_of(record.leader)
     if url is None or not broker.has_session():
@@ -115,7 +115,7 @@ def check_still_leading(request: web.Request, stream: HostedStream) -> None:
 
 
 def epoch_headers(stream: HostedStream) -> dict[str, str]:
-    """By these a client recognises an answer that a newer leader's has overtaken."""
+    """With these headers a client recognises a response that is older than that of a newer leader."""
     return {"Natslog-Leader-Epoch": str(stream.leader_epoch), "Natslog-Stream-Id": stream.record.id}
 
 
@@ -123,7 +123,7 @@ async def read_from_log(request: web.Request, stream: HostedStream, work: Callab
     """What `work` finds in the log of a stream led here, in a reader's thread.
 
     Raises:
-        OffsetOutOfRange: with the epoch of the leader who says so. Whatever else `work` raises; as `stated`.
+        OffsetOutOfRange: with the epoch of the leader. Whatever else `work` raises; as `stated`.
     """
     log = stream.usable_log()
     try:
@@ -135,8 +135,8 @@ async def read_from_log(request: web.Request, stream: HostedStream, work: Callab
 async def confirmed_out_of_range(
     request: web.Request, stream: HostedStream, error: OffsetOutOfRange
 ) -> OffsetOutOfRange:
-    """The same, once the metadata index has been read: what another leader was told to anyone before this request
-    arrived would show here, so that no position is called out of range that a reader was given elsewhere.
+    """The same, once the metadata index has been read: every change that was committed before this request arrived is
+    then applied here, so that no position that a reader received from another leader is reported as out of range.
 
     Raises:
         MetadataUnavailable: no majority could be asked. As `stated`.
@@ -151,18 +151,20 @@ async def confirmed_out_of_range(
 
 
 def out_of_range(stream: HostedStream, error: OffsetOutOfRange) -> OffsetOutOfRange:
-    """The same, as the leader of this epoch says it."""
+    """The same error, with the epoch of the leader."""
     facts = {"id": stream.record.id, "leader_epoch": stream.leader_epoch}
     return OffsetOutOfRange(error.message, **(error.facts | facts))
 
 
 def _has_come_around(request: web.Request) -> bool:
-    """It was sent here by another broker already, which knows something older or newer."""
+    """Another broker has already redirected the request to this one; its metadata is older or newer."""
     return request.headers.get("Natslog-Redirected") == "true"
 
 
 def request_id(request: web.Request) -> Request:
-    """What a client names its change by, so that a retry is applied once, and its host. Raises InvalidRequest."""
+    """The id that a client gives its change, so that a retry is applied once, and the client's host. Raises
+    InvalidRequest.
+    """
     given = request.headers.get("Natslog-Request-Id")
     if given is not None and not _REQUEST_ID.fullmatch(given):
         raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")

@@ -1,4 +1,4 @@
-"""Cursors and lag: positions of named consumers, and how far they are from what is committed."""
+"""Cursors and lag: positions of named consumers, and their distance from the high watermark."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def show_cursor(request: web.Request) -> web.Response:
 @routes.put("/v1/cursors/{consumer}/{stream}")
 async def set_cursor(request: web.Request) -> web.Response:
     """`{"offset": 42}`: the next offset that the consumer has not read; with `"id"`, of the stream of that id only;
-    with `"timestamp"`, when it stood there. What GET answers may be put back as it is.
+    with `"timestamp"`, the time of this position. The response to GET may be sent back unchanged.
     """
     query(request)
     (consumer, name), body, broker = _names(request), await json_body(request), broker_of(request)
@@ -107,7 +107,7 @@ def _names(request: web.Request) -> tuple[str, str]:
 
 @routes.get("/v1/streams/{name}/lag")
 async def stream_lag(request: web.Request) -> web.Response:
-    """What waits between `offset` (or a consumer's `cursor`) and the high watermark."""
+    """The messages between `offset` (or a consumer's `cursor`) and the high watermark."""
     values = query(request, "offset", "cursor")
     if len(values) != 1:
         raise InvalidRequest("give a position: ?offset=42 or ?cursor=CONSUMER")

@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What is a `NatslogError` inside is a JSON error outside; a bug is a 500 with its trace in the log."""
+    """A `NatslogError` becomes a JSON error; a bug becomes a 500 with the traceback in the log."""
     try:
         return await handler(request)
     except NatslogError as error:
@@ -53,7 +53,7 @@ def _dumps(body: object) -> str:
 
 @web.middleware
 async def plain_bodies_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A compressed request body could need far more time and memory than its size says, so none is unpacked."""
+    """A compressed request body could need far more time and memory than its size suggests, so none is decompressed."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         message = f"Content-Encoding {encoding[:40]!r} is not supported: send the request body without compression"

@@ -1,4 +1,4 @@
-"""Places for work of which only a little may be done at once: clients on different hosts take turns for them."""
+"""Slots for work with limited concurrency: clients on different hosts take turns."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 An Arrow answer is either *whole* (`Natslog-Batches: whole`): the stored batches that cover the range, byte for byte,
 each with its CRC; the client slices the first and the last. Or *exact*: just the rows asked for. `Natslog-Next-Offset`
-says where to go on, whatever the rows are.
+is the offset of the next request, whatever the rows are.
 
-With `max_bytes` an answer is one part (`answer_parts`), of known length. Without, it goes on to the end of the range,
-in as many parts as that takes; more than one are sent in chunks. An answer that cannot be ended lacks the last chunk,
-and an Arrow stream its end-of-stream marker.
+With `max_bytes` an answer is one part (`answer_parts`), of known length. Without it, the response continues to the end
+of the range, in as many parts as necessary; several parts are sent in chunks. A response that cannot be completed lacks
+the last chunk, and an Arrow stream its end-of-stream marker.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ async def _further(request: web.Request, stream: HostedStream, making: Awaitable
     """A part that follows others.
 
     Raises:
-        ConnectionResetError: there is none. The connection ends, so that the client takes what it has for no whole
-            answer: nothing else can be said any more.
+        ConnectionResetError: there is none. The connection is closed, so that the client detects an incomplete
+            response: an error can no longer be sent.
     """
     try:
         return await making
@@ -141,8 +141,8 @@ async def _further(request: web.Request, stream: HostedStream, making: Awaitable
 
 
 async def _serving(request: web.Request) -> tuple[HostedStream, Question, bool]:
-    """The stream in the path, what is asked of it, and whether the answer states where the stream ends: that is the
-    leader's to say. A range that is named, and known to be committed here, comes from any replica. Raises as `leading`.
+    """The stream in the path, what is asked of it, and whether the response states where the stream ends, which only
+    the leader may do. A numeric range that is committed here is served by any replica. Raises as `leading`.
     """
     stream = broker_of(request).streams.get(request.match_info["name"])
     if stream is not None and stream.may_serve and not _names_position(request):
@@ -154,17 +154,17 @@ async def _serving(request: web.Request) -> tuple[HostedStream, Question, bool]:
 
 
 def _is_committed(asked: Question, log: StreamLog) -> bool:
-    """Whether it names a range all of which is committed and here: then any replica serves it, whoever leads."""
+    """Whether it names a range that is completely committed and stored here: any replica serves such a range."""
     return asked.end is not None and log.first_readable_offset <= asked.start <= asked.end <= log.high_watermark
 
 
 def _names_position(request: web.Request) -> bool:
-    """Whether a bound is left to the broker, or named (`earliest`, `latest`): only the leader knows where that is."""
+    """Whether a bound is not given, or is symbolic (`earliest`, `latest`): only the leader can determine it."""
     return not all(request.query.get(bound, "").strip().isdecimal() for bound in ("start", "end"))
 
 
 def _headers(request: web.Request, stream: HostedStream, next_offset: int, states_end: bool) -> dict[str, str]:
-    """From a replica that does not lead, the high watermark is what it knows to be committed: there may be more.
+    """From a replica that does not lead, the high watermark is that of this replica: the leader may have more messages.
 
     Raises:
         As `stated`, where the answer states the stream's end.
@@ -180,22 +180,22 @@ def _headers(request: web.Request, stream: HostedStream, next_offset: int, state
 
 
 async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaitable[Result]) -> Result:
-    """The work's result. What it finds damaged here, or cannot read now, is whole on another in-sync replica.
+    """The result of the work. Data that is damaged here, or cannot be read now, is intact on another in-sync replica.
 
     Raises:
-        HTTPTemporaryRedirect: to that one. CorruptLog, StorageUnavailable: there is no other. OffsetOutOfRange: as the
-            leader says it.
+        HTTPTemporaryRedirect: to that one. CorruptLog, StorageUnavailable: there is no other replica. OffsetOutOfRange:
+            with the epoch of the leader.
     """
     try:
         return await work
-    except OffsetOutOfRange as error:  # of a replica that does not lead, this says nothing of the stream
+    except OffsetOutOfRange as error:  # on a replica that is not leader, this gives no information about the stream
         raise await confirmed_out_of_range(request, stream, error) from error
     except CorruptLog as error:
         if len(stream.record.replicas) == 1:
             raise
         stream.note_damage(error)
         raise _redirect_to_another(request, stream) or error from error
-    except OSError as error:  # the disk fails, or there are too many open files: what is stored may be whole
+    except OSError as error:  # the disk fails, or there are too many open files: the stored data may be intact
         logger.warning("stream %s: reading failed: %s", stream.name, error)
         unavailable = StorageUnavailable(f"stream {stream.name!r} cannot be read at this broker now: {error.strerror}")
         raise _redirect_to_another(request, stream) or unavailable from error
@@ -210,7 +210,7 @@ def _redirect_to_another(request: web.Request, stream: HostedStream) -> web.HTTP
 
 
 async def _wait_for_data(stream: HostedStream, log: StreamLog, asked: Question) -> None:
-    """The long poll: returns when there is something at `start`, or the time is up."""
+    """The long poll: returns when there is a message at `start`, or the time has expired."""
     if asked.start != log.high_watermark or asked.end == asked.start or not asked.wait_ms:
         return
     try:

@@ -1,11 +1,11 @@
-"""Answers sent to clients: how slowly these may take them, and parts of files by sendfile.
+"""Sending responses to clients: the minimum rate of clients, and parts of files by sendfile.
 
-Where sendfile fails, is it the file's fault, or the network's?
+If sendfile fails, the cause may be the file or the network.
 
-An `OSError` of sendfile does not say which of its two sides failed: a client whose host is gone ends in ETIMEDOUT,
-EHOSTUNREACH or ENETUNREACH, a disk in EIO, and other causes have errors of their own. So what was to be sent is read
-once more. Only where that fails, or is short, is the file damaged. Where the connection is gone, aiohttp cancels the
-handler meanwhile: that is the network's failure too.
+An `OSError` of sendfile does not show which of the two failed: a client whose host is unreachable causes ETIMEDOUT,
+EHOSTUNREACH or ENETUNREACH, a disk causes EIO, and other causes have other errors. Therefore the range is read once
+more. Only where that fails, or is short, is the file damaged. If the connection is closed, aiohttp cancels the handler
+meanwhile: this is also a failure of the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BYTES_ACKED = struct.Struct("=120xQ")  # `tcpi_bytes_acked` of linux/tcp.h: TCP
 
 
 class UnreadableFile(Exception):
-    """The file cannot be read to the end of the range; the message says why."""
+    """The file cannot be read to the end of the range; the message gives the reason."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def disconnecting_slow_client(request: web.Request) -> Iterator[None]:
 
 
 def _acked_bytes(connection: socket.socket) -> int:
-    """What the other end has received so far, of all that was ever sent on this connection."""
+    """The number of bytes that the client has acknowledged on this connection."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
         return int(_BYTES_ACKED.unpack(info)[0])
@@ -105,7 +105,7 @@ class Body:
         return cls(request, response, readers)
 
     async def send_bytes(self, data: Bytes) -> None:
-        """In slices: what the client does not take at once is copied."""
+        """In slices, because data that the client does not accept at once is copied."""
         view = memoryview(data)
         for start in range(0, len(view), _SLICE_BYTES):
             await self._response.write(view[start : start + _SLICE_BYTES])
@@ -122,7 +122,7 @@ class Body:
             transport.write(b"\r\n")
 
     async def end(self) -> web.StreamResponse:
-        """The response, all of which has been sent."""
+        """The response, after all of it has been sent."""
         await self._response.write_eof()
         return self._response
 
@@ -134,8 +134,8 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
         readers: its threads read the file back after an error.
 
     Raises:
-        ConnectionResetError: the client disconnected, or cannot be reached any more.
-        UnreadableFile: the connection is closed as well, as nothing else can be said on it.
+        ConnectionResetError: the client disconnected, or cannot be reached any more. UnreadableFile: the connection is
+        closed as well, because an error can no longer be sent on it.
     """
     transport, reader = request.transport, request.remote
     if transport is None:

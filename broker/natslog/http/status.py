@@ -32,7 +32,7 @@ async def healthz(request: web.Request) -> web.Response:
 
 @routes.get("/readyz")
 async def readyz(request: web.Request) -> web.Response:
-    """200 when messages are taken and served; 503 with the reason otherwise. Streams with problems are named."""
+    """200 when messages are accepted and served; 503 with the reason otherwise. Streams with problems are named."""
     broker = request.app[BROKER]
     reason = broker.not_ready_because()
     troubled = {
@@ -48,7 +48,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 class _BrokerCollector:
-    """Reads the broker's own counters when asked, in a thread: nothing is done per message for a metric.
+    """Reads the broker's counters on request, in a thread: metrics cause no work per message.
 
     Args: `cursors`: those on streams led here, looked up before, as that may read files.
     """

@@ -1,14 +1,14 @@
-"""Which messages are acked, and where to: what is no request for an ack must not be answered with one.
+"""Which messages are acked, and where acks are sent: a message that does not request an ack must not get one.
 
-Theory of operation. A publisher asks for an ack by a reply subject; a requester asks a service for its answer in the
-same way. Where a stream records a service's subject, its setting `acks` says which of both reply subjects are:
+Theory of operation. A publisher requests an ack with a reply subject; a requester requests the answer of a service in
+the same way. Where a stream records a service's subject, its setting `acks` says which of both reply subjects are:
 
     reply    every one is a publisher's: the ack goes there
     header   none is: acks go to the subject in the header `Natslog-Ack-To`
     never    nothing is acked
 
-And wherever an ack is to go, it only goes to subjects under the broker's `ack_reply_prefixes`: otherwise whoever may
-publish to a stream could have the broker publish to any subject that the broker's NATS user has rights on.
+In all cases an ack is sent only to subjects under the broker's `ack_reply_prefixes`. Otherwise every client that may
+publish to a stream could make the broker publish to any subject that the broker's NATS user has rights on.
 
 The rules are applied to the positions of frames in the receive buffer, before anything is copied.
 """

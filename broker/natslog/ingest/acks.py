@@ -2,7 +2,7 @@ r"""PubAcks for a whole commit, as one run of NATS protocol built by a kernel: n
 
     PUB _INBOX.x 50\r\n{"stream":"orders","seq":42,"offset":41,"epoch":3}\r\n
 
-`seq` is `offset + 1`, as JetStream counts, so that JetStream clients' publish calls understand it.
+`seq` is `offset + 1`, as JetStream counts, so that the publish calls of JetStream clients can read it.
 """
 
 from __future__ import annotations

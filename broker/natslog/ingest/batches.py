@@ -1,8 +1,8 @@
 """From frames to the buffers of Arrow columns: payloads, subjects and headers are copied once, straight into place.
 
-A `BatchBuilder` grows until it is taken for a commit. It holds the columns of the message schema without offset and
-timestamp, and beside them what is not stored: reply subjects, to be acked after the commit, and message ids. When the
-commit is done it is cleared and used again: its memory is warm, and nothing is allocated.
+A `BatchBuilder` grows until it is taken for a commit. It has the columns of the message schema without offset and
+timestamp, and also data that is not stored: reply subjects, which are acked after the commit, and message ids. After
+the commit it is cleared and reused, so that no memory is allocated.
 
 Invariant: a row is only ever added whole; between `taken()` and `clear()` nothing is added.
 """
@@ -153,7 +153,9 @@ class _Column:
 
 
 class _HeaderColumns:
-    """What only messages with headers need: keys, the header lists, ids. Not filled until the first of them comes."""
+    """Data that only messages with headers need: keys, the header lists, ids. Not filled until the first of them
+    comes.
+    """
 
     def __init__(self) -> None:
         self.key = _Column()
@@ -226,7 +228,7 @@ def _zeros(size: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one commit takes; views of the builder's buffers.
+    """The input of one commit; views of the builder's buffers.
 
     Attributes:
         rows: what is stored.
@@ -261,7 +263,7 @@ class BatchBuilder:
 
     @property
     def is_bloated(self) -> bool:
-        """Whether one large message has left it with far more memory than a commit needs."""
+        """Whether a large message has enlarged it far beyond the needs of a commit."""
         return self._value.capacity_bytes > 4 * COMMIT_BYTES
 
     def add(self, frames: Frames, survey: Survey | None = None) -> None:

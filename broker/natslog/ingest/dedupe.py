@@ -1,4 +1,4 @@
-"""Deduplication by `Nats-Msg-Id`: a publisher's retry is stored once while it comes within the stream's window.
+"""Deduplication by `Nats-Msg-Id`: a publisher's retry is stored once if it arrives within the stream's window.
 
 Theory of operation. Stream time is divided into periods as long as the window, counted from its zero. Ids are 128-bit
 hashes in two open-addressing tables: those stored in the present period, and those of the one before. A lookup asks
@@ -6,9 +6,9 @@ both; an insert goes to the present one; when a period ends, its table becomes t
 least the window and for less than twice as long.
 
 Invariants. An id is inserted only after its row is on stable storage. Which ids are found depends on the stored rows,
-their timestamps and the timestamp that the message asked for would get, and on nothing else: whoever fills a window
-from the log judges as the one did who stored the rows. Memory is bounded: at `MAX_IDS` a table is full and becomes the
-one before early; the window is shorter than asked for (counted in `shortened`).
+their timestamps and the timestamp that the message asked for would get, and on nothing else: a replica that fills its
+window from the log gets the same results as the leader that stored the rows. Memory is bounded: at `MAX_IDS` a table is
+full and becomes the one before early; the window is shorter than configured (counted in `shortened`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DedupeWindow:
             self.remember(ids[start:end], offsets[start:end], int(timestamps_us[start]))
 
     def oldest_us(self, now_us: int) -> int:
-        """What is older is found no more."""
+        """Older ids are no longer found."""
         return (now_us // self.window_us - 1) * self.window_us
 
     def _turn(self, now_us: int) -> None:

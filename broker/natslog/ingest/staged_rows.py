@@ -1,12 +1,12 @@
 """Rows of a direct append: from the Arrow IPC stream that a client uploaded to batches as a log stores them.
 
 Theory of operation. pyarrow reads the stream message by message from a `_CheckedFile`, so that no more than one of its
-batches is in memory, and every length in it is checked before memory is taken for it. Each batch is proven to be
-well-formed Arrow (offsets, UTF-8) and to hold what the stream takes; its columns become those of the payload schema.
-`regrouped` then makes batches of the size that logs like.
+batches is in memory, and every length in it is checked before memory is taken for it. Each batch is validated: it must
+be well-formed Arrow (offsets, UTF-8) and its rows must fit the stream; its columns become those of the payload schema.
+`regrouped` then builds batches of a suitable size for logs.
 
-A row's subject must be a plain NATS subject that the stream's own subject covers: a direct append stores nothing that
-could not have come over NATS.
+A row's subject must be a plain NATS subject that the stream's own subject covers: a direct append stores no message
+that could not have been received over NATS.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GROUPED_BYTES = 8 * 1024 * 1024
 GROUPED_ROWS = 64 * 1024
 MAX_UPLOADED_BATCH_BYTES = 64 * 1024 * 1024
 BYTES_PER_ROW = 16
-"""What a row costs beside its columns: offset and timestamp."""
+"""The size of a row in addition to its columns: offset and timestamp."""
 _MAX_METADATA_BYTES = 1024 * 1024
 _MOST_FILE_BYTES = 2**62
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -53,7 +53,7 @@ _WILDCARD_TOKEN = r"(^|\.)[*>](\.|$)"
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """What rows of one stream must be.
+    """The requirements for rows of one stream.
 
     Attributes:
         covered_by: the stream's subject. `default_subject`: of rows that come without a column `subject`.
@@ -73,8 +73,8 @@ def read_rows(
         checks_rows: False where they were checked before, as the CRC will show.
 
     Raises:
-        InvalidRequest: it is no whole Arrow IPC stream, or its rows are not what they must be.
-        OSError: the file cannot be read, or is not what was written.
+        InvalidRequest: it is not a complete Arrow IPC stream, or its rows are invalid. OSError: the file cannot be
+        read, or differs from what was written.
     """
     with _CheckedFile(path, what) as file:
         messages = file.messages()
@@ -103,7 +103,7 @@ def read_rows(
 
 
 def claimed_bytes(path: Path, what: str) -> int:
-    """What the rows of such a file take in a log, as far as its messages say so before anything is unpacked: some
+    """The size of the rows of such a file in a log, as its messages claim before anything is decompressed: some
     kilobytes can claim gigabytes. Reads the messages' headers only.
 
     Raises:
@@ -125,7 +125,7 @@ def claimed_bytes(path: Path, what: str) -> int:
 
 
 class _CheckedFile(FileIO):
-    """What pyarrow reads the stream from. Attributes: `crc`, of all that was read."""
+    """The file from which pyarrow reads the stream. Attributes: `crc`, of all bytes read."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(path)
@@ -211,7 +211,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _pieces(batch: pa.RecordBatch, rules: RowRules) -> Iterator[pa.RecordBatch]:
-    """Slices that are not too large as payloads, with the subject that they may lack."""
+    """Slices of limited payload size, with the default subject if they have none."""
     payload_bytes = batch.nbytes + batch.num_rows * (16 + len(rules.default_subject or ""))
     most = min(GROUPED_ROWS, max(1, batch.num_rows * GROUPED_BYTES // max(1, payload_bytes)))
     for start in range(0, batch.num_rows, most):
@@ -219,7 +219,7 @@ def _pieces(batch: pa.RecordBatch, rules: RowRules) -> Iterator[pa.RecordBatch]:
 
 
 def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -> None:
-    """Raises InvalidRequest: a row is not what it must be. Args: `first`: the first row's number, for errors."""
+    """Raises InvalidRequest: a row is invalid. Args: `first`: the first row's number, for errors."""
 
     def refuse(wrong: Any, problem: str, shown: Any = None) -> None:
         if pc.any(wrong).as_py():

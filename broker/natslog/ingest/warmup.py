@@ -1,4 +1,6 @@
-"""Loads (or compiles, the first time on a machine) the kernels before the first message has to wait for it."""
+"""Loads the kernels (or compiles them, the first time on a machine), so that the first message does not wait for
+this.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ _HEADED = b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345
 
 
 def compile_aside() -> None:
-    """Has a child process compile the kernels where that has not been done on this machine: a compiler leaves some
-    150 MiB of memory behind. Where it cannot, `warm_up` compiles in this process.
+    """A child process compiles the kernels if this has not been done on this machine: a compiler leaves some 150 MiB of
+    memory allocated. Where it cannot, `warm_up` compiles in this process.
     """
     if not compiled.HAVE_NUMBA:
         return
@@ -46,7 +48,9 @@ def compile_aside() -> None:
 
 
 def warm_up() -> None:
-    """Takes messages the whole way but for the disk, so that every kernel is there for the types it is used with."""
+    """Processes messages completely except for the disk, so that every kernel is compiled for the types that it is used
+    with.
+    """
     parser, window = FrameParser(), DedupeWindow(60.0)
     for sample in (_PLAIN, _HEADED):
         builder = BatchBuilder()
