@@ -11,10 +11,10 @@ from natslog.subjects import check_name, check_subject, is_wildcard
 from natslog.units import format_duration, parse_duration_s, parse_size_bytes
 
 Ack = Literal["none", "flush", "stored"]
-"""What a publisher waits for: nothing, the server's confirmation, or each row's stream."""
+"""The confirmation that a publisher waits for: none, that of the server, or that of a stream for each row."""
 
 MAX_IN_FLIGHT = 4000
-"""Rows a publisher has sent and no stream has acked, unless told otherwise."""
+"""Default limit of rows that a publisher has sent and no stream has acked."""
 
 Offset = NewType("Offset", int)
 Epoch = NewType("Epoch", int)
@@ -28,7 +28,7 @@ MAX_REPLICAS = 9
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a stream's creator decides. Ages are in seconds, sizes in bytes; None is "no limit".
+    """The settings of a stream. Ages are in seconds, sizes in bytes; None is "no limit".
 
     `acks` other than `reply` is written from feature level 2 on.
     """
@@ -71,7 +71,7 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
         base: settings to change (an edit); without it, `subject` is required and the rest has defaults.
 
     Raises:
-        InvalidRequest: an unknown name, or a value out of range, named with what would be right.
+        InvalidRequest: an unknown name, or a value out of range, the message names the valid values.
     """
     unknown = sorted(set(body) - set(SETTING_NAMES))
     if unknown:
@@ -168,15 +168,15 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         leader: None while there is none. `leader_epoch`: of the present leader, or of the last one.
-        replicas: who keeps it; the first is the preferred leader. `isr`: who has everything committed, and is counted.
-        version: rises with every change of what follows `created_us`; an ISR change names the one it was made for.
-        eligible: not in the ISR, yet holding all that is committed, because they left when it fell below `min_isr`.
-        unproven: of ISR and eligible, those that have restarted uncleanly and not yet caught up with a leader.
-        target: the replicas wanted, while the stream is being moved.
-        holders: replicas whose log was created on their disk, so that a log that is missing there is damage.
-        target_min_isr: `min_isr` once `target` is reached, where the number of replicas changes too; else 0.
-        purged_below: messages below this offset were purged: they are no longer served, and their files are removed.
-        sealed: nothing is added to the stream any more, and nothing removed from it.
+        replicas: the brokers that hold it; the first is the preferred leader. `isr`: the replicas that have everything
+        committed, and are counted. version: increases with every change of the fields after `created_us`; an ISR change
+        names the one it was made for. eligible: not in the ISR, yet holding all that is committed, because they left
+        when it fell below `min_isr`. unproven: of ISR and eligible, those that have restarted uncleanly and not yet
+        caught up with a leader. target: the replicas wanted, while the stream is being moved. holders: replicas whose
+        log was created on their disk, so that a log that is missing there is damage. target_min_isr: `min_isr` once
+        `target` is reached, where the number of replicas changes too; else 0. purged_below: messages below this offset
+        were purged: they are no longer served, and their files are removed. sealed: nothing is added to the stream any
+        more, and nothing removed from it.
     """
 
     name: str
@@ -199,7 +199,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def candidates(self) -> tuple[BrokerId, ...]:
-        """Who holds everything that was committed, as far as their disks kept it."""
+        """The replicas that have everything that was committed, as far as their disks kept it."""
         return self.isr + self.eligible
 
 
@@ -214,7 +214,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartReceipt(msgspec.Struct, frozen=True):
-    """What the upload of a part of a direct append is answered with, and what the commit names it by."""
+    """The response to the upload of a part of a direct append, by which the commit names the part."""
 
     part: str
     attempt: int

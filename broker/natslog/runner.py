@@ -23,18 +23,18 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # glibc's malloc.h
 
 
 def keep_memory_small() -> None:
-    """Large buffers (sealing, answers) go back to the system when they are done with, instead of staying with whichever
-    of many arenas had them: without this a broker at full load grows by some 100 MiB.
+    """Large buffers (sealing, responses) are returned to the system after use, instead of remaining in one of many
+    arenas: without this a broker at full load grows by some 100 MiB.
     """
     pa.set_memory_pool(pa.system_memory_pool())
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in every libc; then memory is only less tidy
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in every libc; it only saves memory
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1024 * 1024)
         mallopt(_M_ARENA_MAX, 2)
 
 
 def keep_files_private() -> None:
-    """What is made from here on can be read by this process' user only."""
+    """Files that are created from here on can be read by the user of this process only."""
     os.umask(0o077)
 
 
@@ -45,7 +45,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
         on_ready: called with the settings (the port filled in) once requests are served.
 
     Raises:
-        NatslogError: it cannot start, with the remedy. Whatever a bug raised, if one stopped the broker.
+        NatslogError: it cannot start, with the remedy. The exception of a bug, if one stopped the broker.
     """
     keep_memory_small()
     keep_files_private()
@@ -70,7 +70,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
 
 
 async def _has_started(broker: Broker) -> bool:
-    """False where it is to stop before it could start: while it waits for other brokers, say. Raises as `start`."""
+    """False if it is to stop before it could start, for example while it waits for other brokers. Raises as `start`."""
     starting, stopping = asyncio.create_task(broker.start()), asyncio.create_task(broker.stopping_soon.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -36,7 +36,7 @@ def check_name(name: object, what: str = "stream name") -> str:
 
 
 def check_subject(subject: object, *, wildcards: bool, what: str = "subject") -> str:
-    """The subject itself, if NATS would take it.
+    """The subject itself, if it is valid in NATS.
 
     Args:
         wildcards: whether `*` and `>` may stand as tokens (a subscription) or not (a publish).

@@ -50,7 +50,7 @@ def without_secrets(urls: str) -> str:
 
 
 def _without_user(url: str) -> str:
-    """Nothing before the last `@` is shown: a password that is not encoded may hold any other sign."""
+    """Nothing before the last `@` is shown: a password that is not encoded may contain any other character."""
     before, separator, rest = url.partition("://")
     scheme, rest = (before + separator, rest) if separator else ("", url)
     return f"{scheme}…@{rest.rpartition('@')[2]}" if "@" in rest else url

@@ -205,10 +205,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         asked = Asked(name, start, end, columns, is_filtered=subject is not None)
         try:
             answer = rows_of(ask(prefer=prefer), asked)
-        except (
-            CorruptLog,
-            CorruptAnswer,
-        ):  # damaged on the network or on that broker: the response of another broker shows which
+        except (CorruptLog, CorruptAnswer):  # damaged on the network, or by that broker: another one shows which
             answer = rows_of(ask(prefer=[*prefer[1:], *self.servers]), asked)
         if expected_id is not None and answer.stream_id != expected_id:
             raise StreamRecreated(

@@ -80,9 +80,7 @@ class HttpServer:
             )
             raise ConfigError(f"HTTP port {port} on {host} {why}", port=port) from error
         for listening in self._listening.sockets:
-            with (
-                listening.dup() as same
-            ):  # asyncio accepts as many connections in one turn as may wait: they would not be counted
+            with listening.dup() as same:  # otherwise asyncio accepts a whole backlog in one turn, uncounted
                 same.listen(_BACKLOG)
         return int(self._listening.sockets[0].getsockname()[1])
 

@@ -1,4 +1,6 @@
-"""The log of one stream: files, blocking calls, one owner. See `stream_log` for the whole, FORMATS.md for the bytes."""
+"""The log of one stream: files, blocking calls, one owner. See `stream_log` for an overview and FORMATS.md for the
+bytes.
+"""
 
 from natslog.log.lag import Lag
 from natslog.log.log_reader import LogReader

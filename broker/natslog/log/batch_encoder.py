@@ -35,7 +35,7 @@ _HEADERS_NODE = 4  # after offset, timestamp, subject, key
 _SIZED = (np.ndarray, memoryview)
 _SMALL_BODY_BYTES = 64 * 1024
 _COUNTED_ROWS = 64 * 1024
-_KEEP_GIL = 0  # 20 bytes a nanosecond: to have the lock back takes longer
+_KEEP_GIL = 0  # 20 bytes per nanosecond: acquiring the lock again takes longer
 
 
 @dataclass(frozen=True, slots=True)

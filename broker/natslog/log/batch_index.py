@@ -24,7 +24,7 @@ class BatchEntry:
 
 
 class BatchIndex:
-    """Batches in offset order. Appending is for the one owner; a reader may look up at any time what it was told of."""
+    """Batches in offset order. Only the owner appends; readers may look up published entries at any time."""
 
     __slots__ = ("base_offsets", "end_offsets", "lengths", "max_timestamps_us", "positions")
 

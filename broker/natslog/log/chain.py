@@ -1,4 +1,4 @@
-"""The segments of one stream in offset order: sealed ones, full ones that wait to be sealed, the one taking commits."""
+"""The segments of one stream in offset order: sealed ones, full ones that wait to be sealed, and the active one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SegmentChain:
         return any(one is segment for one in self.snapshot())
 
     def open(self, segment: Segment) -> int:
-        """Its file, which is the one that its index is of. Raises FileNotFoundError: it was dropped or replaced."""
+        """The file to which its index belongs. Raises FileNotFoundError: it was dropped or replaced."""
         fd = open_segment(segment)
         if not self.is_current(segment):
             os.close(fd)
@@ -59,7 +59,7 @@ class SegmentChain:
         return fd
 
     def on_snapshot(self, work: Callable[[list[Segment]], T]) -> T:
-        """What `work` makes of the segments there are; it is done again where a file went meanwhile."""
+        """The result of `work` on the current segments; it is repeated if a file was removed meanwhile."""
         while True:
             segments = self.snapshot()
             try:
@@ -98,13 +98,13 @@ class SegmentChain:
 
     @property
     def has_unsealed(self) -> bool:
-        """Whether a full segment waits to be sealed. The oldest goes first, so the newest of them tells."""
+        """Whether a full segment waits to be sealed. The oldest is sealed first, so the newest of them is checked."""
         newest_full = self.segments[-2] if len(self.segments) > 1 else None
         return isinstance(newest_full, ActiveSegment) and not newest_full.unsealable
 
     @property
     def unsealed(self) -> list[ActiveSegment]:
-        """The unsealed segments at the end, newest first: the one taking commits, and full ones."""
+        """The unsealed segments at the end, newest first: the active one, and full ones."""
         found = []
         for segment in reversed(self.segments):
             if not isinstance(segment, ActiveSegment):
@@ -120,8 +120,8 @@ class SegmentChain:
             return oldest if oldest is not None and oldest.end_offset <= self.high_watermark else None
 
     def droppable_prefix(self) -> list[Segment]:
-        """What retention may take: what is committed, sealed or not, but for the log's last segment, because its end
-        must stay known.
+        """Segments that retention may delete: committed ones, sealed or not, except the last segment of the log,
+        because the end of the log must remain known.
         """
         segments, high_watermark = self.snapshot(), self.high_watermark
         return [one for one, following in pairwise(segments) if following.base_offset <= high_watermark]

@@ -1,10 +1,10 @@
-"""Small files that prove themselves: one header line with format, length and CRC32C, then JSON.
+"""Small self-validating files: one header line with format, length and CRC32C, then JSON.
 
     natslog hw-checkpoint v1 bytes=27 crc32c=8f1c2a07
     {"high_watermark": 38094}
 
-A file is replaced whole: written beside, fsynced, renamed over, and the folder fsynced. A reader sees the old one or
-the new one, never a part.
+A file is replaced as a whole: the new file is written under another name, fsynced and renamed, then the folder is
+fsynced. A reader gets the old or the new content, never a part.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def write_checked(path: Path, kind: str, version: int, content: Any, *, width: i
 
     Args:
         width: as `checked_bytes`.
-        sync_name: False where the caller makes the name durable, for several files at once.
+        sync_name: False if the caller makes the names of several files durable at once.
 
     Raises:
-        OSError: as the system says. Nothing is left beside `path`, which holds the old or the new content, whole.
+        OSError: as the system reports it. No other file remains; `path` has the complete old or new content.
     """
     beside = path.with_name(path.name + ".new")
     try:
@@ -62,7 +62,7 @@ def write_checked(path: Path, kind: str, version: int, content: Any, *, width: i
 
 
 def overwrite_checked(path: Path, kind: str, version: int, content: Any, *, width: int) -> None:
-    """Writes over a file of the same length in place, which takes no room on a full disk; durable when this returns.
+    """Overwrites a file of the same length in place, which needs no space on a full disk; durable when this returns.
 
     A crash may leave it damaged: the caller keeps the previous content elsewhere.
     """
@@ -82,7 +82,7 @@ def read_checked(path: Path, kind: str, version: int) -> Any | None:
 
     Raises:
         CorruptLog: the file is cut short or its CRC does not hold.
-        DataDirError: it is of a newer format version than this natslog knows.
+        DataDirError: its format version is newer than those that this natslog supports.
     """
     try:
         raw = path.read_bytes()
@@ -122,13 +122,13 @@ def read_record(path: Path, kind: str, version: int, content: type[Record]) -> R
 def make_folder(folder: Path) -> None:
     """Makes the folder, and those above it, where they are missing; their names are durable when this returns.
 
-    The name of a folder that exists is made durable too: whoever made it may have ended before that.
+    The name of an existing folder is made durable too: the process that created it may have ended before that.
     """
     if not folder.is_dir():
         if folder.parent != folder and not folder.parent.is_dir():
             make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError):  # a folder that this user may not read is not of natslog's making
+    with contextlib.suppress(PermissionError):  # a folder that this user may not read was not created by natslog
         sync_folder(folder.parent)
 
 

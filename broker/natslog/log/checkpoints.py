@@ -1,4 +1,4 @@
-"""What a log must not forget beside its messages: its high watermark and its start, each in a small checked file.
+"""The data of a log beside its messages: its high watermark and its start, each in a small checked file.
 
     hw-checkpoint   {"high_watermark": 38094, "log_start_offset": 8192}
     log-start       {"log_start_offset": 8192}                           always of the same length
@@ -8,8 +8,8 @@ stored start is therefore lost, and files below the stored start are what an int
 stored twice, one file after the other: if one file is lost or damaged, it is rebuilt from the other. On a full disk
 `log-start` is written in place: retention, which makes room, needs none.
 
-natslog 0.1.0 ignores `log-start` and writes `hw-checkpoint` without a log start. A checkpoint of that form, or a broker
-that says so (`trusts_log_start`), means that the stored start may be out of date: then it is taken from the files.
+natslog 0.1.0 ignores `log-start` and writes `hw-checkpoint` without a log start. A checkpoint of that form, or the
+argument `trusts_log_start=False`, means that the stored start may be outdated: it is then taken from the files.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Checkpoints:
     """Thread-safe.
 
     Args:
-        trusts_log_start: whether every process that changed this log since the start was stored also stored the start.
+        trusts_log_start: whether every process that changed this log after the start was stored also stored the start.
 
     Attributes:
         high_watermark: on stable storage; 0 where it is not known.
-        log_start_offset: likewise; None where the files of the log decide.
+        log_start_offset: likewise; None if the files of the log decide.
         has_high_watermark: whether a file says so.
 
     Raises:
@@ -95,7 +95,7 @@ class Checkpoints:
                 self._write_high_watermark(high_watermark)
 
     def lower_high_watermark(self, high_watermark: int) -> None:
-        """Stores it where it is below the stored one: what lies above is about to be dropped. Raises OSError."""
+        """Stores it if it is below the stored one: messages above it are about to be dropped. Raises OSError."""
         with self._lock:
             if high_watermark < self.high_watermark:
                 self._write_high_watermark(high_watermark)
@@ -104,7 +104,7 @@ class Checkpoints:
         """Durable when this returns: files below may be removed.
 
         Raises:
-            OSError: it is not stored; nothing may be removed. A full disk is no reason unless the start goes back.
+            OSError: it is not stored; nothing may be removed. A full disk causes this only if the start goes back.
         """
         with self._lock:
             former = self.log_start_offset or 0

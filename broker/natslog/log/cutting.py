@@ -1,8 +1,8 @@
-"""The kept part of a segment as a new unsealed one: for cuts that fall into a sealed segment, or into a batch.
+"""The kept part of a segment as a new unsealed segment: for truncation inside a sealed segment or inside a batch.
 
 Theory of operation. The kept batches are proven and written beside the segment, synced, and renamed to its unsealed
-name; a sealed file is removed after that. A crash leaves either file, or both; then the sealed one counts if it is
-whole (`opening`). So at every moment the folder opens as the log before or after the cut.
+name; a sealed file is removed after that. A crash leaves one of the files or both; in the latter case the sealed one is
+used if it is intact (`opening`). At every moment the folder therefore opens as the log before or after the truncation.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from natslog.log.segment import (
 
 
 def cut_segment(segment: Segment, end_offset: int, stream_id: str) -> ActiveSegment | None:
-    """Drops what the log's last segment holds from `end_offset` on; durable when this returns.
+    """Truncates the last segment of the log to `end_offset`; durable when this returns.
 
     Returns:
-        The segment that takes its place; None where it stays, perhaps shorter.
+        The segment that replaces it; None if the segment remains, perhaps shorter.
 
     Raises:
         CorruptLog: a batch that is to be kept is damaged. OSError: a file could not be cut or written.

@@ -34,13 +34,13 @@ def write_epochs(folder: Path, epochs: EpochHistory, *, sync_name: bool = True) 
 
 
 def rebuilt_epochs(folder: Path, chain: SegmentChain, *, has_others: bool) -> EpochHistory:
-    """The history that the headers of all batches tell; bodies are not read.
+    """The history according to the headers of all batches; bodies are not read.
 
-    Epochs without messages are not in it, and the first one begins with the log: as in a log that retention or a
-    beginning anew has left, comparing with another replica goes by what both hold.
+    It has no epochs without messages, and the first epoch begins with the log. As after retention, the comparison with
+    another replica uses the epochs that both have.
 
     Args:
-        has_others: the stream has other replicas, which an epoch is compared with.
+        has_others: the stream has other replicas, with which epochs are compared.
 
     Raises:
         CorruptLog: a header or footer is damaged, or the log holds no message and does not begin at 0.

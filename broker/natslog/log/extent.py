@@ -1,7 +1,7 @@
 """How many stored bytes a range of offsets takes, and how far so many bytes reach.
 
-Of segments in the middle only the size is used; of the outer two, the positions of their batches. So the cost does
-not grow with the range. A batch that is cut counts in proportion to its rows.
+For segments in the middle only the size is used, and for the outer two the positions of their batches. The cost
+therefore does not grow with the range. A batch that is cut counts in proportion to its rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def extent(segments: Sequence[Segment], start: int, end: int, max_bytes: int | N
 
 def _overlapping(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int, int]]:
     """Segments that have a part of the range, with the offsets they cover. A segment ends where the next one begins:
-    to ask each for its end would read the footers of all.
+    reading the end of each would read the footers of all.
     """
     bases = [segment.base_offset for segment in segments]
     for at in range(max(0, bisect_right(bases, start) - 1), bisect_left(bases, end)):

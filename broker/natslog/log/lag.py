@@ -1,11 +1,11 @@
-"""How far behind an offset is: rows, stored bytes, and since when the oldest unread message waits.
+"""The lag of an offset: rows, stored bytes, and the age of the oldest unread message.
 
-Theory of operation. Nothing is counted: offsets are dense, `extent` knows the bytes. A commit has one timestamp, and
-the index has it; only of a batch that sealing merged from several commits two columns are read (and once in a process's
-life the whole batch, to prove it). So the cost is the same for ten rows and for ten thousand million.
+Theory of operation. Nothing is counted: offsets are dense, and `extent` gives the bytes. A commit has one timestamp,
+which is in the index; only of a batch that sealing merged from several commits two columns are read (and once per
+process the whole batch, to validate it). The cost is therefore the same for ten rows and for ten thousand million.
 
-What is damaged is still reported: rows that cannot be read are not waited for, and where the timestamps themselves
-are damaged, those of the index, which has a CRC of its own, are used instead.
+What is damaged is still reported: rows that cannot be read are not included, and if the timestamps themselves are
+damaged, those of the index, which has a CRC of its own, are used instead.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def lag_at(chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegm
     """The lag of a reader whose next offset is `offset`. Blocks: it may read a footer and a batch.
 
     Args:
-        about_to_load: told of a segment whose index is needed, so that the number of those in memory stays bounded.
+        about_to_load: called with a segment whose index is needed, so that the number of indexes in memory remains
+        bounded.
     """
     return chain.on_snapshot(lambda segments: _lag_at(chain, segments, offset, about_to_load))
 

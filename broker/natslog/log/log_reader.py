@@ -1,8 +1,8 @@
-"""Reading a log: which bytes of which files answer a question about offsets or times.
+"""Reading a log: which bytes of which files belong to offsets or times.
 
-Files are opened before anything is served, so that retention never disturbs a reader in mid-scan. No lock is held while
-a file is opened or read: a footer may take a disk's time, and the event loop looks things up too. Nothing at or above
-the high watermark is handed out, and nothing that this process has not proven.
+Files are opened before anything is served, so that retention never affects a reader during a scan. No lock is held
+while a file is opened or read: a footer may need disk access, and the event loop uses the lookups too. Messages at or
+above the high watermark are not returned, and neither are batches that this process has not validated.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _INDEXES_KEPT = 64
 
 
 class LogReader:
-    """Looks things up in a chain of segments; any number of threads may use one."""
+    """Lookups in a chain of segments; thread-safe."""
 
     def __init__(self, chain: SegmentChain) -> None:
         self._chain = chain
 
     def forget_proofs(self, path: Path) -> None:
-        """This file could not be read as it was proven once."""
+        """This file could not be read although it was validated before."""
         for segment in list(self._chain.segments):
             if segment.path == path and isinstance(segment, SealedSegment):
                 segment.forget_proofs()
@@ -187,7 +187,7 @@ class LogReader:
         return entry.base_offset + row, int(times[row])
 
     def lag(self, offset: int) -> Lag:
-        """How far a reader is behind whose next offset this is; any offset has an answer.
+        """The lag of a reader whose next offset this is; valid for any offset.
 
         Raises:
             CorruptLog: the footer of an outer segment is damaged.
@@ -225,7 +225,7 @@ class LogReader:
     def _runs(self, start: int, end: int) -> list[Run]:
         """(start, end, bytes) of every batch in the range, the outer ones clipped in proportion.
 
-        A quarantined hole is a run of no bytes: whoever reads it is told.
+        A quarantined hole is a run of no bytes: reading it raises the error.
         """
         return self._chain.on_snapshot(lambda segments: self._runs_of(segments, start, end))
 

@@ -1,10 +1,11 @@
-"""From the files of a folder to a chain of segments: which file counts, where a torn tail is cut, what is damage.
+"""From the files of a folder to a chain of segments: which file is used, where a torn tail is removed, and what is
+damage.
 
-Theory of operation. All files are read before any is changed, the newest first: what a segment may hold depends on what
-follows it. A new segment is made when the one before is durable up to there, so its name proves the offsets below. But
-an *empty* segment proves nothing of those above: where making it failed after it had its name, commits went on in the
-segment before. Whole batches are therefore never cut because an empty segment begins below their end; that one is
-removed. One that holds rows of the same offsets is damage.
+Theory of operation. All files are read before any is changed, the newest first: the valid contents of a segment depend
+on the next one. A new segment is made when the one before is durable up to there, so its name proves the offsets below.
+But an *empty* segment proves nothing about offsets above its base: if its creation failed after it had its name,
+commits continued in the previous segment. Whole batches are therefore never cut because an empty segment begins below
+their end; that one is removed. One that holds rows of the same offsets is damage.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DAMAGED_SUFFIX = ".damaged"
 
 @dataclass(slots=True)
 class _Unsealed:
-    """An unsealed file as it was read; nothing of it was changed yet. `scan`: None where it never had a header."""
+    """An unsealed file as it was read; it was not changed yet. `scan`: None if it never had a header."""
 
     path: Path
     base_offset: int
@@ -54,11 +55,11 @@ class Opening:
 
     Args:
         checkpointed: the high watermark that is known to be durable: nothing below may be cut.
-        log_start_offset: where the log begins as it was stored; None where the files decide.
+        log_start_offset: the stored log start; None if the files decide.
         several_bytes: as `scan_segment`.
 
     Attributes:
-        newest_timestamp_us: of the messages there; 0 where nothing can be known of it.
+        newest_timestamp_us: of the messages in the log; 0 if it cannot be determined.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Opening:
                 leftover.unlink()
 
     def _read_files(self) -> list[SealedSegment | _Unsealed]:
-        """All that belongs to the log, oldest first."""
+        """All files that belong to the log, oldest first."""
         sealed = {int(path.stem): path for path in self.folder.glob(f"*{SEALED_SUFFIX}")}
         active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
         for base_offset in sorted(set(sealed) & set(active)):
@@ -129,7 +130,7 @@ class Opening:
 
     def _resolve_duplicate(self, base_offset: int, sealed: dict[int, Path], active: dict[int, Path]) -> None:
         """A segment was sealed, or its kept part was written anew, and a crash came before the removal of the other
-        file. The sealed one counts as long as it is whole: then it holds all rows.
+        file. The sealed file is used if it is intact: then it has all rows.
         """
         try:
             read_footer_index(sealed[base_offset])
@@ -141,7 +142,7 @@ class Opening:
             active.pop(base_offset).unlink()
 
     def _without_dropped(self, bases: list[int]) -> list[int]:
-        """Ends the removal of segments below the log start, which was stored before any file was removed."""
+        """Completes the removal of segments below the log start, which was stored before any file was removed."""
         start = self._log_start_offset or 0
         dropped = [base for base, following in pairwise(bases) if following <= start]
         for base_offset in dropped:
@@ -190,11 +191,11 @@ class Opening:
         return True
 
     def _end_of_last(self) -> int | None:
-        """Of the last segment taken up so far; None where there is none, or its footer is damaged."""
+        """The end of the last segment processed so far; None if there is none, or its footer is damaged."""
         last = self.chain.last
         try:
             return last.end_offset if last is not None else None
-        except CorruptLog as error:  # reads of it will say so
+        except CorruptLog as error:  # reads of it will report this
             logger.error("%s", error.message)
             return None
 
@@ -236,7 +237,7 @@ class Opening:
             return None
 
     def _compare_start(self) -> None:
-        """A log that starts later than was stored has lost its first segments."""
+        """A log that starts above its stored start has lost its first segments."""
         start, segments = self._log_start_offset, self.chain.segments
         if start is None or not segments:
             return
@@ -248,7 +249,7 @@ class Opening:
             self._begin_at(start)
 
     def _begin_at(self, start: int) -> None:
-        """Ends a beginning anew of which only the start was stored: all that is here lies below."""
+        """Completes a restart of the log of which only the start was stored: all existing messages are below it."""
         logger.warning(
             "%s: the log starts again at %d: all its messages are below its stored log start offset", self.folder, start
         )
@@ -264,7 +265,7 @@ class Opening:
             try:
                 if one.max_timestamp_us:
                     self.newest_timestamp_us = one.max_timestamp_us
-            except CorruptLog as error:  # reads of that segment will say so; the log's end is in the one after it
+            except CorruptLog as error:  # reads of that segment will report this; the end of the log is in the next one
                 logger.error("%s", error.message)
 
 
@@ -304,7 +305,7 @@ def _is_cut(window: bytes, expected: bytes) -> bool:
 
 
 def _forget_cached(path: Path) -> None:
-    """What recovery reads comes from the disk: after a failed fsync the page cache holds what the disk does not."""
+    """Recovery reads from the disk: after a failed fsync the page cache may have data that is not on disk."""
     fd = os.open(path, os.O_RDWR)
     try:
         os.fsync(fd)

@@ -1,14 +1,14 @@
-"""The last run of each producer of direct appends: by it a repeated commit is recognised as a duplicate.
+"""The last run of each producer of direct appends, by which a repeated commit is recognised as a duplicate.
 
 Theory of operation. The table follows from the run marks in the log, so leader and followers have the same one. A run
-is noted when its last batch is on stable storage. It is uncommitted until the high watermark (HW) has passed it: until
-then it may be cut, and the producer's previous run counts again. The file `producers` in the stream's folder holds what
-is committed as of some HW; opening reads the marks from there on. It is written with every new segment but the first,
-even without any run, so that a start reads about one segment.
+is recorded when its last batch is on stable storage. It is uncommitted until the high watermark (HW) has passed it:
+until then it may be truncated, and the producer's previous run is valid again. The file `producers` in the stream's
+folder has the committed runs as of some HW; opening reads the marks from there on. It is written with every new segment
+but the first, even without any run, so that a start reads about one segment.
 
 Where the file is damaged, or missing in a log of several segments (versions that wrote none without a run), the table
-is *partial*: it holds what was noted since this start. The first query that finds nothing completes it from the headers
-of the whole log.
+is *partial*: it has the runs that were recorded since this start. The first query that finds nothing completes it from
+the headers of the whole log.
 
 Invariant: a producer's batch ids only rise. The number of producers is bounded: the least recently used are dropped.
 """
@@ -35,7 +35,7 @@ Marks = Callable[[int, int], Iterator[RunMark]]
 
 
 class ProducerTable:
-    """Thread-safe. Every call that is given the high watermark moves to the table what that has passed.
+    """Thread-safe. Every call with the high watermark moves runs that it has passed to the table.
 
     Args:
         marks: reads them from the log. `most`: producers that are kept.
@@ -95,7 +95,7 @@ class ProducerTable:
             return self._committed.get(producer)
 
     def cut(self, end_offset: int) -> None:
-        """The log ends here now; runs that come again from a leader are noted again."""
+        """The log ends here now; runs that are received again from a leader are recorded again."""
         with self._lock:
             while self._uncommitted and self._uncommitted[-1].end > end_offset:
                 self._uncommitted.pop()

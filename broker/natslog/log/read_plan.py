@@ -1,4 +1,4 @@
-"""Where the batches of one answer lie: ranges of files that are open, so that retention never disturbs the reader.
+"""Where the batches of one answer lie: ranges of open files, so that retention never affects the reader.
 
 A plan consists of whole batches. The first one may begin before the offsets asked for, and the last one may end after
 them; `take_uneven` replaces these two by batches that hold just the rows asked for.
@@ -98,7 +98,7 @@ class ReadPlan:
 
     @property
     def uneven_bytes(self) -> int:
-        """The stored length of what `take_uneven` reads; 0 where there is nothing to cut."""
+        """The stored length of the batches that `take_uneven` reads; 0 if there is nothing to cut."""
         uneven: set[tuple[int, int]] = set()
         if self.ranges and self.ranges[0].start < self.start:
             uneven.add((0, self.ranges[0].first))
@@ -158,7 +158,7 @@ class ReadPlan:
                 yield read_batch(piece.fd, entry, piece.path)
 
     def headers(self) -> Iterator[ipc.BatchHeader]:
-        """What each batch says of itself; bodies are not read.
+        """The header of each batch; bodies are not read.
 
         Raises:
             CorruptLog: one is not what was written.

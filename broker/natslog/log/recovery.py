@@ -1,19 +1,18 @@
-"""Reading an unsealed segment after a stop: what is whole, what is a torn tail, what is damage.
+"""Reading an unsealed segment after a stop: which bytes are intact, a torn tail, or damage.
 
 Theory of operation. A commit is acknowledged after its fsync, and the next commit is written after that; a file grows
 only by appending. So a stop at any moment leaves whole batches and at most one *torn* commit at the very end: bytes
-missing. Anything else is *damage*: bytes that are there and wrong. Telling the two apart must not trust a damaged
-length:
+missing. Anything else is *damage*: bytes that exist and are wrong. The distinction must not depend on a damaged length:
 
 - a header names its lengths twice (Arrow's prefix and the batch line) and has a CRC of its own, so no single flipped
-  bit can make a whole batch look like a short one;
-- a header that holds and promises more bytes than the file has is torn;
+  bit can make a complete batch look incomplete;
+- a header with a valid CRC whose lengths exceed the end of the file is torn;
 - a leader's commit is one batch, so a whole batch after a bad one proves that the bad one was durable: damage;
 - a crashed file system may show blocks that were never written as zeros. A last batch with such a block (4 KiB aligned)
-  is torn, unless the high-watermark checkpoint says it was committed;
+  is torn, unless it is below the high-watermark checkpoint;
 - a follower writes several batches of its leader's at once (`several_bytes`), and blocks reach the disk in any order:
-  what is so near to the end may be torn before a whole batch. Were it damage after all, it is cut where another replica
-  has it: one that ended without a word counts for nothing before its end was compared with the others'.
+  bytes near the end may be torn although a complete batch follows. If this was damage in fact, another replica has the
+  messages: after an unclean end a replica counts for nothing until the end of its log was compared with the others'.
 
 Invariant: only bytes after the last durable commit are ever cut; damage is reported with file, position and offsets.
 """
@@ -35,7 +34,9 @@ _SMALLEST_ROW_BYTES = 24  # offset, timestamp, and the offsets of subject and va
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes `[position, end_position)` of a file are not what was written; `end_offset` is None where nothing tells."""
+    """Bytes `[position, end_position)` of a file differ from what was written; `end_offset` is None if it is
+    unknown.
+    """
 
     path: Path
     position: int
@@ -55,7 +56,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Scan:
-    """What a segment holds. Bytes from `end_position` on are a torn tail of `torn_bytes` (0: none)."""
+    """The contents of a segment. Bytes from `end_position` on are a torn tail of `torn_bytes` (0: none)."""
 
     index: BatchIndex = field(default_factory=BatchIndex)
     end_position: int = 0
@@ -177,14 +178,14 @@ class _Scanner:
         return self._header_is_cut(window, left) or self._has_unwritten_block(position)
 
     def _is_torn_before(self, following: int, position: int, offset: int) -> bool:
-        """Whether the bad batch and the whole one after it may be of one write that did not end."""
+        """Whether the bad batch and the complete one after it may belong to one incomplete write."""
         if offset < self.durable_offset or self.size_bytes - position > self.several_bytes:
             return False
         return self.next_base_offset is None and self._has_unwritten_block(position, following)
 
     @staticmethod
     def _header_is_cut(window: bytes, left: int) -> bool:
-        """Both places that name the header's length, as far as they are there, say that more bytes were to come."""
+        """Both lengths of the header, as far as they can be read, exceed the end of the file."""
         if left < 8:
             return True
         lengths = []
@@ -211,7 +212,7 @@ class _Scanner:
 
     def _next_whole_batch(self, position: int, offset: int) -> tuple[int, ipc.BatchHeader] | None:
         """The nearest whole batch after a bad one; None if there is none. Payloads may hold batches of other logs, so
-        what the bad batch says of its own length is believed first, and offsets must be possible at their place.
+        the length in the bad batch itself is used first, and offsets must be possible at their place.
         """
         window = read_at(self.fd, position, ipc.MAX_HEADER_BYTES)
         if (line := ipc.proven_header(window) or ipc.find_batch_line(window)) is not None:

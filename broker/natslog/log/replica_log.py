@@ -1,7 +1,8 @@
-"""A log as one of several replicas: it takes a leader's batches as they are, and drops what its leader does not have.
+"""A log as one of several replicas: it appends a leader's batches unchanged, and removes messages that its leader does
+not have.
 
-Invariants. What is committed is never cut: only `discard_from` and `begin_at` drop it, where the replica counts for
-nothing any more. At every moment between two of their steps the folder opens as a shorter log.
+Invariants. Committed messages are never truncated: only `discard_from` and `begin_at` drop them, when the replica no
+longer counts. At every moment between two of their steps the folder opens as a shorter log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger("natslog.log")
 
 
 class ReplicaLog(RunLog):
-    """See the module. These calls are for the one who writes the log at the time."""
+    """See the module. Only the current writer of the log may make these calls."""
 
     def append_copies(self, batches: list[EncodedBatch]) -> None:
         """A leader's batches, proven by the caller, byte for byte; on stable storage when this returns.
@@ -78,7 +79,7 @@ class ReplicaLog(RunLog):
         self.cut_to(run.start)
 
     def cut_to(self, end_offset: int) -> None:
-        """Drops what a new leader does not have; durable when this returns. What is committed stays.
+        """Removes messages that a new leader does not have; durable when this returns. Committed messages remain.
 
         Raises:
             CorruptLog: a batch that is to be kept in part, or beside others in a sealed segment, is damaged.
@@ -109,9 +110,10 @@ class ReplicaLog(RunLog):
         self.producers.cut(end_offset)
 
     def discard_from(self, end_offset: int) -> None:
-        """Drops everything from here on, committed or not: it is damaged, and comes again from another replica.
+        """Drops everything from this offset on, committed or not: it is damaged, and is fetched again from another
+        replica.
 
-        The replica must not count for anything before it has caught up.
+        The replica must not count before it has caught up.
 
         Raises:
             CorruptLog, StorageFailed: as `cut_to`.
@@ -130,8 +132,8 @@ class ReplicaLog(RunLog):
         self.chain.damages, self.failure = [], None
 
     def begin_at(self, log_start_offset: int, epoch: Epoch) -> None:
-        """Drops everything: the log begins anew at this offset, behind a record of `epoch` (or `NO_EPOCH`) that it does
-        not hold: whoever leads next can compare by it.
+        """Drops everything: the log starts again at this offset. The record below it, which the log does not have, was
+        of `epoch` (or `NO_EPOCH`): the next leader can compare with it.
 
         Raises:
             StorageFull, StorageUnavailable, StorageFailed: files could not be removed or made.
@@ -139,13 +141,13 @@ class ReplicaLog(RunLog):
         try:
             self._lower_checkpoint(0)
             self.epochs = EpochHistory([] if epoch == NO_EPOCH else [(epoch, log_start_offset - 1)])
-            self.store_epochs()  # first: what may be left of the old log lies before the leader's start, and goes again
+            self.store_epochs()  # first: old files are below the leader's start, and are removed later
             self._begin_at(log_start_offset)
         except OSError as error:
             raise self.failed(error) from error
 
     def _begin_at(self, log_start_offset: int) -> None:
-        """The start is stored first: from then on, opening ends what a crash leaves of this."""
+        """The start is stored first: from then on, opening completes this operation after a crash."""
         self._lower_checkpoint(0)
         with self._seal_lock:
             self._checkpoints.store_log_start(log_start_offset)
@@ -185,7 +187,7 @@ class ReplicaLog(RunLog):
         return count
 
     def first_damaged_offset(self) -> int | None:
-        """Where the log must be cut so that nothing damaged is left; reads all of it. None where all is well."""
+        """Where the log must be cut so that nothing damaged is left; reads all of it. None if nothing is damaged."""
         starts = [known.start_offset for known in self.chain.damages]
         for segment in list(self.chain.segments):
             bad = _first_bad_offset(segment)
@@ -201,9 +203,7 @@ def _remove(segment: Segment) -> None:
 
 
 def _first_bad_offset(segment: Segment) -> int | None:
-    """The base offset of the first batch that is not what was written; where a footer is damaged, where the whole
-    batches end.
-    """
+    """The base offset of the first damaged batch; if a footer is damaged, the end of the intact batches."""
     try:
         index = readable_index(segment)
     except CorruptLog:

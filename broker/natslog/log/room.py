@@ -1,4 +1,4 @@
-"""Room on the disk of a log: checked before anything is written, so that a full disk tears nothing."""
+"""Free space on the disk of a log, checked before each write, so that a full disk causes no torn writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DiskRoom:
         self._check_at_s = 0.0
 
     def require(self, incoming_bytes: int) -> None:
-        """Asks the disk again when a part of what was free has been written, or others have had time to fill it.
+        """Reads the free space again when a part of it was used, or other processes had time to use it.
 
         Raises:
             StorageFull: too little is free.

@@ -1,9 +1,10 @@
-"""A log that takes runs. A run is the rows of one direct append: there whole or not at all, once per (producer, batch).
+"""A log with runs. A run consists of the rows of one direct append: a log has all of it or nothing, once per (producer,
+batch).
 
 Theory of operation. `append_run` writes a run as batches that all carry its mark. Each is on stable storage before the
-next is written, and all are shown when the last one is. So in the process that wrote it a log never ends inside a run.
-It may do so after a crash, and in a replica that copies batches as they come: then `unfinished_run` names that run, and
-`whole_end_offset` is where it starts. A new leader cuts it off before its epoch begins.
+next is written, and all become visible when the last one is. So in the process that wrote it a log never ends inside a
+run. It may do so after a crash, and in a replica that copies batches as they arrive: then `unfinished_run` names that
+run, and `whole_end_offset` is where it starts. A new leader cuts it off before its epoch begins.
 
 Invariants. No segment is rolled inside a run as long as its file takes writes. The high watermark is never above
 `whole_end_offset`.
@@ -30,7 +31,7 @@ _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a header at a time
 
 
 class RunLog(StreamLog):
-    """See the module. The calls that write are for the stream's one writer."""
+    """See the module. Only the stream's writer may make the calls that write."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class RunLog(StreamLog):
         self.producers = ProducerTable(folder, self._marks)
         self.producers.open(self.log_start_offset, self.checkpointed, self.log_end_offset, is_short=self._is_short)
 
-    # ---- where runs stand ----
+    # ---- positions of runs ----
 
     @property
     def whole_end_offset(self) -> int:
@@ -55,7 +56,9 @@ class RunLog(StreamLog):
         return self.log_end_offset if run is None else run.start
 
     def _find_unfinished_run(self) -> RunMark | None:
-        """The run of the last batch, where more of it is to come. What is sealed was committed, and so is whole."""
+        """The run of the last batch, if it is incomplete. Sealed batches were committed, and so their runs are
+        complete.
+        """
         unsealed = self.chain.unsealed
         if not unsealed or self.log_end_offset == unsealed[-1].base_offset:
             return None
@@ -91,7 +94,7 @@ class RunLog(StreamLog):
         """Sequences all rows as one run; it is on stable storage when this returns.
 
         Args:
-            chunks: its rows, a batch each. Whatever is raised while they are made leaves the log as it was.
+            chunks: its rows, a batch each. If an exception is raised while they are built, the log is unchanged.
             rows, size_bytes: of all chunks.
 
         Raises:
@@ -141,7 +144,7 @@ class RunLog(StreamLog):
         return fresh
 
     def store_producers(self) -> None:
-        """Best effort: without it more of the log is read at the next start."""
+        """Best effort: otherwise more of the log is read at the next start."""
         try:
             self.producers.store(self.high_watermark, is_short=self._is_short)
         except OSError as error:

@@ -6,7 +6,7 @@ active file is removed after that. Where the commits are large already and nothi
 and footer are appended to the bytes as they stand.
 
 Invariants. A sealed file never changes. Every batch is read and proven once before it is first served by this process:
-a disk that lies is found before a reader is told. The index in the footer has a CRC of its own.
+wrong data on disk is found before a reader receives it. The index in the footer has a CRC of its own.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ class SealedSegment:
         return self.index.max_timestamps_us[-1]
 
     def forget(self) -> None:
-        """Gives the index's memory back; what was proven stays proven."""
+        """Releases the memory of the index; validated batches remain validated."""
         self._index = None
 
     def forget_proofs(self) -> None:
-        """What was proven may not be so any more: it is read again before it is served."""
+        """Marks validated batches as unchecked: they are read again before they are served."""
         self._proven = bytearray(len(self._proven))
 
     def prove(self, fd: int, index: BatchIndex, first: int, last: int) -> None:
         """Reads the batches `[first, last)` once in this process's life. `index`: the segment's, as the caller has it.
 
         Raises:
-            CorruptLog: one is not what was written.
+            CorruptLog: one is damaged.
         """
         for at in range(first, last):
             if not self._proven[at]:
@@ -120,7 +120,7 @@ def read_footer_index(path: Path) -> BatchIndex:
     """The batch index that sealing left in the footer.
 
     Raises:
-        CorruptLog: the file ends otherwise than a sealed segment does, or the index is damaged.
+        CorruptLog: the file does not end as a sealed segment does, or the index is damaged.
     """
     position, footer = split_footer(path)
     found = _INDEX_TEXT.search(footer)

@@ -1,7 +1,7 @@
 """The active segment: an append-only Arrow IPC stream behind the 8-byte Arrow file magic, one record batch per commit.
 
 Invariants. One owner appends. Bytes below `size_bytes` are written and fsynced; bytes above are a commit that has not
-been acknowledged to anyone. The first failed write or fsync is final for the file: nothing is appended to it again.
+been acknowledged. The first failed write or fsync is final for the file: nothing is appended to it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def segment_path(folder: Path, base_offset: int, suffix: str) -> Path:
 
 
 def file_header(stream_id: str, base_offset: int) -> bytes:
-    """Magic and schema message; the schema's metadata names stream and base offset, and carries a CRC32C of it all."""
+    """Magic and schema message; the schema's metadata names stream and base offset, and has a CRC32C of both."""
     line = f"v{FORMAT_VERSION} stream={stream_id} base_offset={base_offset:020d} header_bytes={{:010d}} crc32c=00000000"
     blank = MESSAGE_SCHEMA.with_metadata({"natslog.segment": line.format(0)})
     header_bytes = len(FILE_MAGIC) + len(ipc.schema_message(blank))
@@ -136,7 +136,7 @@ class ActiveSegment:
 
     @property
     def recovery_bytes(self) -> int:
-        """What recovering it costs, as bytes to be read: a batch is worth as much as 20 KiB."""
+        """The cost of its recovery in bytes to be read: a batch costs as much as 20 KiB."""
         return self.size_bytes + _BATCH_RECOVERY_BYTES * len(self.index)
 
     @property
@@ -148,7 +148,7 @@ class ActiveSegment:
         """Writes one commit at the end and returns when it is on stable storage.
 
         Raises:
-            OSError: the write or fsync failed. The file was cut back to what was durable and takes no more.
+            OSError: the write or fsync failed. The file was truncated to its durable length and accepts no more writes.
         """
         assert not self.failed, "nothing is appended to a file after its first failure"
         assert batches[0].header.base_offset == self.end_offset, "offsets are dense"
@@ -167,8 +167,8 @@ class ActiveSegment:
         Each is synced before the next is written: so at most the last one in the file is ever torn.
 
         Raises:
-            OSError: a write or fsync failed; or whatever `batches` raises. The file was cut back to what it held and
-                takes no more.
+            OSError: a write or fsync failed; or whatever `batches` raises. The file was truncated to its previous
+                length and accepts no more writes.
         """
         assert not self.failed, "nothing is appended to a file after its first failure"
         headers = []
@@ -184,7 +184,7 @@ class ActiveSegment:
         self._take_up(headers)
 
     def _take_up(self, headers: Iterable[ipc.BatchHeader]) -> None:
-        """What is on stable storage at the file's end is shown from now on."""
+        """Batches on stable storage at the end of the file become visible."""
         for header in headers:
             assert header.base_offset == self.end_offset, "offsets are dense"
             self.index.append(
@@ -227,7 +227,9 @@ class ActiveSegment:
         return self._fd
 
     def _cut_back(self) -> None:
-        """Bytes of a commit that was not acknowledged are not found later; where this fails, `cut_excess` is due."""
+        """Removes the bytes of an unacknowledged commit, so that they are not found later; if this fails, `cut_excess`
+        must be called.
+        """
         self.has_excess = True
         with contextlib.suppress(OSError):
             self.cut_excess()
@@ -258,7 +260,7 @@ class ActiveSegment:
 
 
 def open_segment(segment: SegmentFile) -> int:
-    """Its file, to be read. Sealing in place renames it a moment before the list of segments says so."""
+    """Its file, to be read. Sealing in place renames it a moment before the list of segments changes."""
     try:
         return os.open(segment.path, os.O_RDONLY)
     except FileNotFoundError:

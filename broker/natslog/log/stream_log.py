@@ -8,8 +8,8 @@ stream's one writer; the rest may run beside it. Reading is in `reader`.
 
 Invariants. Offsets are dense; `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
 unsealed part, or after a failed fsync, takes no writes. A log has at least one segment from the moment it was made, and
-the last one stays: so the end of the log is always known, and a folder without a segment has lost it. The log start is
-on stable storage before any file below it is removed.
+the last one is never removed: the end of the log is always known, and a folder without a segment has lost it. The log
+start is on stable storage before any file below it is removed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one ba
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What the broker decides for all its logs. Sizes in bytes, ages in seconds.
+    """Settings of the broker for all its logs. Sizes in bytes, ages in seconds.
 
     Attributes:
-        ended_in_order: the broker's last life did, so that nothing can be torn.
+        ended_in_order: the broker's last life ended gracefully, so that nothing can be torn.
         trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
             False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
     """
@@ -73,7 +73,7 @@ class _Closed(Exception):
 
 
 class StreamLog:
-    """See the module. `StreamLog(folder, …)` recovers what is on disk; the cost does not grow with what is sealed. A
+    """See the module. `StreamLog(folder, …)` recovers the log on disk; the cost does not grow with sealed segments. A
     new log is on stable storage, with its first segment, before the constructor returns.
 
     Args:
@@ -126,7 +126,9 @@ class StreamLog:
     # ---- recovery ----
 
     def _open_epochs(self, must_exist: bool) -> None:
-        """Reads the epoch history; what the side files do not say is rebuilt from the log, or written for a new one."""
+        """Reads the epoch history; missing data of the other files is rebuilt from the log, or written for a new
+        log.
+        """
         stored = read_epochs(self.folder)
         if not self.chain.segments:
             if must_exist:
@@ -141,7 +143,7 @@ class StreamLog:
         self.store_epochs()
 
     def _begin_or_mark_missing(self, stored: EpochHistory | None) -> None:
-        """A folder without a segment is a new log's, unless a side file says that there was more."""
+        """A folder without a segment belongs to a new log, unless another file shows that there was more."""
         start = self._checkpoints.log_start_offset or 0
         epoch_start = stored.entries[-1][1] if stored is not None and stored.entries else 0
         end = max(start, self._checkpoints.high_watermark, epoch_start)
@@ -158,7 +160,9 @@ class StreamLog:
         self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0))
 
     def _proven_high_watermark(self) -> int:
-        """What is committed for certain: only that is sealed. (The rest may end in a part of a run.)"""
+        """The end of the messages that are certainly committed: only these are sealed. (The rest may end in a part of a
+        run.)
+        """
         unsealed = self.chain.unsealed
         return unsealed[-1].base_offset if unsealed else self.chain.segments[-1].base_offset
 
@@ -202,7 +206,7 @@ class StreamLog:
 
     @property
     def newest_timestamp_us(self) -> int:
-        """As stored, in stream time; 0 where nothing is known of it."""
+        """As stored, in stream time; 0 if it is unknown."""
         return self._last_timestamp_us
 
     @property
@@ -239,7 +243,9 @@ class StreamLog:
         return base_offset, timestamp_us
 
     def failed(self, error: OSError) -> StorageFull | StorageFailed:
-        """Room may come back, and a new file with it; any other failed write or fsync is final for this process."""
+        """Space may become free again, so that a new file can be created; any other failed write or fsync is final for
+        this process.
+        """
         if error.errno in NO_ROOM:
             return self._room.full()
         self.failure = StorageFailed(
@@ -286,7 +292,7 @@ class StreamLog:
         )
 
     def _roll(self) -> ActiveSegment:
-        """A new last segment. It takes the place of one that failed before anything was in it: the log's end is known
+        """A new last segment. It replaces one that failed before it had any messages: the log's end is known
         at every moment.
 
         Raises:
@@ -326,13 +332,13 @@ class StreamLog:
     # ---- epochs ----
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """What is appended from here on is of this epoch; durable when this returns."""
+        """Later appends are of this epoch; durable when this returns."""
         self.epochs.cut_to(self.log_end_offset)
         self.epochs.begin(epoch, self.log_end_offset)
         self.store_epochs()
 
     def store_epochs(self, *, sync_name: bool = True) -> None:
-        """Writes the history where it is not on disk as it is: a try that failed is made good by the next."""
+        """Writes the history if it is not on disk yet: the next attempt repeats a failed one."""
         if self.epochs.entries != self._stored_epochs.entries:
             write_epochs(self.folder, self.epochs, sync_name=sync_name)
             self._stored_epochs = self.epochs.copy()
@@ -360,11 +366,12 @@ class StreamLog:
 
     @property
     def recovery_bytes(self) -> int:
-        """What a start would have to read of this log."""
+        """The amount of this log that a start would have to read."""
         return sum(segment.recovery_bytes for segment in self.chain.unsealed)
 
     def is_quick_append(self, now_us: int, epoch: Epoch | None = None) -> bool:
-        """Whether the next append is one write and one sync: it makes no file, and stores no epoch. For the one writer.
+        """Whether the next append is one write and one sync: it makes no file, and stores no epoch. Only for the
+        stream's writer.
 
         Args:
             epoch: of the batches that are copied, where they are.
@@ -432,8 +439,9 @@ class StreamLog:
         segment.path.unlink(missing_ok=True)
 
     def enforce_retention(self, now_us: int) -> int:
-        """Removes segments that are past their limits, or were purged, oldest first; returns how many. Of those past
-        their age only a part, so that a wrong time does not remove everything at once: the next call goes on.
+        """Removes segments that are past their limits, or were purged, oldest first; returns how many. Because of their
+        age only a part of them is removed, so that a wrong time does not remove everything at once: the next call
+        continues.
 
         Args:
             now_us: stream time.
@@ -483,7 +491,7 @@ class StreamLog:
                 self._checkpoints.raise_high_watermark(self.high_watermark)
 
     def close(self) -> None:
-        """Checkpoints, as far as the disk allows, and lets go of all files; nothing changes them from then on."""
+        """Checkpoints, as far as the disk allows, and closes all files; they do not change afterwards."""
         try:
             self.checkpoint()
         except OSError as error:
@@ -493,7 +501,7 @@ class StreamLog:
                 error,
             )
         self._is_closed = True
-        with self._seal_lock, self._checkpoint_lock:  # whoever works on files beside us has ended
+        with self._seal_lock, self._checkpoint_lock:  # all other work on files has ended
             for segment in self.chain.segments:
                 if isinstance(segment, ActiveSegment):
                     segment.close()

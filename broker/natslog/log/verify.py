@@ -37,7 +37,7 @@ _RECORD = struct.Struct("<II")
 
 
 class FileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds; `problems` is empty where all is well."""
+    """The result for a file; `problems` is empty if nothing is wrong."""
 
     file: str
     kind: str
@@ -79,7 +79,7 @@ def check_file(path: Path) -> FileReport:
 
 
 def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
-    """Records one after another; an unfinished last one is what a crash leaves (a start says if it is more)."""
+    """Records one after another; an incomplete last one is the result of a crash (a start reports it if it is more)."""
     data = path.read_bytes()
     header = _RAFT_LOG_HEADER.match(data)
     if header is None or crc32c(header.group(1)) != int(header.group(2), 16):
@@ -100,7 +100,9 @@ def _check_raft_log(path: Path, size_bytes: int) -> FileReport:
 
 
 def _check_raft_wal(path: Path, size_bytes: int) -> FileReport:
-    """Each record's CRC begins with the one before it. Behind the durable end is room, or what a crash left."""
+    """Each record's CRC begins with the one before it. After the durable end there is unused space, or the result of a
+    crash.
+    """
     data = path.read_bytes()
     head = _RAFT_WAL_HEAD.fullmatch(data[:_RAFT_WAL_HEAD_BYTES])
     if head is None or crc32c(head.group(1)) != int(head.group(5), 16) or len(data) != int(head.group(3)):

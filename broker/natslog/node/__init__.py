@@ -1,1 +1,1 @@
-"""A running broker: the asyncio loop that acts on what the pure parts decide and the files remember."""
+"""A running broker: the asyncio loop that executes the decisions of the pure parts; files store the state."""

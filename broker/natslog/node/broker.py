@@ -1,9 +1,9 @@
-"""One broker: its folder, its place in the cluster, its replicas, its link to NATS. HTTP stands before it and holds
-no state.
+"""One broker: its data folder, its membership in the cluster, its replicas, its link to NATS. The HTTP layer has no
+state.
 
 Order of things. Start: claim the folder, read the metadata log, connect to NATS, join the cluster, open the logs, take
-the roles the metadata says. Stop: hand streams over to others, unsubscribe (what the server had sent still arrives),
-commit and ack it, close the logs, leave links, NATS and the folder.
+the roles the metadata says. Stop: transfer leaderships to other brokers, unsubscribe (what the server had sent still
+arrives), commit and ack it, close the logs, leave links, NATS and the folder.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Broker:
     """Open with `await Broker(config).start()`; everything but construction runs in one event loop.
 
     Raises:
-        ConfigError, DataDirError, CorruptLog: it cannot start; the message says what to do.
+        ConfigError, DataDirError, CorruptLog: it cannot start; the message names the remedy.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -139,7 +139,9 @@ class Broker:
     # ---- life ----
 
     async def start(self) -> Broker:
-        """Joins the cluster, opens all logs; returns when messages are taken or NATS is being waited for."""
+        """Joins the cluster and opens all logs. Returns when messages are accepted, or when the broker waits for
+        NATS.
+        """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writers, compile_aside)
         await loop.run_in_executor(self._writers, warm_up)
@@ -164,8 +166,8 @@ class Broker:
                 await wait_for_at_most(_POLL_S, stream.reconciled.wait())
 
     async def stop(self) -> None:
-        """Transfers leadership, stops taking messages, commits and acknowledges what has come, and leaves the cluster,
-        within `_STOP_WITHIN_S`.
+        """Transfers leadership, stops accepting messages, commits and acknowledges received messages, and leaves the
+        cluster, within `_STOP_WITHIN_S`.
         """
         if self.stopping:
             return
@@ -187,7 +189,7 @@ class Broker:
             async with asyncio.timeout_at(deadline_s):
                 await self._stop_all()
         except TimeoutError:
-            # The folder stays locked until this process is gone: a thread may still be writing to it.
+            # The folder remains locked until this process has ended: a thread may still be writing to it.
             logger.error(
                 "not all messages were committed within %.0f s; the uncommitted messages were not acked", _STOP_WITHIN_S
             )
@@ -208,7 +210,7 @@ class Broker:
             self._data_dir.end_life()
 
     def _halt(self, what: str, error: BaseException) -> None:
-        """What must not end has ended with an exception: stop rather than go on half alive."""
+        """A task that must not end has ended with an exception: the broker stops instead of continuing partially."""
         self.failed = self.failed or error
         logger.critical("error while stopping: %s failed", what, exc_info=error)
         self.stopping_soon.set()
@@ -280,7 +282,7 @@ class Broker:
         reply(response, payload)
 
     def has_session(self) -> bool:
-        """Whether the metadata here is recent enough to state positions by it."""
+        """Whether the metadata of this broker is recent enough to state positions."""
         return self.cluster.has_session()
 
     # ---- streams ----
@@ -294,10 +296,11 @@ class Broker:
         return self.cluster.state
 
     async def record(self, name: str) -> StreamRecord:
-        """The stream as the metadata has it now; before it is said not to exist, the metadata leader is asked.
+        """The stream in the current metadata. Before `StreamNotFound` is raised, the metadata leader is consulted.
 
         Raises:
-            StreamNotFound. MetadataUnavailable: it is not known here, and no majority confirmed that this is recent.
+            StreamNotFound. MetadataUnavailable: this broker does not have it, and no majority confirmed that its
+            metadata is recent.
         """
         if name not in self.state.streams:
             await self.require_up_to_date()
@@ -305,7 +308,7 @@ class Broker:
         return found
 
     async def up_to_date(self) -> bool:
-        """Whether all that was answered anywhere before is applied here; False where no majority could be asked."""
+        """Whether all earlier changes are applied here; False if no majority could be reached."""
         try:
             async with asyncio.timeout(_BARRIER_WITHIN_S):
                 await self.cluster.barrier()
@@ -315,7 +318,7 @@ class Broker:
         return True
 
     async def require_up_to_date(self) -> None:
-        """The same. Raises MetadataUnavailable: no majority could be asked."""
+        """The same. Raises MetadataUnavailable: no majority could be reached."""
         if not await self.up_to_date():
             raise self.cluster.group.unavailable()
 
@@ -330,7 +333,7 @@ class Broker:
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """An error in operation was raised to the caller too, if it is still there; anything else is a bug."""
+        """An error in operation was also raised to the caller, if it is still waiting; anything else is a bug."""
         self._under_way.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -340,7 +343,7 @@ class Broker:
             self._halt(task.get_name(), error)
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """Carries a change out even where the client that asked for it hangs up in the middle."""
+        """Completes a change even if the client that requested it disconnects meanwhile."""
         if self.stopping:
             change.close()
             raise ShuttingDown(
@@ -350,9 +353,9 @@ class Broker:
         return await asyncio.shield(self._in_background(change, "a change"))
 
     async def change(self, command: Command, request: Request) -> bool:
-        """A change of the metadata, to the end. Raises what it is refused with, MetadataUnavailable, ShuttingDown."""
+        """Completes a change of the metadata. Raises the error of a refusal, MetadataUnavailable, ShuttingDown."""
         return await self._to_the_end(self.cluster.group.propose(command, request))
 
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """An operator's change, to the end. Raises what it raises, and ShuttingDown."""
+        """Completes an operator's change. Raises the errors of the change, and ShuttingDown."""
         return await self._to_the_end(change)

@@ -1,5 +1,5 @@
-"""The clocks of a broker's machine. What is stored or expires goes by stream time (`cluster.stream_time`), windows and
-timeouts by the monotonic clock; the wall clock alone decides nothing.
+"""The clocks of a broker's machine. Timestamps and expiry use stream time (`cluster.stream_time`), windows and timeouts
+use the monotonic clock; the wall clock alone decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def monotonic_ms() -> float:
 
 
 async def wait_for_at_most(seconds: float, coming: Awaitable[object]) -> None:
-    """Returns when it has come, or after so long without it: the caller checks again. Others run meanwhile, always."""
+    """Returns when the event has occurred, or after this time without it: the caller checks again. Other tasks always
+    run meanwhile.
+    """
     await asyncio.sleep(0)
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -1,9 +1,9 @@
-"""What time it is, as far as this broker may go by it: its own clock, and those of the others, compared once a second.
+"""The time that this broker may use: its own clock and those of the others, compared once a second.
 
-Theory of operation. `ClusterNode` asks every other broker for its clock and notes the answers here. Whoever needs the
-time takes a reading of all clocks; `cluster.stream_time` decides what follows. For how long the own clock has been
-steady outlives the process, as long as the machine is not restarted: a single broker that was stopped for an hour goes
-on with the right time at once.
+Theory of operation. `ClusterNode` requests the clock of every other broker and records the answers here. Callers that
+need the time take a reading of all clocks; `cluster.stream_time` computes the result. The time for which the own clock
+has not jumped is kept across restarts of the process, as long as the machine is not restarted: a single broker that was
+stopped for an hour continues with the correct time at once.
 
 Threads. `note` and `refresh` are for the event loop; readings may be taken in any thread.
 """
@@ -26,7 +26,7 @@ from natslog.node.clock import elapsed_us, now_us
 logger = logging.getLogger("natslog.cluster")
 
 CLOCKS_APART_S = 30.0
-"""Brokers whose clocks are further apart are named to operators."""
+"""Brokers whose clocks differ by more are reported to operators."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -39,7 +39,7 @@ class _StoredClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterClock:
-    """Args: `path`: the file that says for how long the own clock has been steady.
+    """Args: `path`: the file with the time for which the own clock has not jumped.
 
     Attributes:
         is_alone: whether this broker is the whole cluster.
@@ -60,7 +60,7 @@ class ClusterClock:
     # ---- own clock ----
 
     def _stored(self) -> Steadiness | None:
-        """What the last process on this machine found; None where the machine has restarted since."""
+        """The result of the last process on this machine; None if the machine has restarted since."""
         try:
             found = read_checked(self._path, "clock", 1)
             stored = None if found is None else msgspec.convert(found, _StoredClock)
@@ -98,11 +98,11 @@ class ClusterClock:
     # ---- the others' clocks ----
 
     def note(self, broker: BrokerId, wall_us: int, asked_us: int) -> None:
-        """Another broker's clock, asked for when this one's elapsed time was `asked_us`, answered just now."""
+        """Another broker's clock, requested when this one's elapsed time was `asked_us`, and just received."""
         if broker == self._me:
             return
         answered_us = elapsed_us()
-        self._samples[broker] = ClockSample(wall_us, answered_us)  # it had reached that by then
+        self._samples[broker] = ClockSample(wall_us, answered_us)  # the other clock had reached that value by then
         self._select_samples()
         apart_s = (wall_us + (answered_us - asked_us) // 2 - now_us()) / 1e6
         known_s = self.apart_s.get(broker, 0.0)
@@ -139,13 +139,15 @@ class ClusterClock:
         return self.is_alone or self.reading().agreed_us is not None
 
     def latest_us(self) -> int:
-        """For what must not expire early: the later one of the own clock and of what a majority agrees on."""
+        """For data that must not expire early: the later one of the own clock and the time that a majority agrees
+        on.
+        """
         reading = self.reading()
         return max(reading.wall_us, reading.agreed_us or 0)
 
     def trusted_us(self, steady_us: int) -> int | None:
         """What a majority agrees on; the own clock where this broker is the whole cluster and the clock has been steady
-        for so long. None where there is nothing to go by.
+        for so long. None if neither is known.
         """
         reading = self.reading()
         if reading.agreed_us is not None:
@@ -177,7 +179,7 @@ class StreamTime:
 
 
 def _boot_id() -> str:
-    """Names the time since the machine was started; "" where the system does not say."""
+    """Identifies the current start of the machine; "" if the system does not provide it."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

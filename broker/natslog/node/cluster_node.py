@@ -1,13 +1,13 @@
-"""This broker as a member of its cluster: who may talk to it, what it receives on links, how a cluster begins and
-grows.
+"""This broker as a member of its cluster: which brokers may connect to it, what it receives on links, how a cluster is
+created and extended.
 
-Theory of operation. A folder is blank until it belongs to a cluster. A broker without seeds founds one alone. Among
-seeds, the one with the lowest id founds it once it has met all the others and all are blank; it counts them as members,
-and tells them so on the next link (`Welcome`). Later ones are added by an operator, as learners; the metadata leader
-makes them voters when they have caught up. A member is a broker id *with its folder*: whoever lost the folder is not
-let in until it was removed and added anew, so no member votes twice. The same holds for a member with an older copy of
-its folder: each broker compares the life that its metadata has registered with those that the other's folder had (ADR
-11).
+Theory of operation. A folder is blank until it belongs to a cluster. A broker without seeds creates a cluster alone.
+Among seeds, the broker with the lowest id creates it once it has connected to all the others and all are blank; it adds
+them as members, and informs them on the next link (`Welcome`). Later ones are added by an operator, as learners; the
+metadata leader makes them voters when they have caught up. A member is a broker id *with its folder*: a broker that
+lost its folder is not accepted until it was removed and added again, so no member votes twice. The same holds for a
+member with an older copy of its folder: each broker compares the life that its metadata has registered with those that
+the other's folder had (ADR 11).
 
 Invariant. Raft's messages, fetches and questions pass only between folders of one cluster.
 """
@@ -125,7 +125,7 @@ class ClusterNode(Admission):
     # ---- life ----
 
     async def start(self) -> None:
-        """Returns when this broker belongs to a cluster and the cluster knows its new life."""
+        """Returns when this broker belongs to a cluster and its new life is registered."""
         others = self._seeds()
         if not self.cluster_id and not self.group.store.is_blank:
             self._finish_founding()
@@ -153,7 +153,9 @@ class ClusterNode(Admission):
         self.leading.lives[self.me] = self._data_dir.life.name
 
     def _finish_founding(self) -> None:
-        """The folder does not say that it belongs to a cluster: founding one was cut short, or `broker` was missing."""
+        """The folder does not name its cluster: the creation of the cluster was interrupted, or `broker` was
+        missing.
+        """
         member = self.group.raft.membership.find(self.me)
         if member is None or member.directory != self._data_dir.identity.directory or not self.state.cluster_id:
             raise CorruptLog(
@@ -168,7 +170,9 @@ class ClusterNode(Admission):
         )
 
     def _check_not_lost(self) -> None:
-        """A folder that belongs to a cluster has a log; that of a broker which was only welcomed so far is blank."""
+        """A folder that belongs to a cluster has a log; that of a broker which has only received `Welcome` so far is
+        blank.
+        """
         if self.group.store.is_missing:
             raise damage(self._data_dir.raft, "the metadata log is missing, but the data folder belongs to a cluster")
         self.registration.check_life()
@@ -184,7 +188,7 @@ class ClusterNode(Admission):
             self._on_bug(task.get_name(), error)
 
     def _begin(self) -> None:
-        if not self.has_joined.is_set():  # a link that was served before `start` may have brought the welcome
+        if not self.has_joined.is_set():  # a link that was served before `start` may have received the `Welcome`
             self.group.start()
             self.has_joined.set()
 
@@ -218,7 +222,7 @@ class ClusterNode(Admission):
         self.links.redial()
 
     def _join(self, cluster_id: str) -> None:
-        if not self.cluster_id and self.group.store.is_blank:  # else the log says which cluster it is: `start`
+        if not self.cluster_id and self.group.store.is_blank:  # otherwise the log names the cluster: `start`
             self.group.store.begin()  # so that a missing one is damage
             self._data_dir.join(cluster_id)
             logger.info("this broker belongs to cluster %s now", cluster_id)
@@ -243,11 +247,11 @@ class ClusterNode(Admission):
             try:
                 self.check_still_current(link.peer)
             except OutdatedFolder:
-                link.hang_up()  # the next handshake says why
+                link.hang_up()  # the next handshake reports the reason
 
     def _urls(self) -> set[str]:
-        """Of everyone else: as they registered, or as they were added. While one is not reached there, as the seeds
-        say, too: brokers may have moved, and are registered anew only when a majority has met.
+        """Of everyone else: as they registered, or as they were added. While a broker is not reached there, also the
+        URLs in the seeds: brokers may have new addresses, and register them only when a majority is connected.
         """
         urls = {member.id: member.url for member in self.group.raft.membership.members}
         urls |= {broker.id: broker.url for broker in self.state.brokers.values() if broker.id in urls}
@@ -325,7 +329,7 @@ class ClusterNode(Admission):
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
 
-    # ---- what is said ----
+    # ---- what is sent ----
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
@@ -343,10 +347,10 @@ class ClusterNode(Admission):
             link.send(Forwarded(proposal))
 
     async def barrier(self) -> None:
-        """Returns when all that anyone was told of the metadata before now is applied here.
+        """Returns when all changes of the metadata that any client was informed of before now are applied here.
 
         Raises:
-            MetadataUnavailable: no majority could be asked in time.
+            MetadataUnavailable: no majority could be reached in time.
         """
         group = self.group
         if group.is_leader:
@@ -362,7 +366,7 @@ class ClusterNode(Admission):
         """Whether the metadata here is recent enough to state positions by it: see `Session`."""
         return self.group.has_session() and (self.group.is_alone or self._session.is_valid())
 
-    # ---- what the metadata leader asks for, and is told ----
+    # ---- requests of the metadata leader, and reports to it ----
 
     def _request_transfer(self, leader: BrokerId, frame: TransferLeadership) -> None:
         if leader == self.me:
@@ -406,7 +410,7 @@ class ClusterNode(Admission):
         try:
             wall_us = await link.ask("clock", _COMPARE_CLOCKS_EVERY_S)
         except NatslogError:
-            return  # it does not answer: its last sample expires
+            return  # it does not respond: its last sample expires
         if peer is not None and type(wall_us) is int and 0 <= wall_us < _LATEST_US:
             self.clock.note(peer.broker, wall_us, asked_us)
 
@@ -415,7 +419,7 @@ class ClusterNode(Admission):
 
 
 def former_metadata(path: Path) -> Metadata | None:
-    """What a single broker of version 0.1 kept in one file; None where there is none.
+    """The state that a single broker of version 0.1 kept in one file; None if there is none.
 
     Raises:
         CorruptLog: it is damaged.

@@ -1,8 +1,8 @@
-"""The broker's folder: whose it is, and that no other process uses it.
+"""The broker's data folder: its owner, and the lock against other processes.
 
 DIR/lock             held (flock) while a broker runs
-DIR/broker           who owns it: broker id, the folder's own id, the cluster's id once it belongs to one
-DIR/life             which lives it had, and whether the last one ended in order (`life`)
+DIR/broker           its owner: broker id, the folder's own id, the cluster's id once it belongs to one
+DIR/life             its lives, and whether the last one ended gracefully (`life`)
 DIR/raft/            the metadata group's log and snapshot
 DIR/streams/<name>.<id>/
                      one log each, with at most 64 bytes of its stream's name; <id>/ where it was created at feature
@@ -37,13 +37,13 @@ REMEDY = (
     "data folder, start it, then give the other brokers empty data folders and add them. If this is the only broker "
     "of the cluster: restore its data folder from a copy"
 )
-"""For what a broker must never go on without: its identity, its life, its vote."""
+"""For data that a broker cannot run without: its identity, its life, its vote."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`directory` is minted with the folder and names it for ever; `cluster_id` is "" before it has a cluster.
+    """`directory` is created with the folder and never changes; `cluster_id` is "" before it has a cluster.
 
-    `feature_level`: what its files may be written in. An older natslog refuses the folder because of it.
+    `feature_level`: the formats in which its files may be written. An older natslog refuses the folder because of it.
     """
 
     broker_id: int
@@ -91,11 +91,10 @@ def folders_by_id(streams: Path) -> dict[str, Path]:
 
 
 class DataDir:
-    """Claims a folder for this process; `release` gives it back.
+    """Locks a folder for this process; `release` unlocks it.
 
     Args:
-        path: made if missing.
-        broker_id: must be the one that owns the folder, if anyone does.
+        path: created if missing. broker_id: must be the owner of the folder, if it has one.
 
     Attributes:
         life: this start, and those before it.
@@ -137,7 +136,7 @@ class DataDir:
             raise
 
     def _check_recovered(self) -> None:
-        """Raises DataDirError: `natslog cluster recover` did not end. A broker would begin with an empty memory."""
+        """Raises DataDirError: `natslog cluster recover` was not completed. A broker would start without its state."""
         if not self.raft.exists() and any(self.path.glob("raft.before-*")):
             raise DataDirError(
                 f"the recovery of {self.path} was interrupted: run natslog cluster recover {self.path} again",
@@ -150,12 +149,12 @@ class DataDir:
 
     @property
     def after(self) -> str:
-        """The incarnation that ended in order right before this one, or ""."""
+        """The incarnation that ended gracefully immediately before this one, or ""."""
         return self.life.after
 
     @property
     def last_life_was_older_version(self) -> bool:
-        """The last start was of natslog 0.1.0, which replaces some files without the fields that it does not know."""
+        """The last start was of natslog 0.1.0, which replaces some files without the fields that are unknown to it."""
         return self.life.last_was_older_version
 
     def _take_lock(self) -> None:
@@ -195,8 +194,8 @@ class DataDir:
         return (self.path / "life").exists() or self.raft.exists() or any(self.streams.iterdir())
 
     def _rebuilt_identity(self, broker_id: int) -> Identity:
-        """`broker` is missing: whose folder it is is stored in `life`, and whose cluster's in the metadata log, which
-        also proves the broker's id. It is stored again when that was read (`join`).
+        """`broker` is missing: the folder's id is stored in `life`, and the cluster in the metadata log, which also
+        confirms the broker's id. It is stored again when that was read (`join`).
 
         Raises:
             CorruptLog: `life` does not name the folder either, or there is no metadata log.
@@ -223,7 +222,7 @@ class DataDir:
                 self.identity = raised
 
     def recovered_as(self, cluster_id: str) -> None:
-        """`natslog cluster recover`: this folder begins another cluster."""
+        """`natslog cluster recover`: this folder starts another cluster."""
         self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
 
     def join(self, cluster_id: str) -> None:
@@ -232,7 +231,7 @@ class DataDir:
         self._store(msgspec.structs.replace(self.identity, cluster_id=cluster_id))
 
     def end_life(self) -> None:
-        """Everything is on disk as the logs say: the next life need not prove it."""
+        """Everything is on disk as in the logs: the next life does not need to validate it."""
         self.life.end()
 
     def stream_folder(self, stream_id: str, name: str = "") -> Path:
@@ -247,10 +246,10 @@ class DataDir:
         return self._stream_folders[stream_id]
 
     def remove_stream(self, stream_id: str) -> None:
-        """Removes a stream's folder. Whatever ends this in between, no part of it is ever opened as a whole log.
+        """Removes a stream's folder. If this is interrupted, no part of it is ever opened as a complete log.
 
         Raises:
-            OSError: it is not removed, or not all of it; the same call goes on.
+            OSError: it is not or not completely removed; the same call continues.
         """
         for doomed in self.streams.glob(f"*{stream_id}{_REMOVED}"):
             shutil.rmtree(doomed)

@@ -1,8 +1,9 @@
-"""Room on the disk that is kept for what a broker cannot go on without: its Raft store, its identity, its pulse.
+"""Disk space that is reserved for data that a broker cannot run without: its Raft store, its identity, its pulse.
 
-Theory of operation. A file of some MiB is really allocated. Where a write of these meets a full disk (or quota), the
-file is shortened, one step after another, until the write succeeds. Twice a second it is tried to make it whole again.
-While that fails, `has_room` is false, and whoever asks for more on this disk is refused (`MetadataGroup.propose`).
+Theory of operation. A file of some MiB is allocated. If a write of this data fails because of a full disk (or quota),
+the file is shortened step by step until the write succeeds. Twice a second the broker tries to restore its full size.
+While that fails, `has_room` is false, and requests that need more space on this disk are refused
+(`MetadataGroup.propose`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class DiskReserve:
     """A thread may `release` while another one calls `refill`. Both block.
 
     Attributes:
-        has_room: at the last check, the reserve was whole, and beside it there was a margin of 1 MiB.
+        has_room: at the last check, the reserve had its full size, and a margin of 1 MiB was free beside it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -40,7 +41,7 @@ class DiskReserve:
         self._lock = threading.Lock()
 
     def release(self) -> bool:
-        """Gives one step of it back to the file system; False if nothing is left."""
+        """Releases one step of it to the file system; False if nothing is left."""
         with self._lock:
             self._note(has_room=False)
             held_bytes = self._file.stat().st_size if self._file.exists() else 0
@@ -49,7 +50,7 @@ class DiskReserve:
             return held_bytes > 0
 
     def within(self, write: Callable[[], Result]) -> Result:
-        """What `write` returns, which is called again, after a release, while the disk is full. Raises OSError."""
+        """The result of `write`, which is called again after each release while the disk is full. Raises OSError."""
         while True:
             try:
                 return write()
@@ -62,13 +63,15 @@ class DiskReserve:
         return self.has_room and self._free_bytes() >= _MARGIN_BYTES
 
     def refill(self) -> None:
-        """Makes it whole if there is room for it and for the margin. Raises OSError, not for lack of room."""
+        """Restores its full size if there is space for it and for the margin. Raises OSError, but not for lack of
+        space.
+        """
         with self._lock:
             held_bytes = self._file.stat().st_size if self._file.exists() else 0
             try:
                 if self._free_bytes() < RESERVE_BYTES + _MARGIN_BYTES - held_bytes:
                     raise OSError(errno.ENOSPC, "too little disk space is free")
-                if held_bytes < RESERVE_BYTES or not self.has_room:  # a quota is not in the figures: it is tried
+                if held_bytes < RESERVE_BYTES or not self.has_room:  # a quota is not in the figures: try it
                     self._resize(held_bytes, RESERVE_BYTES + _MARGIN_BYTES)
                     self._resize(RESERVE_BYTES, 0)
                 self._note(has_room=True)

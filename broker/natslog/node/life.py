@@ -2,11 +2,11 @@
 
     {"number": 7, "has_ended": false, "directory": "3f…", "nonce": "a1…", "lives": ["3f….6.9c…", "3f….7.a1…"]}
 
-Theory of operation. A start stores the next number and a new random nonce before anything else is done with the folder.
-Before this life is proposed for registration, its name is stored in `lives` (`note`). So whichever life the cluster has
-registered is listed in the folder that had it, also after a crash at any point; and it is in no copy that was made
-before. Starts that never met a metadata leader are not proposed, and are not listed: the list grows with registrations
-only. It keeps the last 128, so that brokers whose metadata is behind by some lives recognise the folder too.
+Theory of operation. A start stores the next number and a new random nonce before any other change of the folder.
+Before this life is proposed for registration, its name is stored in `lives` (`note`). The registered life is therefore
+always listed in its folder, also after a crash at any point; and it is in no copy that was made before. Starts that
+never connected to a metadata leader are not proposed, and are not listed: the list grows with registrations only. It
+keeps the last 128, so that brokers whose metadata is behind by some lives recognise the folder too.
 
 The file has format version 1 until a life with a nonce is listed (from feature level 2 on), then 2. natslog 0.1.0 reads
 version 1, and writes it with the first two fields only; it refuses version 2.
@@ -58,12 +58,11 @@ class Life:
     Attributes:
         number: of this life. `nonce`: of this life.
         lives: the names of the lives that were proposed, the newest last.
-        after: the name of the life that ended in order right before this one, or "".
-        is_missing: there is no file, and there must be one.
-        last_was_older_version: the life before this one was of natslog 0.1.0.
+        after: the name of the life that ended gracefully immediately before this one, or "". is_missing: the file does
+        not exist, but must exist. last_was_older_version: the life before this one was of natslog 0.1.0.
 
     Raises:
-        CorruptLog: the file is damaged, or another folder's. OSError: it cannot be written.
+        CorruptLog: the file is damaged, or belongs to another folder. OSError: it cannot be written.
     """
 
     def __init__(self, path: Path, directory: str, *, must_exist: bool) -> None:
@@ -100,7 +99,7 @@ class Life:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """What this folder says of itself to other brokers: the lives it had, and this one last, with its nonce."""
+        """The lives of this folder for other brokers: earlier lives, and this one last, with its nonce."""
         return (*(one for one in self.lives if one != self.name), self.name)
 
     def note(self, *, has_nonce: bool) -> None:
@@ -122,7 +121,7 @@ class Life:
     def _store(
         self, *, number: int | None = None, lives: tuple[str, ...] | None = None, has_ended: bool = False
     ) -> None:
-        """On disk first, then here: what is not durable is never said to others."""
+        """On disk first, then in memory: data that is not durable is never sent to others."""
         stored = _Stored(
             number=self.number if number is None else number,
             has_ended=has_ended,

@@ -37,8 +37,8 @@ class Threads(ThreadPoolExecutor):
 
 
 async def in_thread(executor: Executor, work: Callable[..., Result], *arguments: Any) -> Result:
-    """As `run_in_executor`. A caller that is cancelled is so once the work has been done: files that it uses must not
-    be closed before.
+    """As `run_in_executor`. A caller that is cancelled gets the cancellation after the work is done: files that it uses
+    must not be closed before.
     """
     running = asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
     try:
@@ -49,7 +49,7 @@ async def in_thread(executor: Executor, work: Callable[..., Result], *arguments:
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:
-    """However often the caller is cancelled; raises that then."""
+    """Waits even if the caller is cancelled several times; raises the cancellation afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:

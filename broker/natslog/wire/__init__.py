@@ -1,1 +1,1 @@
-"""NATS on the wire: the connection (nats-py's) and the columnar parsing of what it receives."""
+"""The NATS protocol: the connection (of nats-py) and the columnar parsing of received data."""

@@ -1,7 +1,7 @@
 """How kernels are compiled (numba, `nogil`, cached on disk), and the few lines of code they share.
 
-Without numba they run uncompiled (`compiled` is then the identity), slower but the same. numba keeps compiled code by
-the file a kernel stands in: after a change here, touch `kernels*.py`.
+Without numba they run uncompiled (`compiled` is then the identity), slower but with the same results. numba caches
+compiled code by the file of a kernel: after a change here, touch `kernels*.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_DIGITS = 10
 
 try:
     from numba import njit, types
-except ImportError:  # the base install: everything works, `scan` by its plain twin
+except ImportError:  # the base install: everything works, `scan` with its plain Python version
     HAVE_NUMBA = False
 
     def compiled(function: Function) -> Function:
@@ -37,7 +37,7 @@ else:
     def _njit(function: Any, **options: Any) -> Any:
         try:
             return njit(nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # nowhere to keep compiled code, as in a read-only container without a home
+        except RuntimeError:  # no place to store compiled code, as in a read-only container without a home
             return njit(nogil=True, **options)(function)
 
     def compiled(function: Function) -> Function:
@@ -45,14 +45,14 @@ else:
         return decorated
 
     def uncounted(function: Function) -> Function:
-        """For kernels that make no array, and call such only: no counting of references, two atomics for each array
-        and call.
+        """For kernels that create no array, and call only such kernels: no counting of references, two atomics for each
+        array and call.
         """
         decorated: Function = _njit(function, _nrt=False)
         return decorated
 
     def inlined(function: Function) -> Function:
-        """For what is called per message: an array handed to a real call costs two atomic counts."""
+        """For functions that are called per message: passing an array to a real call costs two atomic counts."""
         decorated: Function = _njit(function, inline="always")
         return decorated
 

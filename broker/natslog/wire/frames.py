@@ -1,11 +1,12 @@
 """The columnar frame parser: received bytes in, rows of positions out.
 
-Theory of operation. Bytes land in one buffer that is used again and again: the socket writes into `room()` and says how
-much with `filled`. One scan finds all whole frames in it; the caller handles them (views of the buffer, so at once) and
-the next scan begins behind them. A frame that is not whole says how long it will be, and nothing is scanned again until
-that much has come: a 64 MiB payload costs one scan, not thousands. Then the rest moves to the front: less than a frame.
+Theory of operation. Bytes land in one buffer that is used again and again: the socket writes into `room()` and reports
+the length with `filled`. One scan finds all complete frames in it; the caller processes them immediately (they are
+views of the buffer), and the next scan begins after them. The length of an incomplete frame is known, and nothing is
+scanned again until all of it was received: a 64 MiB payload costs one scan, not thousands. Then the remaining bytes,
+less than a frame, are moved to the front.
 
-Invariant: while `frames()` is being read, bytes may be added behind but nothing in the buffer moves.
+Invariant: while `frames()` is being read, bytes may be added at the end but nothing in the buffer moves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ROWS_AT_ONCE = 8192
 
 
 class MalformedFrame(Exception):
-    """The bytes are not NATS protocol: the connection is of no more use."""
+    """The bytes are not NATS protocol: the connection cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class FrameParser:
         """Whole frames, a chunk at a time.
 
         Raises:
-            MalformedFrame: what comes next is not NATS protocol.
+            MalformedFrame: the next bytes are not NATS protocol.
         """
         while self._end > self._start and self._end - self._start >= self._needed:
             result = ScanResult(*self._scan(self._buffer, self._start, self._end, self._out))
@@ -106,7 +107,7 @@ class FrameParser:
     def _make_room(self) -> None:
         if self._start == self._end:
             self._start = self._end = 0
-            if len(self._buffer) > RECEIVE_BYTES:  # a large message has passed
+            if len(self._buffer) > RECEIVE_BYTES:  # a large message was processed
                 self._buffer = np.empty(RECEIVE_BYTES, np.uint8)
         elif not self.has_room or self._start + self._needed > len(self._buffer):
             self._move_to_front(max(self._needed, self._end - self._start) + _LEAST_ROOM_BYTES)
@@ -121,7 +122,9 @@ class FrameParser:
 
 
 def load_scan() -> None:
-    """Loads what scans, or compiles it: that takes seconds, once on a machine, and no connection should wait for it."""
+    """Loads the scanning kernels, or compiles them: that takes seconds, once per machine, and no connection should wait
+    for it.
+    """
     parser = FrameParser()
     parser.receive_data(b"PING\r\n")
     assert [len(frames.rows) for frames in parser.frames()] == [1]

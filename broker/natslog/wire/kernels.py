@@ -1,6 +1,7 @@
-"""Kernels on what is received: scanning frames, gathering columns, splitting header blocks.
+"""Kernels for received data: scanning frames, gathering columns, splitting header blocks.
 
-Each works on whole receive buffers and never on a message at a time from Python. `scan` has a plain twin in `plain.py`.
+Each works on whole receive buffers and never on a message at a time from Python. `scan` has a plain Python version in
+`plain.py`.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def scan(buffer: Any, start: int, length: int, out: Any) -> tuple[int, int, int,
 
 @compiled
 def survey(buffer: Any, frames: Any) -> tuple[int, int, int, int, int, int, int]:
-    """What there is to gather, in one pass: the sums that `layout.Survey` names."""
+    """Sizes to gather, in one pass: the sums that `layout.Survey` names."""
     subject_bytes, value_bytes, reply_bytes, frame_bytes, headed, header_lines, not_ascii = 0, 0, 0, 0, 0, 0, 0
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]

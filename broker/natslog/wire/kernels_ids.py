@@ -70,8 +70,8 @@ def mark_repeated(ids: Any, found: Any, slots: Any, new: int, repeated: int) -> 
 
 @compiled
 def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
-    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller sees to room. Returns how many are
-    new.
+    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller ensures that there is space. Returns how
+    many are new.
     """
     mask = np.uint64(table.shape[0] - 1)
     added = 0

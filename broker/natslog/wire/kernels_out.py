@@ -1,4 +1,4 @@
-"""Kernels on what is sent and answered: acks, published frames, and the acks that come back."""
+"""Kernels for sent data and answers: acks, published frames, and received acks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The broker's connections to NATS: a few, so that a flood on one stream does not cost all streams theirs.
+"""The broker's connections to NATS: several, so that a flood on one stream does not interrupt the connection of all
+streams.
 
-Theory of operation. A NATS server drops the connection of a client that takes its messages too slowly, with all that
-it had not sent yet ("slow consumer"; the server's log says so, the client sees only that the connection is gone). What
-was published without acks is then lost. Each stream has its place on one of `LANES` connections, by its id, so such a
-loss concerns the streams of one connection. All of them are counted: `lost`.
+Theory of operation. A NATS server drops the connection of a client that takes its messages too slowly, with all
+messages that it had not sent yet ("slow consumer" in the server's log; the client only detects that the connection is
+closed). Messages that were published without acks are then lost. Each stream has its place on one of `LANES`
+connections, by its id, so such a loss concerns the streams of one connection. All of them are counted: `lost`.
 """
 
 from __future__ import annotations
@@ -73,5 +74,5 @@ class NatsLanes:
             await link.open()
 
     async def close(self) -> None:
-        """What was sent is flushed first where a server is there."""
+        """Sent data is flushed first if a server is connected."""
         await asyncio.gather(*(link.close() for link in self._links))

@@ -1,4 +1,4 @@
-"""What a scan of NATS frames yields: one int64 row a frame, positions into the receive buffer, nothing copied."""
+"""The result of a scan of NATS frames: one int64 row a frame, positions into the receive buffer, nothing copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTROL_SID = -1
 """In SID: the row is another protocol line (PING, INFO, -ERR, …), START and END only."""
 
 MAX_LINE_BYTES = 1 << 20
-"""A protocol line longer than this is no NATS."""
+"""A longer protocol line is not NATS."""
 
 
 MAX_FRAME_BYTES = (64 + 1) << 20
@@ -31,7 +31,7 @@ class ScanResult(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What a chunk of frames holds, in all: bytes, and rows that need another check."""
+    """The totals of a chunk of frames: bytes, and rows that need another check."""
 
     subject_bytes: int
     value_bytes: int

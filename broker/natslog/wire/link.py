@@ -1,12 +1,12 @@
-"""The connection to NATS: nats-py owns it (TLS, credentials, discovery, reconnects); we take the bytes.
+"""The connection to NATS: nats-py manages it (TLS, credentials, discovery, reconnects), and natslog reads the bytes.
 
-Theory of operation. nats-py hands every chunk it receives to its parser object (`Client._ps`), one `await
-parse(data)` each, and resets it on reconnect. `FrameDemux` stands in that place, and `InPlaceTransport` under it:
-frames of attached subscriptions go to their receiver as columns, everything else to nats-py's own parser. Raw protocol
-is written to the same connection.
+Theory of operation. nats-py passes every received chunk to its parser object (`Client._ps`) with one `await
+parse(data)` each, and resets it on reconnect. `FrameDemux` replaces this parser, and `InPlaceTransport` the transport
+below it: frames of attached subscriptions go to their receiver as columns, everything else to nats-py's own parser. Raw
+protocol is written to the same connection.
 
 Invariant: while the link is open and a server can be reached, every attached subject is subscribed, also after nats-py
-gave a connection up for good.
+has permanently closed a connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RETRY_S = 0.25
 _CONNECT_TIMEOUT_S = 3
 _PENDING_BYTES = 64 * 1024 * 1024
 _PING_EVERY_S = 1
-_PINGS_UNANSWERED = 60  # as many seconds, so that what waits to be sent over a slow network has gone before
+_PINGS_UNANSWERED = 60  # as many seconds, so that data that waits on a slow network was sent before
 _UNREACHABLE_S = 2.5
 
 
@@ -84,7 +84,7 @@ class NatsCredentials:
 
 
 def _ignored(frames: Frames) -> None:
-    """Receives what has no subscription any more."""
+    """Receives frames without a subscription."""
 
 
 class _Client(Client):
@@ -116,9 +116,9 @@ class NatsLink:
         on_state: called with True when a connection is up and False when it is lost.
 
     Attributes:
-        connections: how often one was made; if it has not changed, nothing that was sent was lost on the way.
-        forbidden: how often the server refused for lack of permission; `last_refusal` in its words.
-        shown_url: the URLs without user and password.
+        connections: how often one was made; if it has not changed, no sent data was lost. forbidden: how often the
+        server refused for lack of permission; `last_refusal`: the server's text. shown_url: the URLs without user and
+        password.
     """
 
     def __init__(
@@ -151,14 +151,16 @@ class NatsLink:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the server, asked once a second, has sent anything lately: a network that is cut delivers nothing."""
+        """Whether the server, which gets a request once a second, has sent anything recently: an interrupted network
+        delivers nothing.
+        """
         return (
             self.is_up and self._demux is not None and time.monotonic() - self._demux.last_received_s < _UNREACHABLE_S
         )
 
     @property
     def max_payload_bytes(self) -> int:
-        """The server's limit, 1 MiB until one has been asked."""
+        """The server's limit; 1 MiB until a server is connected."""
         return self._client.max_payload if self._client is not None else 1024 * 1024
 
     async def open(self) -> None:
@@ -183,14 +185,14 @@ class NatsLink:
             ) from None
 
     async def _supervise(self) -> None:
-        """Connects, and connects anew when nats-py has closed the connection for good."""
+        """Connects, and connects again when nats-py has permanently closed the connection."""
         while True:
             self._lost.clear()
             try:
                 await self._connect()
             except (TimeoutError, OSError, NatsError, NatsUnavailable, ConfigError, ValueError) as error:
                 self._note_error(error)
-                await self._drop_client()  # half a connection would be subscribed beside the next one
+                await self._drop_client()  # a partial connection would stay subscribed beside the next one
                 await asyncio.sleep(_RETRY_S)
                 continue
             await self._lost.wait()
@@ -270,18 +272,20 @@ class NatsLink:
         self._attachments.append(attachment)
         if self._client is not None and not self._client.is_closed:
             await self._subscribe(attachment)
-            with contextlib.suppress(NatsUnavailable):  # a lost server is asked again when it is back
+            with contextlib.suppress(NatsUnavailable):  # a lost server gets the request again when it is connected
                 await self.flush()
         return attachment
 
     async def move(self, handle: object, subject: str, *, queue: str = "") -> None:
-        """The attachment's receiver gets another subject. Old and new subscription change places in one write."""
+        """The attachment's receiver gets another subject. The old and the new subscription are exchanged in one
+        write.
+        """
         assert isinstance(handle, _Attachment)
         client, demux, old_sid = self._client, self._demux, handle.sid
         handle.subject, handle.queue = subject, queue
         if client is None or demux is None or client.is_closed:
             return
-        with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server is asked again when it is back
+        with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server gets it again on reconnect
             await client._send_unsubscribe(old_sid)
             handle.subscribed_by = None
             await self._subscribe(handle)
@@ -300,7 +304,7 @@ class NatsLink:
         self._demux.receivers[attachment.sid] = attachment.receiver
 
     async def detach(self, handle: object) -> None:
-        """Unsubscribes; what the server had already sent is still handed on until it has answered."""
+        """Unsubscribes; messages that the server had already sent are still received until it has answered."""
         assert isinstance(handle, _Attachment)
         self._attachments.remove(handle)
         client, demux = self._client, self._demux
@@ -314,11 +318,11 @@ class NatsLink:
         client._remove_sub(handle.sid)
         demux.receivers.pop(handle.sid, None)
         if not was_reachable:
-            demux.receivers[handle.sid] = _ignored  # what it has sent meanwhile may still come
+            demux.receivers[handle.sid] = _ignored  # messages that it sent meanwhile may still arrive
 
     def send_now(self, protocol: bytes | memoryview) -> bool:
-        """Hands raw protocol on to be sent; False (and nothing sent) while no server is connected, or where one takes
-        nothing any more and too much is waiting for it.
+        """Sends raw protocol; False (and nothing is sent) while no server is connected, or if the server accepts no
+        more data and too much is waiting for it.
         """
         client = self._client
         if client is None or not client.is_connected:
@@ -336,11 +340,11 @@ class NatsLink:
         return True
 
     async def send(self, protocol: bytes | memoryview) -> bool:
-        """The same, and waits where the server takes less than is sent."""
+        """The same, and waits if the server accepts less than is sent."""
         client = self._client
         if not self.send_now(protocol):
             return False
-        with contextlib.suppress(ConnectionError):  # the next one is told
+        with contextlib.suppress(ConnectionError):  # the next one is notified
             assert client is not None, "something was sent"
             assert client._transport is not None, "something was sent"
             await client._transport.drain()  # type: ignore[no-untyped-call]
@@ -349,10 +353,10 @@ class NatsLink:
     async def flush(self, timeout_s: float = 2.0) -> None:
         """Returns when the server has processed everything that was sent.
 
-        nats-py's own `flush` writes its PING at once, past what still waits to be written; so that goes first.
+        nats-py's own `flush` writes its PING immediately, before waiting data; therefore waiting data is written first.
 
         Raises:
-            NatsUnavailable: it did not say so in time.
+            NatsUnavailable: the server did not confirm in time.
         """
         client = self._client
         try:
@@ -367,7 +371,7 @@ class NatsLink:
             ) from error
 
     async def close(self) -> None:
-        """Lets the connection go; what was sent is flushed first where a server is there."""
+        """Closes the connection; sent data is flushed first if a server is connected."""
         if self._supervisor is not None:
             while not self._supervisor.done():  # before Python 3.12, `asyncio.wait_for` may lose a cancellation
                 self._supervisor.cancel()
@@ -381,10 +385,10 @@ class NatsLink:
             try:
                 await self.flush()
                 break
-            except NatsUnavailable:  # leaving: nobody is left to be told
+            except NatsUnavailable:  # closing: no callback is needed any more
                 if not isinstance(transport, InPlaceTransport):
                     break
-                if transport.unsent_bytes >= unsent_bytes:  # it takes nothing any more
+                if transport.unsent_bytes >= unsent_bytes:  # it accepts no more data
                     transport.abort()  # else nats-py waits until everything is sent
                     break
         with contextlib.suppress(ConnectionError):  # aborted

@@ -1,4 +1,4 @@
-"""Rows to be published, and what NATS would not take of them, found before anything is sent."""
+"""Rows to be published, and the check for rows that NATS would not accept, before anything is sent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Rows:
 
 
 def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
-    """Raises PublishFailed with number and reason of the first rows that NATS would not take."""
+    """Raises PublishFailed with number and reason of the first rows that NATS would not accept."""
     for reason, at in _problems(rows, max_payload_bytes):
         named = ", ".join(
             f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
@@ -83,7 +83,7 @@ def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
 
 
 def unsendable_rows(rows: Rows, max_payload_bytes: int) -> dict[int, str]:
-    """Rows that NATS would not take, by number within `rows`, each with the first reason."""
+    """Rows that NATS would not accept, by number within `rows`, each with the first reason."""
     reasons: dict[int, str] = {}
     for reason, at in _problems(rows, max_payload_bytes):
         reasons = dict.fromkeys(at.tolist(), reason) | reasons
@@ -91,7 +91,7 @@ def unsendable_rows(rows: Rows, max_payload_bytes: int) -> dict[int, str]:
 
 
 def _problems(rows: Rows, max_payload_bytes: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """What is wrong, and with which rows."""
+    """The reason, and the rows."""
     problems = [
         ("value is null", pc.is_null(rows.values)),
         ("subject is null", pc.is_null(rows.subjects)),
@@ -136,7 +136,7 @@ def _not_one_line(values: Any) -> Any:
     """Text that could not stand in a header line: line breaks, blanks around it, or not UTF-8."""
     marks = np.zeros(len(values), np.bool_)
     kernels_out.mark_unlike_a_line(*texts_of(values), marks)
-    for at in np.flatnonzero(marks).tolist():  # only rows that are not plain ASCII, or wrong, come here
+    for at in np.flatnonzero(marks).tolist():  # only rows that are not plain ASCII, or invalid, are checked here
         value = values[at].as_py()
         marks[at] = value is not None and not _is_one_line(value)
     return pa.array(marks)

@@ -1,4 +1,4 @@
-"""Frame scanning in plain Python: the oracle the compiled kernel is tested against, and its stand-in without numba.
+"""Frame scanning in plain Python: the reference for tests of the compiled kernel, and its replacement without numba.
 
 Source: NATS client protocol, https://docs.nats.io/reference/reference-protocols/nats-protocol
 """

@@ -1,10 +1,10 @@
 """From nats-py's connection to columns: its parser and its TCP transport, replaced.
 
-Theory of operation. nats-py shakes hands through asyncio's stream reader. With its first `read` after that we take the
-socket's bytes over: the asyncio transport (TLS or not) writes them straight into `FrameParser.room()`, and frames of
-attached subscriptions go to their receivers before the next system call: nothing is allocated, copied or scheduled in
-between. `read` returns only what is nats-py's own (PING, INFO, -ERR, replies to requests), for its own parser. What
-concerns writing stays with the stream. Over a websocket nats-py reads by itself and hands us whole chunks.
+Theory of operation. nats-py executes the handshake through asyncio's stream reader. With its first `read` after that,
+natslog reads the bytes of the socket: the asyncio transport (TLS or not) writes them straight into
+`FrameParser.room()`, and frames of attached subscriptions go to their receivers before the next system call: nothing is
+allocated, copied or scheduled in between. `read` returns only data for nats-py's own parser (PING, INFO, -ERR, replies
+to requests). Writing is unchanged. Over a websocket nats-py reads by itself and passes whole chunks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOSE_S = 1.0
 
 
 class FrameDemux:
-    """Stands where nats-py keeps its parser. Frames go to their subscription's receiver, all else to nats-py.
+    """Replaces nats-py's parser. Frames go to the receiver of their subscription, everything else to nats-py.
 
     Attributes:
         last_received_s: when bytes came last, by a clock that never jumps.
@@ -46,23 +46,23 @@ class FrameDemux:
         self._in_place = in_place
 
     def reset(self) -> None:
-        """nats-py does this when it has connected anew."""
+        """nats-py calls this when it has reconnected."""
         self._rest.reset()
         self.parser = FrameParser()
         self.last_received_s = time.monotonic()
 
     async def parse(self, data: bytes = b"") -> None:
-        """What nats-py has read. In place, that is only what was left to it."""
+        """Data that nats-py has read. In place, this is only the data that was left for it."""
         if not self._in_place:
             self.parser.receive_data(data)
             data = self.take()
         await self._rest.parse(data)
 
     def take(self) -> bytes:
-        """Hands on what has come; returns the bytes that are for nats-py.
+        """Passes received frames on; returns the bytes for nats-py.
 
         Raises:
-            ProtocolError: this is not NATS, or a receiver failed: nats-py is to connect anew.
+            ProtocolError: this is not NATS, or a receiver failed: nats-py must reconnect.
         """
         self.last_received_s = time.monotonic()
         left: list[bytes] = []
@@ -82,7 +82,7 @@ class FrameDemux:
             logger.error("the NATS server sent invalid protocol data (%s); reconnecting", error)
             raise ProtocolError from error
         except Exception as error:
-            logger.critical("a receiver failed; reconnecting", exc_info=error)  # else it would go unnoticed
+            logger.critical("a receiver failed; reconnecting", exc_info=error)  # otherwise it would not be detected
             raise ProtocolError from error
         return b"".join(left)
 
@@ -101,7 +101,7 @@ class _Landing(asyncio.BufferedProtocol):
 
     @property
     def at_eof(self) -> bool:
-        """Nothing more will come, and what came has been read: what a server sent last is handled."""
+        """No more data will arrive, and all received data was read: the last data of a server is processed."""
         return self._has_ended and not self._for_nats_py
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -121,7 +121,7 @@ class _Landing(asyncio.BufferedProtocol):
             self._arrived.set()
 
     async def read(self) -> bytes:
-        """What has come for nats-py since the last time; empty when nothing more will."""
+        """Data received for nats-py since the last call; empty at the end."""
         if not self._has_ended:
             await self._arrived.wait()
             self._arrived.clear()
@@ -177,7 +177,7 @@ class InPlaceTransport(TcpTransport):
         assert writer is not None, "and writes as well"
         landing = _Landing(writer.transport, self._demux)
         writer.transport.set_protocol(landing)
-        if reader._buffer:  # came with the last line of the handshake
+        if reader._buffer:  # received with the last line of the handshake
             self._demux.parser.receive_data(bytes(reader._buffer))
             reader._buffer.clear()
             landing.take()
@@ -189,7 +189,9 @@ class InPlaceTransport(TcpTransport):
         return landing
 
     async def wait_closed(self) -> None:
-        """A server that takes nothing any more is not waited for as long as the kernel tries: some 15 minutes."""
+        """The broker does not wait for a server that accepts no more data as long as the kernel does (some 15
+        minutes).
+        """
         gives_up = asyncio.get_running_loop().call_later(_CLOSE_S, self.abort)
         try:
             await super().wait_closed()  # type: ignore[no-untyped-call]

@@ -1,1 +1,3 @@
-"""The metadata group on this broker: Raft with a store, what falls to its leader, who is admitted, the last resort."""
+"""The metadata group on this broker: Raft with a store, the tasks of its leader, the admission of brokers, the last
+resort.
+"""

@@ -1,4 +1,4 @@
-"""Who may talk to this broker: what it says of itself on a link, and what the other side must be to be let in."""
+"""Admission of other brokers: the hello of this broker on a link, and the conditions for the other side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_REFUSALS_SAID = 32
 
 
 class Admission:
-    """Attributes: `clock`: what time it is, as far as this broker may go by it."""
+    """Attributes: `clock`: the time that this broker may use."""
 
     def __init__(self, config: BrokerConfig, data_dir: DataDir, group: MetadataGroup, keys: KeyRing) -> None:
         self.me = BrokerId(config.broker_id)
@@ -42,7 +42,7 @@ class Admission:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every URL that other brokers may dial this one at."""
+        """Every URL at which other brokers may dial this broker."""
         return (self.config.url, *self.config.peer_urls)
 
     def hello(self, dialled: str = "") -> Hello:
@@ -102,22 +102,22 @@ class Admission:
                 f"as broker {self.me} has received this change",
                 broker=hello.broker,
             )
-        if self.group.raft.applied < self._stored_commit:  # of a start; they tell which lives are registered
+        if self.group.raft.applied < self._stored_commit:  # of a start; they name the registered lives
             raise NotReady(
                 "this broker has not applied its stored metadata yet: the connection is tried again in a moment"
             )
         self._check_lives(hello)
 
     def _may_be_newer(self, hello: Hello) -> bool:
-        """Members may have been added while this broker was down, and one of them may be the metadata leader, from
-        which alone it learns of them: so an unknown broker of this cluster is let in while no leader is followed, or
-        where it is that leader. Raft is safe with it: the vote of a broker that is no member counts for nothing.
+        """Members may have been added while this broker was down, and one of them may be the metadata leader, which is
+        the only source of this change. Therefore an unknown broker of this cluster is accepted while no leader is
+        followed, or if it is that leader. Raft remains safe: the vote of a broker that is not a member does not count.
         """
         leader = self.group.leader if self.group.has_session() else None
         return hello.cluster_id == self.cluster_id and leader in (None, hello.broker)
 
     def _check_lives(self, hello: Hello) -> None:
-        """Raises OutdatedFolder: the folder is a copy from before the life that is registered. It holds an old vote."""
+        """Raises OutdatedFolder: the folder is a copy from before the life that is registered. It has an old vote."""
         known = self.group.state.brokers.get(hello.broker)
         if known is not None and known.directory == hello.directory and known.incarnation not in hello.lives:
             raise outdated_folder(known, hello.url)
@@ -148,7 +148,7 @@ class Admission:
         )
 
     def admitted(self, hello: Hello) -> None:
-        """The peer has proven who it is: only now its clock says anything."""
+        """The peer is authenticated: its clock is used only from now on."""
         self.clock.note(hello.broker, hello.wall_us, elapsed_us())
 
     def welcome_for(self, hello: Hello) -> Welcome | None:

@@ -1,9 +1,9 @@
-"""Whether the disk still takes writes.
+"""Whether the disk still completes writes.
 
-Theory of operation. A disk that hangs (a lost path to it, a frozen file system) fails nothing: its writes just do not
-return. A thread of its own writes a few bytes to stable storage again and again. While one has been under way for too
-long, the broker is to be as silent as if it were dead: it cannot keep what it would promise, and others can. The same
-thread keeps the disk reserve whole.
+Theory of operation. A disk that hangs (a lost path to it, a frozen file system) reports no error: its writes do not
+return. A separate thread repeatedly writes a few bytes to stable storage. While one write takes too long, the broker
+sends no Raft messages, as if it had failed: it could not fulfil its acks, and other brokers can. The same thread
+maintains the disk reserve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HANGS_AFTER_S = 2.0
 
 
 class DiskPulse:
-    """Args: file: written over and over; it holds nothing that anyone reads. reserve: where there is no room for it.
+    """Args: file: overwritten repeatedly; its content is never read. reserve: used if there is no space for it.
 
     Attributes:
         hangs: a write has not returned for two seconds.
@@ -57,7 +57,7 @@ class DiskPulse:
             self._reserve.within(self._write)
             self._reserve.refill()
         except OSError as error:
-            logger.debug("%s: %s", self._file, error)  # it answers: who has something to keep will say what is wrong
+            logger.debug("%s: %s", self._file, error)  # the disk responds: the next write of data reports the error
 
     def _write(self) -> None:
         fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_DSYNC | os.O_CLOEXEC, 0o600)

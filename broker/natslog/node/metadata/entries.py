@@ -1,5 +1,5 @@
-"""Entries of the metadata log on their way in and out: what this version cannot read never gets in, and the metadata
-leader dates what it appends.
+"""Decoding and encoding of entries of the metadata log: entries that this version cannot read are never accepted, and
+the metadata leader adds its time to entries that it appends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from natslog.consensus.membership import decode_membership
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Who asks for a change, and the id that stays the same when it asks again."""
+    """The client of a change, and the id that is the same in a repeated request."""
 
     id: str
     client: str
@@ -72,6 +72,6 @@ class ElapsedTime:
         self._term, self._dated_ms = term, int(now_ms)
 
     def begin_term(self, term: Term) -> None:
-        """A new leader cannot say how long ago the last one proposed."""
+        """A new leader does not have the time of the last proposal of its predecessor."""
         if self._term != term:
             self._term = None

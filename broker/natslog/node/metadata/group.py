@@ -1,13 +1,13 @@
-"""This broker's part in the metadata group: Raft with a store, links and a clock, and the state machine it feeds.
+"""This broker's member of the metadata group: Raft with a store, links and a clock, and the state machine.
 
-Theory of operation. Every broker is a member and applies every command, so it knows what all know, a little later. A
-change is proposed with an id of its own: to the metadata leader, again and again, until its outcome comes out of the
-log here. So whoever asked reads what he wrote, and a retry is applied once. One task drives Raft: save (in a thread),
-then send, then apply.
+Theory of operation. Every broker is a member and applies every command, so it has the same state as all, with a short
+delay. A change is proposed with its own id to the metadata leader, repeatedly, until its outcome is applied from the
+log on this broker. A client therefore reads its own writes, and a retry is applied once. One task drives Raft: save (in
+a thread), then send, then apply.
 
-Invariants. Nothing is sent before what it rests on is saved, and nothing at all while the disk hangs. A save that fails
-stops the broker: it may no longer say what it promised. `state` changes between two steps of the event loop, never
-within one.
+Invariants. Nothing is sent before the data that it depends on is saved, and nothing at all while the disk hangs. A save
+that fails stops the broker, because its promises can no longer be verified. `state` changes between two steps of the
+event loop, never within one.
 """
 
 from __future__ import annotations
@@ -70,19 +70,18 @@ _MOST_UNCOMMITTED = 2048
 
 
 def founding_snapshot(state: Metadata, members: tuple[Member, ...]) -> Snapshot:
-    """What a new group starts from: its first members, and a state."""
+    """The initial state of a new group: its first members, and a metadata state."""
     return Snapshot(index=Index(1), term=Term(1), membership=Membership(members=members), data=encode_state(state))
 
 
 class MetadataGroup:
-    """Opens what the folder holds; `start` lets time begin.
+    """Opens the stored state; `start` starts the clock.
 
     Args:
-        send: hands Raft's messages to the links.
-        forward: hands a proposal to the metadata leader's broker.
+        send: passes Raft's messages to the links. forward: passes a proposal to the metadata leader's broker.
         on_applied: called in the event loop after commands were applied.
-        on_bug: told what stopped the group: the broker must stop.
-        raise_level: notes a feature level in the folder, durably (blocking), so that an older natslog refuses it. It is
+        on_bug: called with the error that stopped the group: the broker must stop. raise_level: stores a feature level
+        in the folder, durably (blocking), so that an older natslog refuses it. It is
             called before anything of that level is stored.
 
     Raises:
@@ -134,7 +133,7 @@ class MetadataGroup:
         self._compacted = store.snapshot.index
 
     def found(self, snapshot: Snapshot) -> None:
-        """Begins a new group from this snapshot; nothing must have been stored before."""
+        """Starts a new group from this snapshot; nothing may have been stored before."""
         assert self.store.is_blank, "a group is founded once"
         level = decode_state(snapshot.data).feature_level
         self._raise_level(level)
@@ -247,10 +246,10 @@ class MetadataGroup:
         self._use_formats_of(level)
         self.store.compact(snapshot)
 
-    # ---- what others say ----
+    # ---- messages of others ----
 
     def received(self, messages: tuple[Message, ...]) -> None:
-        """Raises ClusterMismatch: no correct member sends one of these; those before it are taken."""
+        """Raises ClusterMismatch: no correct member sends one of these; those before it are processed."""
         self._news.set()
         try:
             for message in messages:
@@ -263,7 +262,7 @@ class MetadataGroup:
             self._on_bug("metadata group", error)
 
     def forwarded(self, proposal: Proposal) -> None:
-        """A proposal of another broker, for the leader; dropped where this one is none: it comes again."""
+        """A proposal of another broker, for the leader; dropped if this broker is not leader: it is sent again."""
         if self.is_leader:
             try:
                 self._propose_here(proposal)
@@ -299,7 +298,9 @@ class MetadataGroup:
             self._leader_seen_s = time.monotonic()
 
     def submit(self, command: BackgroundCommand) -> None:
-        """Proposes and forgets: the outcome is seen in the state, and proposed anew where it is missing."""
+        """Proposes without waiting: the outcome is visible in the state, and the change is proposed again if it is
+        missing.
+        """
         proposal = Proposal(id="" if self._by_age else secrets.token_hex(8), command=command)
         try:
             self._propose_once(proposal)
@@ -314,8 +315,8 @@ class MetadataGroup:
         """Returns whether the command, applied, changed anything; by then it is applied here.
 
         Raises:
-            What the state machine refused with. MetadataUnavailable: no outcome in time; it may still come true.
-            StorageFull: the disk of this broker is full, and the command would need more of it.
+            The error of the state machine's refusal. MetadataUnavailable: no outcome in time; the change may still be
+            applied. StorageFull: the disk of this broker is full, and the command would need more of it.
             InvalidRequest: a number in it cannot be stored.
         """
         if needs_room(command) and not self.reserve.has_room_now():
@@ -376,7 +377,7 @@ class MetadataGroup:
     # ---- linearizable reads ----
 
     async def read_index(self, timeout_s: float = 2.0) -> Index:
-        """Of the leader: an index that holds everything that was answered before now.
+        """On the leader: an index that includes all changes that were answered before now.
 
         Raises:
             NotMetadataLeader: this broker does not lead. MetadataUnavailable: no majority confirmed it in time.
@@ -436,9 +437,9 @@ class MetadataGroup:
             raise MembershipChanging(f"the membership change in term {term} was lost: repeat the request")
 
     async def unresponsive(self, brokers: set[BrokerId]) -> set[BrokerId]:
-        """Of the leader: those of these that answer nothing from now on, within an election timeout.
+        """On the leader: those of the given members that send no answer from now on, within an election timeout.
 
-        A session is no answer: it outlives its broker by three seconds.
+        A session is not sufficient: it remains for three seconds after the failure of its broker.
         """
         asked, unresponsive = self.raft.now, brokers
         for _ in range(ELECTION_TICKS):
@@ -449,7 +450,7 @@ class MetadataGroup:
         return unresponsive
 
     def transfer(self, to: BrokerId) -> None:
-        """Hands the metadata leadership over. Raises NotMetadataLeader, InvalidRequest."""
+        """Transfers the metadata leadership. Raises NotMetadataLeader, InvalidRequest."""
         if to not in self.raft.membership.voters:
             raise InvalidRequest(
                 f"broker {to} is not a voter of this cluster: choose one of {list(self.raft.membership.voters)}"

@@ -1,7 +1,7 @@
-"""What falls to the broker that leads the metadata: it collects reports, decides, and grows the voters.
+"""The tasks of the metadata leader: it collects reports, decides, and promotes learners to voters.
 
 Theory of operation. Every broker runs this; it does something only while it leads. A new term begins with a new
-`Controller`, which knows nothing of what was reported to an earlier one: brokers report again within half a second.
+`Controller`, which does not have earlier reports: brokers report again within half a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 200.0, 10_000.0
 
 
 class Repeats:
-    """Proposes a decision again only where it was not applied: the first time after 0.2 s, then ever more seldom.
+    """Proposes a decision again only where it was not applied: the first time after 0.2 s, then with increasing
+    intervals.
 
     A decision that the state machine refuses leaves the state as it was, and is made again at every tick.
     """
@@ -80,7 +81,7 @@ class MetadataLeading:
         known = self._group.state.brokers
         return {one for one in active if one in known and is_life(known[one].incarnation, self.lives.get(one, ""))}
 
-    # ---- what is reported ----
+    # ---- reports ----
 
     def reported_unresponsive(self, by: BrokerId, replicas: Iterable[tuple[StreamId, Epoch]]) -> None:
         if self._controller is not None and self._group.is_leader:
@@ -96,10 +97,10 @@ class MetadataLeading:
         if self._controller is not None and self._group.is_leader:
             self._controller.reported_nats(by, reaches_nats, monotonic_ms())
 
-    # ---- what is decided ----
+    # ---- decisions ----
 
     async def run(self) -> None:
-        """Decides anew every tick."""
+        """Decides again at every tick."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._group.is_leader:
@@ -122,7 +123,7 @@ class MetadataLeading:
         await self._promote_learners()
 
     def _removed_brokers(self) -> list[ForgetBroker]:
-        """Brokers that are no members any more and keep no replica: they were removed while they kept some."""
+        """Brokers that are not members any more and hold no replica: they were removed while they held some."""
         state, members = self._group.state, {member.id for member in self._group.raft.membership.members}
         removed = set(state.brokers) - members
         if removed:

@@ -4,21 +4,21 @@
     FOLDER/snapshot           checked file: the applied state up to an index
     FOLDER/log-<first index>  a header line, then a record for each entry from that index on; the newest file grows
 
-Theory of operation. `hard-state` is the table of contents, replaced whole and last: a save syncs the log, then replaces
-`hard-state`, then returns. So all up to the end it names was durable before it was named, and a log that ends before
-that, be it between two records, is damage. What lies beyond is of a save that never returned, or was on its way out:
-whole records that follow on are kept, the rest is a torn tail and is cut off. In detail:
+Theory of operation. `hard-state` describes the other files and is replaced as a whole, and last: a save syncs the log,
+then replaces `hard-state`, then returns. Everything up to the end that it names was therefore durable before, and a log
+that ends before that, even between two records, is damage. Bytes after it belong to a save that never returned, or to
+truncated entries: complete records with the next indexes are kept, the rest is a torn tail and is removed. In detail:
 - To replace entries: name the lower end, remove and cut, append, name the new end.
 - To compact: the snapshot, a new log file, `hard-state`; then the log files it covers are removed.
 - A snapshot that the log disagrees with: the snapshot, a `hard-state` that names no log file; then all are removed.
-- A snapshot newer than the one `hard-state` names is a crash between the two: opening does the rest.
+- A snapshot newer than the one `hard-state` names is a crash between the two: opening completes the change.
 - A log of `raft_wal` that `hard-state` does not name is a crash during the conversion: it is removed.
-- Opening makes the names it found durable first (a kill may have left a rename that no fsync followed), and writes what
-  it keeps beyond the end anew: after a kill or a failed fsync such bytes may be in the page cache only.
+- Opening makes the names it found durable first (a kill may have left a rename that no fsync followed), and writes the
+  records that it keeps beyond the end again: after a kill or a failed fsync such bytes may be in the page cache only.
 
-Invariants. Nothing is changed before all was read and proven. Once anything was saved there is a `hard-state`, never
-alone. Terms never fall along the log, none is above the hard state's; snapshot index <= commit <= last index. The first
-OSError is final: what is on disk after it is known only to whoever opens the folder anew.
+Invariants. Nothing is changed before everything was read and validated. Once anything was saved there is a
+`hard-state`, never alone. Terms never fall along the log, none is above the hard state's; snapshot index <= commit <=
+last index. The first OSError is final: the state on disk is then known only after the folder is opened again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class RaftFilesV1:
         entries: tuple[Entry, ...],
         snapshot: Snapshot | None,
     ) -> None:
-        """On stable storage on return. Raises OSError: the folder is to be opened anew, it may hold this or not."""
+        """On stable storage on return. Raises OSError: the folder must be opened again, and may or may not have
+        this.
+        """
         wanted = self.stored.after(hard_state, truncate_from, entries, snapshot)
         if self._contents is None:
             self._name_contents(self.hard_state)
@@ -138,7 +140,7 @@ class RaftFilesV1:
             os.fdatasync(file.fileno())
 
     def _adopt(self, snapshot: Snapshot) -> None:
-        """Goes on from a snapshot that is on stable storage."""
+        """Continues from a snapshot that is on stable storage."""
         if not self._holds(snapshot):
             self._files, self._entries = [], []
         elif self._files:
@@ -166,7 +168,7 @@ class RaftFilesV1:
             if extra_bytes := file.tell() - ends[records]:
                 logger.info("%s: %d bytes after entry %d were removed", path, extra_bytes, self.last_index)
             os.ftruncate(file.fileno(), ends[records])
-            os.fsync(file.fileno())  # also where there was nothing to cut: whoever was killed may not have come to it
+            os.fsync(file.fileno())  # also if there was nothing to remove: a killed process may not have synced it
 
     def _open(self) -> None:
         contents: _Contents | None = read(

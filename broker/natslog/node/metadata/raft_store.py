@@ -1,14 +1,14 @@
-"""What this broker's part of the Raft group must not forget: hard state, snapshot, and the log entries after it.
+"""The durable state of this broker's Raft member: hard state, snapshot, and the log entries after it.
 
 Two formats. Up to feature level 1 the files are those of natslog 0.1.0 (`raft_files_v1`), so that a broker can be
-downgraded; from level 2 on there is a write-ahead log (`raft_wal`). `hard-state` says by its version which one a folder
-holds. The first snapshot that is stored once `uses_wal` is set converts the one into the other: as with every new log,
-the old files count until `hard-state` names it.
+downgraded; from level 2 on there is a write-ahead log (`raft_wal`). The version of `hard-state` shows which one a
+folder has. The first snapshot that is stored after `uses_wal` is set converts the store: as with every new log, the old
+files are valid until `hard-state` names the new one.
 
-A full disk. A save that meets one gets room from the reserve, if there is one: what the attempt left is read anew, as
-after a crash, and the save is made again.
+A full disk. A save on a full disk uses space from the reserve, if there is one: the result of the failed attempt is
+read again, as after a crash, and the save is repeated.
 
-Invariant. Any other OSError is final: what is on disk after it is known only to whoever opens the folder anew.
+Invariant. Any other OSError is final: the state on disk is then known only after the folder is opened again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RaftStore:
         uses_wal: the brokers of the cluster all read the write-ahead log: it may be written.
 
     Raises:
-        CorruptLog: what was stored is not all there, or not whole. Nothing was changed; the broker must not start.
+        CorruptLog: stored data is missing or damaged. Nothing was changed; the broker must not start.
         DataDirError: a newer format.
         StorageFailed: the folder cannot be read or written.
     """
@@ -88,7 +88,7 @@ class RaftStore:
         return not (self._folder / "hard-state").exists()
 
     def begin(self) -> None:
-        """From now on there are files, and those of a blank store say that nothing was saved."""
+        """Creates the files; those of an empty store show that nothing was saved."""
         self.save(None, None, (), None)
 
     def save(
@@ -106,7 +106,7 @@ class RaftStore:
 
     def compact(self, snapshot: Snapshot) -> None:
         """Stores a snapshot of applied state, and drops what it covers; no change if it is not newer, or if the disk
-        has no room for it: then what is stored stays as it is.
+        has no space for it: the stored data then remains.
         """
         if snapshot.index <= self.snapshot.index:
             return
@@ -121,7 +121,7 @@ class RaftStore:
                 self._files = self._read()
 
     def close(self) -> None:
-        """No file is held open: this is the end of saving."""
+        """No file is open: no more saves are possible."""
         self._failure = self._failure or "the store is closed"
 
     def _save(
@@ -144,7 +144,7 @@ class RaftStore:
             self._files = self._open()
             if self._files.stored == wanted:
                 return
-            truncate_from = entries[0].index if entries else truncate_from  # some may have come to be stored
+            truncate_from = entries[0].index if entries else truncate_from  # some may have been stored meanwhile
 
     def _open(self) -> RaftFilesV1 | RaftWal:
         while True:
@@ -154,7 +154,7 @@ class RaftStore:
                 self._make_room(error)
 
     def _make_room(self, error: OSError) -> None:
-        """Raises this error, where it is another one, or no room is left to give."""
+        """Raises this error if it is not a lack of space, or if no reserve is left."""
         if error.errno not in NO_ROOM or self._reserve is None or not self._reserve.release():
             raise error
 

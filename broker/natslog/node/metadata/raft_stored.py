@@ -1,7 +1,7 @@
-"""What a Raft store holds, as a value: hard state, snapshot, and the entries after it; and how its files are read.
+"""The contents of a Raft store as a value: hard state, snapshot, and the entries after it; and how its files are read.
 
-Invariants. Indexes have no gap and terms never fall; no entry is of a later term than the hard state. Snapshot index
-<= commit <= last index. A term and a commit index never fall, and what is committed is never cut.
+Invariants. Indexes have no gap and terms never decrease; no entry is of a later term than the hard state. Snapshot
+index <= commit <= last index. A term and a commit index never decrease, and committed entries are never truncated.
 """
 
 from __future__ import annotations

@@ -4,26 +4,26 @@
     FOLDER/wal-<id>     a head of 512 bytes, then records, then zeros up to the size that the file was made with
 
 Theory of operation. The first record holds all that is stored when the log begins: snapshot, hard state, entries. Each
-further record is one save: the hard state, where the log is cut, the entries after that. A save is whole or it is not
-there: the CRC of a record begins with the CRC of the one before it, and the first one's with the id. A log that is
-full, a snapshot, and the start after a crash begin another log: the file is written and synced beside the old one, and
-then `hard-state` names it instead. Until then the old one counts, from then on the new one. What is not named is
+further record is one save: the hard state, where the log is cut, the entries after that. A save is complete or does not
+exist: the CRC of a record continues the CRC of the previous one, and the first one that of the id. A log that is full,
+a snapshot, and the start after a crash begin another log: the file is written and synced beside the old one, and then
+`hard-state` names it instead. Until then the old log is valid, from then on the new one. Files that are not named are
 removed.
 
-How the end is proven. The head says how many bytes of the file are durable. It is rewritten after each save, once the
-sync has returned, and is itself synced by the next save (or by the kernel, some seconds later), so it never says too
-much. All up to there must be whole, and end there: anything else is damage, be it a cut between two records or zeros.
-Beyond it lie at most the last save that returned, where the power was lost before the kernel wrote the head, and one
-that never returned. What is whole there is kept. What is not is the torn tail of a save that never returned: one that
-returned is on the disk.
-The head lies in one sector of 512 bytes, which a disk writes whole or not at all, and within one page of the cache.
+How the end is determined. The header states how many bytes of the file are durable. It is rewritten after each save,
+once the sync has returned, and is itself synced by the next save (or by the kernel, some seconds later), so it is never
+too large. All up to there must be whole, and end there: anything else is damage, be it a cut between two records or
+zeros. Beyond it lie at most the last save that returned, where the power was lost before the kernel wrote the head, and
+one that never returned. What is whole there is kept. What is not is the torn tail of a save that never returned: one
+that returned is on the disk. The head lies in one sector of 512 bytes, which a disk writes whole or not at all, and
+within one page of the cache.
 
 The zeros are room that was allocated when the log began: a sync need not change the file's size, and a save that fits
 needs no space on a full disk.
 
 Invariants. Nothing is changed before all was read and proven. Once anything was saved there is a `hard-state`, and a
-file it names is there. Only durable bytes are kept: where anything lies beyond the end that the head names, opening
-begins another log, because after a kill or a failed sync such bytes may be in the page cache only.
+file it names is there. Only durable bytes are kept: if there is anything beyond the end that the header names, opening
+starts another log, because after a kill or a failed sync such bytes may be in the page cache only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HEAD = re.compile(rb"natslog raft-wal v(\d+) id=[0-9a-f]{16} bytes=(\d{20}) dur
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of `hard-state`; no id: nothing was stored yet, and any log found is void."""
+    """Content of `hard-state`; no id: nothing was stored yet, and any log found is invalid."""
 
     wal: str | None
 
@@ -91,7 +91,9 @@ class RaftWal:
 
     @staticmethod
     def begin(folder: Path, stored: Stored, *, room_bytes: int) -> RaftWal:
-        """A log of what is stored, in place of whatever files `folder` holds: they count until this returns."""
+        """A new log with the stored data, which replaces all other files in `folder`: they are valid until this
+        returns.
+        """
         if not (folder / "hard-state").exists():
             write_checked(folder / "hard-state", "raft-hard-state", MANIFEST_VERSION, Manifest(None))
         wal = object.__new__(RaftWal)
@@ -107,7 +109,7 @@ class RaftWal:
         entries: tuple[Entry, ...],
         snapshot: Snapshot | None,
     ) -> None:
-        """On stable storage on return. Raises OSError: the file is to be read anew, it may hold this or not."""
+        """On stable storage on return. Raises OSError: the file must be read again, and may or may not have this."""
         stored = self.stored.after(hard_state, truncate_from, entries, snapshot)
         if stored == self.stored and self._id is not None:
             return

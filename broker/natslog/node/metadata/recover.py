@@ -1,7 +1,7 @@
-"""The last resort: a majority of the brokers is lost for good, and one that is left begins a new cluster.
+"""The last resort: a majority of the brokers is permanently lost, and a remaining one starts a new cluster.
 
-An operator's explicit act, on a stopped broker. What only the lost brokers had is gone, and how much cannot be known
-that was: so the new cluster has another id, in which no old broker can take part with its old folder.
+It is an explicit operation on a stopped broker. Messages that only the lost brokers stored are lost, and their number
+is unknown. The new cluster therefore has another id, so that no old broker can join it with its old folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from natslog.node.metadata.raft_store import RaftStore
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
-    """What the new cluster begins with. `kept`: streams whose replica is here. `lost`: streams that had none here."""
+    """The initial state of the new cluster. `kept`: streams with a replica on this broker. `lost`: streams without
+    one.
+    """
 
     cluster_id: str
     former_cluster_id: str
@@ -39,7 +41,7 @@ def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
     """Makes the stopped broker of this folder the only member of a new cluster.
 
     Args:
-        is_dry_run: only says what it would do.
+        is_dry_run: only returns the plan.
 
     Raises:
         InvalidRequest: not the folder of a broker that belongs to a cluster. CorruptLog: it cannot be read.
@@ -47,7 +49,7 @@ def recover(folder: Path, *, is_dry_run: bool) -> Recovered:
     """
     found = read_identity(folder)
     if found is not None and not (folder / "raft").exists() and (folder / "raft.new").is_dir():
-        (folder / "raft.new").rename(folder / "raft")  # an earlier recovery was cut short right before this
+        (folder / "raft.new").rename(folder / "raft")  # an earlier recovery was interrupted immediately before this
     if found is None or not (folder / "raft").is_dir():
         raise InvalidRequest(f"{folder} is not the data folder of a broker that belongs to a cluster")
     data_dir = DataDir(folder, found.broker_id)
@@ -95,7 +97,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
 
 
 def _replayed_state(store: RaftStore) -> Metadata:
-    """Committed or not: what was proposed and reached this disk is more than nothing."""
+    """Committed or not: proposals that reached this disk are kept."""
     state = decode_state(store.snapshot.data)
     check_entries(store.entries)
     for entry in store.entries:
@@ -115,7 +117,7 @@ def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
         unproven=(),
         target=(),
         target_min_isr=0,
-        purged_below=Offset(0),  # the log here may end below it
+        purged_below=Offset(0),  # the log of this broker may end below it
         holders=(me,) if me in record.holders else (),
         version=record.version + 1,
     )

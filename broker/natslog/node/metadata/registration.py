@@ -1,8 +1,9 @@
-"""The registration of this broker's life: the cluster records it, or refuses it where the folder is an older copy.
+"""The registration of this broker's life: the cluster records it, or refuses it if the folder is an older copy.
 
-Theory of operation. A life is proposed until its outcome comes out of the log here. Before that it is listed in the
-folder, durably, so every later state of the folder names the registered life; `Metadata` and the handshakes of the
-other brokers compare both (ADR 11). A refused broker neither votes nor serves; it says so, and waits for its operator.
+Theory of operation. A life is proposed until its outcome is applied from the log on this broker. Before that it is
+listed in the folder, durably, so every later state of the folder names the registered life; `Metadata` and the
+handshakes of the other brokers compare both (ADR 11). A refused broker does not vote and does not serve requests; it
+reports this, and waits for an operator.
 
 Roles are taken only in a life that is registered (`Hosting.is_registered`).
 """
@@ -43,7 +44,7 @@ class Registration:
     def _is_alone(self) -> bool:
         return [member.id for member in self._group.raft.membership.members] == [self._admission.me]
 
-    # ---- what the folder must hold ----
+    # ---- required files ----
 
     def check_life(self) -> None:
         """Raises CorruptLog: `life` is missing, in the folder of one of several brokers."""
@@ -57,7 +58,7 @@ class Registration:
 
     @property
     def outdated(self) -> OutdatedFolder | None:
-        """The error that this broker's folder was refused with: in the handshakes of others, or by the metadata."""
+        """The error with which this broker's folder was refused: in the handshakes of others, or by the metadata."""
         if self.is_done:
             return None
         for link in self._links():
@@ -127,12 +128,12 @@ class Registration:
             await self._propose()  # the cluster's level was not known here before it refused
             return
         known = self._group.state.brokers.get(me.id)
-        if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error says so
+        if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error reports this
             raise outdated_folder(known, config.url)
 
     async def _follow_own_metadata(self) -> None:
-        """A broker alone has all that was ever decided: the restored copy of its folder goes on from there, as after an
-        unclean end.
+        """The only broker of a cluster has every decision: the restored copy of its folder continues from there, as
+        after an unclean end.
         """
         await self._group.applied(await self._group.read_index())
         known = self._group.state.brokers.get(self._admission.me)

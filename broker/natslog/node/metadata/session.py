@@ -1,14 +1,15 @@
-"""The session: whether what this broker holds of the metadata is recent enough to state positions by it.
+"""The session: whether the metadata of this broker is recent enough to state positions.
 
-Theory of operation. Again and again the broker asks for a barrier: a majority confirms the metadata leader, and all
-that was committed by then is applied here. The session lasts from the moment when such a question was *sent*, not from
-when its answer came: an answer may have waited in a socket, beside old heartbeats, while this process was stopped. Time
-is monotonic and goes on while the process is stopped.
+Theory of operation. The broker repeatedly requests a barrier: a majority confirms the metadata leader, and everything
+that was committed by then is applied here. The session lasts from the time when such a request was *sent*, not from its
+answer: an answer may have waited in a socket, beside old heartbeats, while this process was stopped. Time is monotonic
+and continues while the process is stopped.
 
-Invariant. `SESSION_S` is shorter than the silence after which the metadata leader replaces a broker (`SESSION_TICKS`)
-by more than the two heartbeats that may lie between a question and the last sign of life before it. So while a leader
-of a stream has a session, no other broker has been appointed in its place for its silence. Appointments for another
-reason (its followers miss it) are known here a moment later: clients therefore compare leader epochs as well.
+Invariant. `SESSION_S` is shorter than the time without messages after which the metadata leader replaces a broker
+(`SESSION_TICKS`) by more than the two heartbeats that may be between a request and the last message before it. While a
+leader of a stream has a session, no other broker has therefore been appointed in its place because of missing messages.
+Appointments for another reason (reports of its followers) are applied here a moment later: clients therefore compare
+leader epochs as well.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Session:
         return self._lease.is_valid(self._clock())
 
     async def run(self) -> None:
-        """Keeps the session; a question that takes long does not delay the next one."""
+        """Maintains the session; a slow request does not delay the next one."""
         questions: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -67,5 +68,5 @@ class Session:
         try:
             await self._barrier()
         except NatslogError:
-            return  # no leader, or no majority: asked again in a moment
+            return  # no leader, or no majority: requested again in a moment
         self._lease.confirmed(asked_s)

@@ -1,4 +1,4 @@
-"""The end of an upgrade: the feature level is raised when every broker of the cluster is there and supports it."""
+"""The end of an upgrade: the feature level is raised when every broker of the cluster is connected and supports it."""
 
 from __future__ import annotations
 

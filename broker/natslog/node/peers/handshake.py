@@ -1,4 +1,4 @@
-"""How two brokers prove to each other who they are, before there is a link. Sans-IO; `links` and `reception` use it.
+"""The mutual authentication of two brokers, before there is a link. Sans-IO; `links` and `reception` use it.
 
     dialler                                       acceptor
     POST /internal/link
@@ -12,11 +12,11 @@
       Natslog-Link: the acceptor's nonce and      a holder of the secret has seen this very answer; then 101,
         "dialler" proof of both bodies            and every frame is sealed with the keys of this session
 
-A proof is an HMAC-SHA256 over the bytes of the bodies as they were sent. So it binds the role, both brokers with
-their folders, lives and random numbers, the address that was dialled, the protocol and the key. Before the last step
-nothing is a WebSocket: bodies are at most 64 KiB.
+A proof is an HMAC-SHA256 over the bytes of the bodies as they were sent. It therefore covers the role, both brokers
+with their folders, lives and random numbers, the address that was dialled, the protocol and the key. Before the last
+step there is no WebSocket: bodies have at most 64 KiB.
 
-Whoever is dialled and passes the messages on to a broker gains nothing: the address that was dialled is not the
+A dialled server that relays the messages to a broker gains nothing: the address that was dialled is not the
 broker's, and with another address the proofs are of other bytes. ADR 9 has the reasons.
 """
 
@@ -49,8 +49,8 @@ Level = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is speaking, as JSON. New fields are added with a default; an older broker skips them, and its proof covers
-    them all the same.
+    """The identity of the sender, as JSON. New fields are added with a default; an older broker ignores them, but its
+    proof covers them.
 
     Attributes:
         cluster_id: "" while its folder is blank.
@@ -116,7 +116,7 @@ def other_protocol(who: str, protocol: int, version: str) -> ClusterMismatch:
 
 
 def refusal_for_protocol_1(dialler: str) -> tuple[ClusterMismatch, bytes]:
-    """For natslog 0.1.0, whose link is a WebSocket from the beginning: the error, and the frame that tells it."""
+    """For natslog 0.1.0, whose link is a WebSocket from the beginning: the error, and the frame that reports it."""
     error = ClusterMismatch(
         f"this broker runs natslog {natslog_version()}, which uses link protocol {PROTOCOL}, but {dialler} connects "
         "as natslog 0.1.0 does, which uses link protocol 1: stop all brokers and start them with the newer version"
@@ -159,7 +159,7 @@ class Dialling:
         self.proof = ",".join(f"{key.id}:{key.proof('hello', self.body)}" for key in keys.keys)
 
     def met(self, body: bytes, proof: str) -> Met:
-        """Raises ClusterMismatch: the other side does not hold the secret, or answers another hello than this one."""
+        """Raises ClusterMismatch: the other side does not have the secret, or answers another hello than this one."""
         found = _proof_of(proof, self._keys)
         if found is None or not found[0].proves(found[1], "acceptor", self.body, body):
             raise ClusterMismatch(
@@ -176,7 +176,7 @@ class Dialling:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """A hello that was answered: what the last step is checked against. Good for one link."""
+    """A hello that was answered, against which the last step is checked. Valid for one link."""
 
     peer: Hello
     nonce: str
@@ -186,14 +186,14 @@ class Greeted:
     _key: Key
 
     def session(self, proof: str) -> LinkSession:
-        """Raises ClusterMismatch: whoever says so has not seen the answer, or does not hold the secret."""
+        """Raises ClusterMismatch: the sender has not received the answer, or does not have the secret."""
         if not self._key.proves(proof, "dialler", self._body, self.answer):
             raise another_secret(f"the sender that opens a link as broker {self.peer.broker}")
         return self._key.session("acceptor", self._body, self.answer)
 
 
 def checked_hello(body: bytes, proof: str, keys: KeyRing, addresses: frozenset[str]) -> tuple[Hello, Key]:
-    """The hello of a dialler that holds the secret and meant this broker.
+    """The hello of a dialler that has the secret and addressed this broker.
 
     Args:
         addresses: the normal form of every address that this broker is reached by.

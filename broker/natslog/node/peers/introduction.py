@@ -1,4 +1,4 @@
-"""The dialler's side of the handshake over HTTP. Whoever is at the address has proven nothing until the end of it."""
+"""The dialler's side of the handshake over HTTP. The server at the address is not authenticated until the end of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MAX_REASON_CHARS = 600
 
 
 async def introduce(session: aiohttp.ClientSession, owner: LinkOwner, url: str) -> Met:
-    """Says hello to the broker at this address.
+    """Sends the hello to the broker at this address.
 
     Raises:
-        ClusterMismatch: the broker there does not belong here, or this one not there; or it is no broker.
-        BrokerUnavailable: it cannot answer now.
+        ClusterMismatch: the two brokers do not belong to one cluster, or the server is not a broker. BrokerUnavailable:
+        it cannot answer now.
     """
     if not owner.keys.keys:
         raise ClusterMismatch("this broker has no cluster secret: set cluster_secret_file")
@@ -33,7 +33,7 @@ async def introduce(session: aiohttp.ClientSession, owner: LinkOwner, url: str) 
 
 
 async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
-    """Of whoever is at that address. Raises ClusterMismatch: it is longer than any broker's."""
+    """The answer of the server at that address. Raises ClusterMismatch: it is longer than any broker's."""
     body = bytearray()
     while chunk := await response.content.read(MAX_HELLO_BYTES):
         body += chunk
@@ -43,8 +43,9 @@ async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _refusal(status: int, body: bytes) -> NatslogError:
-    """What the other side says is shown and not acted on: it has proven nothing. Two of its refusals keep their kind,
-    because they are shown in other places: that this broker's folder is outdated, and that the other one starts.
+    """The text of the other side is only displayed, because it is not authenticated. Two kinds of its refusals are
+    kept, because they are displayed in other places: this broker's folder is outdated, and the other broker is
+    starting.
     """
     if status in (404, 405, 501):
         return ClusterMismatch(

@@ -1,8 +1,8 @@
-"""Keys of the links: what brokers sign with, and the seal on every frame.
+"""Keys of the links: the keys for proofs of brokers, and the seal of every frame.
 
 `cluster_secret_file` holds one secret on each line. A secret is never used itself: its key id, the key of the
-handshake's proofs and the key of sessions are derived from it, each with a label of its own. The id is public: it says
-which secret a proof is of, so that secrets can be rotated.
+handshake's proofs and the key of sessions are derived from it, each with a label of its own. The id is public: it names
+the secret of a proof, so that secrets can be rotated.
 
 A session has a key for each direction, derived from both handshake messages and so from the random numbers of both
 sides. A frame is sealed with AES-256-GCM, the frame being the additional data (GMAC): it is authenticated, not
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from natslog.errors import ClusterMismatch
 
 Step = Literal["hello", "acceptor", "dialler"]
-"""Which part of the handshake a proof belongs to: one side's proof is never good for the other's."""
+"""Which part of the handshake a proof belongs to: a proof of one side is never valid for the other."""
 
 SEAL_BYTES = 16
 _NOTHING = b""
@@ -47,7 +47,7 @@ class Key:
         object.__setattr__(self, "_sessions", _derived(self.secret, b"sessions"))
 
     def proof(self, step: Step, *messages: bytes) -> str:
-        """What only a holder of the secret can say of these messages in this step."""
+        """The proof of these messages for this step, which requires the secret."""
         return hmac.digest(self._proofs, _transcript(step.encode(), *messages), "sha256").hex()
 
     def proves(self, proof: str, step: Step, *messages: bytes) -> bool:
@@ -99,7 +99,7 @@ class Opener:
         """The frame without its seal.
 
         Raises:
-            ClusterMismatch: it is not the very frame that the other side sent next.
+            ClusterMismatch: it is not the next frame that the other side sent.
         """
         view = memoryview(frame)
         try:

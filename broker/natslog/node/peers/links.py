@@ -1,13 +1,13 @@
 """Links between brokers: one WebSocket from each broker to each other one, over the brokers' own HTTP servers.
 
-Theory of operation. A broker dials every member it knows and keeps the link up; what it has to say to another it says
-on the link it dialled, and what answers a question comes back on the same one. So fetched batches never stand in the
-way of Raft's messages, and a link that is gone takes its questions with it. A link is of one life of either side: both
-name theirs in the handshake.
+Theory of operation. A broker dials every known member and keeps the link open. It sends its messages to another broker
+on the link that it dialled, and receives answers on the same link. Fetched batches therefore never delay Raft's
+messages, and the requests on a lost link fail with it. A link belongs to one life of either side: both name theirs in
+the handshake.
 
-Invariants. There is no WebSocket before both sides have proven the secret and belong together (`handshake`). Every
-frame is sealed (`keys`); one that does not verify ends the link. Frames are bounded, and what waits to be sent is: what
-does not fit is dropped, as on a bad network, and the sender asks again.
+Invariants. There is no WebSocket before both sides have proven the secret and belong to one cluster (`handshake`).
+Every frame is sealed (`keys`); one that does not verify ends the link. Frames and the queue of frames are bounded:
+frames that do not fit are dropped, as on a lossy network, and the sender repeats its request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMPLAIN_EVERY_S = 30.0
 
 
 class DialledLink:
-    """The link from this broker to another one, dialled again whenever it is gone."""
+    """The link from this broker to another one, dialled again whenever it is lost."""
 
     def __init__(self, owner: LinkOwner, session: aiohttp.ClientSession, url: str) -> None:
         self.url = url
@@ -74,7 +74,7 @@ class DialledLink:
         """The other broker's answer.
 
         Raises:
-            BrokerUnavailable: none in time. Whatever it refused with.
+            BrokerUnavailable: no answer in time. Or the error of its refusal.
         """
         self._numbers += 1
         number, future = self._numbers, asyncio.get_running_loop().create_future()
@@ -133,7 +133,7 @@ class DialledLink:
             )
         try:
             if introductions != self._introductions:
-                return  # what it said of itself has changed meanwhile
+                return  # its hello has changed meanwhile
             self.peer = met.peer
             self._outbox = Outbox(socket, met.session.sealer)
             self._up.set()
@@ -174,7 +174,7 @@ class DialledLink:
         await socket.close()
 
     def hang_up(self) -> None:
-        """Dials again at once, and introduces itself anew; also where it is about to."""
+        """Dials again at once with a new hello, also if it is already about to dial."""
         self._introductions += 1
         if self._socket is not None:
             self._hanging_up = asyncio.create_task(self._socket.close(), name=f"hanging up on {self.url}")
@@ -189,7 +189,7 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hell
     outbox = Outbox(socket, session.sealer)
 
     def reply(frame: Frame, payload: list[bytes] | None) -> None:
-        outbox.send(frame, payload)  # what cannot be sent is lost, and asked for again
+        outbox.send(frame, payload)  # frames that cannot be sent are lost, and requested again
 
     owner.served.add(socket)
     try:
@@ -215,7 +215,7 @@ class Links:
         self._closing: set[asyncio.Task[None]] = set()
 
     def dial(self, urls: set[str]) -> None:
-        """Keeps links to exactly these."""
+        """Maintains links to exactly these URLs."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=HANDSHAKE_S)
             self._session = aiohttp.ClientSession(
@@ -241,19 +241,21 @@ class Links:
         return self._by_url.get(url)
 
     def redial(self) -> None:
-        """What this broker says of itself has changed."""
+        """The hello of this broker has changed."""
         for link in self._by_url.values():
             link.hang_up()
 
     def keep(self, url: str) -> None:
-        """For a while, and from the next `dial` on: requests of a broker that is no known member must be answered."""
+        """For a while, and from the next `dial` on: requests of a broker that is not a known member must be
+        answered.
+        """
         self._guests[url] = time.monotonic() + _GUEST_S
 
     async def meet(self, url: str) -> Hello:
-        """Who is at this URL; the link stays for a while.
+        """The broker at this URL; the link is kept for a while.
 
         Raises:
-            BrokerUnavailable: nothing answers there, or not as a broker of this cluster would.
+            BrokerUnavailable: no server responds there, or it is not a broker of this cluster.
         """
         self.dial({*self._by_url, url})
         self._guests[url] = time.monotonic() + _GUEST_S

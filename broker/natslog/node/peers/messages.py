@@ -1,9 +1,9 @@
-"""What brokers say to each other over a link: a msgpack header that names the kind, and raw bytes where there are any.
+"""The messages between brokers on a link: a msgpack header that names the kind, and raw bytes where there are any.
 
     frame = header length (4 bytes, big-endian) | header | payload | seal (16 bytes, `keys`)
 
-What is decoded comes from a broker of the cluster; even so no number above what can be counted gets in. Values of any
-shape travel as JSON text of at most 8 MiB within the header, as nested empty lists take eighty times their own size.
+Decoded messages come from a broker of the cluster; nevertheless, numbers that are too large are refused. Values of any
+shape are sent as JSON text of at most 8 MiB within the header, as nested empty lists take eighty times their own size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Json = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", array_like=True):
-    """To a blank broker that the cluster counts as a member: it belongs to it now."""
+    """To a blank broker that is a member of the cluster: it belongs to it now."""
 
     cluster_id: Text
 
@@ -42,13 +42,13 @@ class RaftMessages(msgspec.Struct, frozen=True, tag="raft", array_like=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag="propose", array_like=True):
-    """To the metadata leader. What became of it comes back through the log."""
+    """To the metadata leader. The outcome is received through the log."""
 
     proposal: Proposal
 
 
 class UnresponsiveLeaders(msgspec.Struct, frozen=True, tag="missed", array_like=True):
-    """To the metadata leader: these leaders have not answered for a while."""
+    """To the metadata leader: these leaders have not responded for a while."""
 
     replicas: tuple[tuple[StreamName, EpochCount], ...]
 
@@ -60,7 +60,7 @@ class Positioned(msgspec.Struct, frozen=True, tag="positioned", array_like=True)
 
 
 class NatsReachability(msgspec.Struct, frozen=True, tag="hearing", array_like=True):
-    """To the metadata leader, twice a second: whether this broker's NATS server answers it."""
+    """To the metadata leader, twice a second: whether this broker's NATS server responds."""
 
     reaches_nats: bool
 
@@ -72,11 +72,11 @@ class TransferLeadership(msgspec.Struct, frozen=True, tag="hand over", array_lik
 
 
 class FetchRequest(msgspec.Struct, frozen=True, tag="fetch?", array_like=True):
-    """What a follower wants from a leader: only positions that changed since its last request on this link.
+    """A follower's request to a leader: only positions that changed since its last request on this link.
 
-    `forget`: streams that it does not follow here any more. `incarnation`: the asking broker's life. `begins`: what
-    was said before counts no more. `number` is never used again in that life: an answer is to the last question, or to
-    none.
+    `forget`: streams that it no longer follows here. `incarnation`: the life of the requesting broker. `begins`:
+    earlier requests are void. `number` is never used again in that life: an answer belongs to the last request, or is
+    ignored.
     """
 
     number: Count
@@ -171,7 +171,7 @@ def decode_value(text: bytes) -> Any:
 
 
 def _require_bounds(frame: Frame, payload: memoryview) -> None:
-    """What the types of other modules leave open."""
+    """Conversion of types that msgspec does not support."""
     match frame:
         case RaftMessages(messages=messages):
             for message in messages:

@@ -1,4 +1,4 @@
-"""Frames on their way to one peer: sealed and sent in order, from a task of its own, and bounded while they wait."""
+"""Outgoing frames to one peer: sealed and sent in order by a separate task, and bounded in number while they wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outbox:
         self._task = asyncio.create_task(self._run(), name="link outbox")
 
     def send(self, frame: Frame, payload: list[bytes] | None = None) -> bool:
-        """Whether it was taken: False where too much is waiting already. What is not taken has no number."""
+        """Whether it was accepted: False if too much is already waiting. A frame that is not accepted has no number."""
         parts = encode_frame(frame, payload)
         length = sum(map(len, parts))
         if self._waiting.full() or (self._waiting_bytes and self._waiting_bytes + length > _WAITING_BYTES):
@@ -45,7 +45,7 @@ class Outbox:
                 self._waiting_bytes -= len(data)
                 await self._socket.send_bytes(cast(bytes, data))  # aiohttp takes any bytes-like object
         except (ConnectionError, aiohttp.ClientError):
-            return  # the reading side sees it too
+            return  # the reading side detects it too
 
     async def close(self) -> None:
         self._task.cancel()
@@ -53,7 +53,7 @@ class Outbox:
 
 
 async def received(socket: Socket, opener: Opener) -> tuple[Frame, memoryview] | None:
-    """The next frame; None when the link is gone. Raises ClusterMismatch: it is not authentic, or not understood."""
+    """The next frame; None when the link is lost. Raises ClusterMismatch: it is not authentic, or cannot be decoded."""
     message = await socket.receive()
     if message.type is not aiohttp.WSMsgType.BINARY:
         return None

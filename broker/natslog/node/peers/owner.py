@@ -1,4 +1,4 @@
-"""The broker, as its links see it."""
+"""The interface of the broker for its links."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from natslog.node.peers.messages import Frame, Welcome
 
 
 class LinkOwner(Protocol):
-    """What a broker decides and links carry out."""
+    """Decisions of the broker that links execute."""
 
     keys: KeyRing
     served: set[web.WebSocketResponse]
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Every URL that this broker is dialled at."""
+        """Every URL at which this broker is dialled."""
 
     def hello(self, dialled: str = "") -> Hello: ...
 
     def check_peer(self, hello: Hello) -> None:
-        """Raises ClusterMismatch where the other one does not belong here. Changes nothing."""
+        """Raises ClusterMismatch if the other broker does not belong to this cluster. Changes nothing."""
 
     def admitted(self, peer: Hello) -> None:
-        """The other side has proven itself and belongs here."""
+        """The other side is authenticated and belongs to this cluster."""
 
     def welcome_for(self, hello: Hello) -> Welcome | None: ...
 
@@ -37,6 +37,6 @@ class LinkOwner(Protocol):
         """A frame on a link that the other side dialled."""
 
     def refused(self, error: NatslogError) -> None:
-        """A link was refused; it is tried again and again."""
+        """A link was refused; it is tried repeatedly."""
 
     def link_changed(self, peer: Hello, is_up: bool) -> None: ...

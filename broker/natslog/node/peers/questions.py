@@ -1,4 +1,4 @@
-"""Questions of other brokers (`Ask`), answered each in a task of its own, a bounded number at once."""
+"""Requests of other brokers (`Ask`), each answered in a separate task, with a bounded number at once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Answerer = Callable[..., Awaitable[Any]]
 
 
 class Questions:
-    """Attributes: `answerers`: what answers each kind of question, given its arguments by name."""
+    """Attributes: `answerers`: the function that answers each kind of request, called with its arguments by name."""
 
     def __init__(self, **answerers: Answerer) -> None:
         self.answerers = answerers
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, ask: Ask, reply: Reply) -> None:
-        """Answers on the link that the question came from."""
+        """Answers on the link from which the request was received."""
         if len(self._tasks) >= _MOST_QUESTIONS:
             reply(_failure(ask, Overloaded("too many requests at once")), None)
             return

@@ -1,8 +1,8 @@
-"""Where links begin on the acceptor's side: few and short-lived places for whoever has not proven who they are.
+"""The start of links on the acceptor's side: few and short-lived places for unauthenticated clients.
 
 Invariants. At most 64 hellos are being read and at most 64 are answered and not yet a link, 16 of each from one
-address; each is given up after 5 s. Where there is no place the oldest loses its own: a broker needs milliseconds, so a
-crowd of slow ones does not keep it out.
+address; each is released after 5 s. If there is no free place, the oldest one is released: a broker needs milliseconds,
+so many slow clients do not block it.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Reception:
 
     @asynccontextmanager
     async def place(self, address: str) -> AsyncIterator[None]:
-        """For a connection that has proven nothing yet.
+        """For a connection that is not authenticated yet.
 
         Raises:
-            TimeoutError: it took longer than 5 s, or others came and it was the oldest.
+            TimeoutError: it took longer than 5 s, or new ones arrived and it was the oldest.
         """
         self._numbers += 1
         name = str(self._numbers)
@@ -86,7 +86,7 @@ class Reception:
         """The answer to a hello, and its proof.
 
         Raises:
-            ClusterMismatch: whoever says hello does not belong here.
+            ClusterMismatch: the sender of the hello does not belong to this cluster.
         """
         try:
             hello, key = checked_hello(body, proof, self._required_keys(), self._addresses())
@@ -105,7 +105,7 @@ class Reception:
         return answered.answer, answered.proof
 
     def admitted(self, link: str) -> tuple[Hello, LinkSession]:
-        """Who opens a link with this header, and its seals. A header is good for one link.
+        """The broker that opens a link with this header, and its seals. A header is valid for one link.
 
         Raises:
             ClusterMismatch: the header is not the one of a hello that was answered a moment ago.

@@ -1,1 +1,1 @@
-"""The replicas that this broker keeps: roles, replication, repair, direct appends, maintenance."""
+"""The replicas of this broker: roles, replication, repair, direct appends, maintenance."""

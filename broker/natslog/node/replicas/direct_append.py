@@ -43,15 +43,15 @@ _COMMITTED_WITHIN_S = 30.0
 _PAUSE_AT_MOST_S = 2.0
 
 _Outcome: TypeAlias = tuple[RunMark, bool] | NatslogError
-"""The producer's last run and whether it is new, or why nothing was appended."""
+"""The producer's last run and whether it is new, or the reason why nothing was appended."""
 
 
 async def commit(stream: HostedStream, staging: Staging, key: BatchKey, receipts: Iterable[PartReceipt]) -> Appended:
     """Appends the named parts as one run, once. Returns when it is committed; what is staged for the batch is dropped.
 
     Raises:
-        PartsMissing, StorageFull, StreamPaused, …: nothing was appended. NoLeader, NotEnoughReplicas: not known to be
-        committed yet; asking again tells.
+        PartsMissing, StorageFull, StreamPaused, …: nothing was appended. NoLeader, NotEnoughReplicas: not confirmed as
+        committed yet; a repeated request shows the result.
     """
     parts: list[StagedPart] | PartsMissing
     try:
@@ -87,8 +87,8 @@ async def _append_once(stream: HostedStream, key: BatchKey, parts: list[StagedPa
 
 
 async def _let_replicas_catch_up(stream: HostedStream, took_s: float) -> None:
-    """Producers append as fast as the leader takes runs. Where that is as fast as a replica out of sync can copy, it
-    would never be in sync again: each producer pauses for as long as its append took.
+    """Producers append as fast as the leader takes runs. If that is as fast as a replica out of sync can copy, the
+    replica would never catch up: each producer pauses for as long as its append took.
     """
     if stream.outpaces_replica:
         await asyncio.sleep(min(took_s, _PAUSE_AT_MOST_S))
@@ -118,7 +118,7 @@ def _not_leading(stream: HostedStream) -> NoLeader:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the writer does for one commit; `done` is set in the event loop."""
+    """The writer's task for one commit; `done` is set in the event loop."""
 
     stream: HostedStream
     ingest: StreamIngest
@@ -132,7 +132,7 @@ class _Work:
         self.done.get_loop().call_soon_threadsafe(self._finish, outcome, time.perf_counter() - started)
 
     def _finish(self, outcome: _Outcome, seconds: float) -> None:
-        """Before any later commit's, and also where no request waits any more."""
+        """Before any later commit, and also if no request waits any more."""
         stats = self.ingest.stats
         match outcome:
             case run, True:
@@ -154,7 +154,7 @@ class _Work:
             return self._append(self.parts), True
         except NatslogError as error:
             return error
-        except pa.ArrowException as error:  # whatever was uploaded, it stops no broker
+        except pa.ArrowException as error:  # no upload may stop the broker
             logger.exception("a direct append to stream %s cannot be stored", self.stream.name)
             return InvalidRequest(f"the rows cannot be stored: {error}")
         except OSError as error:
@@ -190,6 +190,8 @@ class _Work:
             yield RowBuffers.of(batch)
 
     def _check_writable(self) -> None:
-        """Raises why this broker appends nothing now: it is shutting down, leads no more, the stream is paused, …"""
+        """Raises the reason why this broker appends nothing now: it is shutting down, is no longer leader, the stream
+        is paused, …
+        """
         if (why_not := self.ingest.why_not()) is not None:
             raise why_not

@@ -1,9 +1,8 @@
-"""The leader's end of replication: what each follower asked for last, and what there is to tell it.
+"""The leader's side of replication: the last request of each follower, and the new data for it.
 
-Theory of operation. A session belongs to one link. A request names only positions that changed; streams of which there
-is nothing new cost nothing. When a stream gets new records, another HW or another leader, it becomes *due* in the
-sessions that follow it; a request that finds nothing due waits for that. News of HW alone waits a moment for records to
-travel with.
+Theory of operation. A session belongs to one link. A request names only positions that changed; unchanged streams cause
+no traffic. When a stream gets new records, another HW or another leader, it becomes *due* in the sessions that follow
+it; a request waits until a stream is due. A new HW alone waits a moment, to be sent together with records.
 """
 
 from __future__ import annotations
@@ -33,10 +32,11 @@ _READ_AGAIN_S = 1.0
 
 @dataclass(slots=True)
 class _Part:
-    """The last one that a replica out of sync asked for: when, when its turn came, how far the log was, what it got.
+    """The last part that a replica out of sync requested: the time of the request, the time of its turn, the log end,
+    and the size of the part.
 
-    `growth_bytes_per_s`: of the log, over the last seconds: runs make it grow in bursts. `is_outpaced`: it cannot come
-    nearer as fast as it should, even without a pause.
+    `growth_bytes_per_s`: of the log, over the last seconds: runs make it grow in bursts. `is_outpaced`: it cannot catch
+    up as fast as it should, even without a pause.
     """
 
     asked_s: float
@@ -53,8 +53,9 @@ class _Part:
         return self.growth_bytes_per_s + share * (latest - self.growth_bytes_per_s)
 
     def pause_s(self, now_s: float, growth_bytes_per_s: float) -> float:
-        """How long to pause after it: twice as long as the part took, so that those in sync keep their pace. But so
-        that it comes nearer as fast as the log grows: then it has caught up in the time it was away.
+        """The pause after it: twice as long as the part took, so that replicas in sync keep their rate. The pause is
+        shorter if necessary, so that the replica catches up as fast as the log grows: it has then caught up in the time
+        for which it was down.
         """
         took_s = now_s - self.due_s
         pause_s = min(_PAUSE_FACTOR * took_s, _PAUSE_AT_MOST_S)
@@ -83,7 +84,7 @@ class FetchSession:
         self._wake = asyncio.Event()
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
-        """There is something new of a stream: records, or only another HW."""
+        """A stream has new data: records, or only another HW."""
         if stream_id not in self._positions or stream_id in self._due or stream_id in self._catching_up:
             return
         if has_records:
@@ -102,7 +103,7 @@ class FetchSession:
             self._wake.set()
 
     async def serve(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
-        """The answer, when there is one; an empty one after half a second."""
+        """The answer, when a stream is due; an empty one after half a second."""
         self.last_contact_s = time.monotonic()
         self.incarnation = request.incarnation
         for stream_id in request.forget:
@@ -127,7 +128,9 @@ class FetchSession:
         return await self._gathered(request)
 
     def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
-        """Before the next part, of a replica that catches up; 0 for one in sync, or nearly, or that all wait for."""
+        """The pause before the next part of a replica that catches up; 0 for one that is in sync, or nearly, or that
+        writes wait for.
+        """
         stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
         if stream is None or stream.log is None or self.follower in stream.record.isr:
             return 0.0
@@ -152,7 +155,7 @@ class FetchSession:
             self._wake.set()
 
     def _note_position(self, stream_id: StreamId, position: FetchPosition) -> None:
-        """What the follower has may move HW, before anything is read for it."""
+        """The follower's position may move HW, before anything is read for it."""
         stream = self._find(stream_id)
         if stream is not None and stream.leading is not None:
             stream.sessions.add(self)
@@ -162,7 +165,7 @@ class FetchSession:
         answers: list[FetchAnswer] = []
         payload: list[bytes] = []
         room = request.max_bytes
-        for stream_id in list(self._due):  # each once: what it gets meanwhile is for the next request
+        for stream_id in list(self._due):  # each once: new records meanwhile are for the next request
             if room <= 0:
                 break
             self._due.pop(stream_id, None)
@@ -192,7 +195,7 @@ class FetchSession:
                 data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)
                 if (part := self._catching_up.get(stream_id)) is not None:
                     part.got_bytes = sum(len(piece) for piece in data)
-                if stream.leading is not leading:  # what was read may be another leader's by now
+                if stream.leading is not leading:  # the data read may belong to another leader by now
                     return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
             if not data:
                 asyncio.get_running_loop().call_later(_READ_AGAIN_S, self._make_due, stream_id)
@@ -211,7 +214,7 @@ class FetchSession:
     @staticmethod
     def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
         """Whole batches from `start` on, as they are in the files; one that begins below `start` is cut there.
-        Nothing where they cannot be read now.
+        Empty if they cannot be read now.
         """
         try:
             with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
@@ -220,7 +223,7 @@ class FetchSession:
             stream.note_damage(error)
             return []
         except (NatslogError, OSError):
-            return []  # retention took it, say
+            return []  # for example removed by retention
         return [from_offset(pieces[0], start), *pieces[1:]] if pieces else []
 
     def close(self) -> None:

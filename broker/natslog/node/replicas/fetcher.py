@@ -1,8 +1,8 @@
-"""The follower's end of replication: one conversation with each broker that leads something we keep.
+"""The follower's side of replication: one exchange with each broker that leads a stream with a replica here.
 
-Theory of operation. A request names the positions that changed; the answer has records, or where to cut. Records are
-proven by their own CRCs, appended and fsynced; only then does the next request say so. Whatever a stream's role has
-become meanwhile decides what is done with an answer, under that stream's `writing` lock.
+Theory of operation. A request names the positions that changed; the answer has records, or the offset to truncate to.
+Records are validated by their own CRCs, appended and fsynced; only then does the next request confirm them. The current
+role of a stream decides how an answer is used, under that stream's `writing` lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMPLAIN_EVERY_S = 10.0
 
 
 class Fetcher:
-    """Follows one leader broker for all streams that it leads and we keep.
+    """Follows one leader broker for all streams that it leads and that have a replica here.
 
     Args:
         link: the link to that broker now, if it is up.
@@ -174,7 +174,7 @@ class Fetcher:
             logger.error("stream %s is not copied from broker %d: %s", stream.name, self.leader, error.message)
 
     def _again(self, stream: HostedStream) -> None:
-        """Asks anew in a moment."""
+        """Sends a new request in a moment."""
 
         def mark() -> None:
             if stream.id in self._streams:
@@ -183,7 +183,9 @@ class Fetcher:
         asyncio.get_running_loop().call_later(_AGAIN_S, mark)
 
     def _append(self, log: ReplicaLog, stream: HostedStream, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
-        """Little, on a disk that has been quick, is appended here and now; more, or with a new file, in a thread."""
+        """Small records are appended immediately if the disk was fast recently; large ones, or those that need a new
+        file, in a thread.
+        """
         self.fetched_bytes += len(data)
         is_quick = self._usual_s < _QUICK_S and log.is_quick_append(max(now_us(), log.newest_timestamp_us), epoch)
         if len(data) > _SMALL_BYTES or not is_quick:
@@ -203,7 +205,7 @@ class Fetcher:
         self._usual_s += (time.perf_counter() - started - self._usual_s) / 8
 
     async def close(self) -> None:
-        """Nothing is written any more when this returns."""
+        """No write is in progress when this returns."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -212,8 +214,8 @@ def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -
     """Proves each batch, then appends them as one commit.
 
     Raises:
-        CorruptAnswer: one is not what was written, or of a later epoch than the answering leader's: what that one
-            wrote is for its own followers, who have compared their logs with it.
+        CorruptAnswer: one is damaged, or of a later epoch than that of the answering leader: records of that epoch are
+            only for followers that have compared their logs with its leader.
     """
     source = f"stream {name!r}, from its leader"
     try:

@@ -1,8 +1,8 @@
-"""The replicas that this broker keeps: made from the metadata, told of time, closed, deleted.
+"""The replicas of this broker: created from the metadata, called with the time, closed, deleted.
 
-Theory of operation. Whenever commands were applied, every record is handed to the replica here (`reconcile`), whose
-state machine decides what follows (`cluster.replica`); `stream.HostedStream` carries it out. Four times a second every
-replica is told the time.
+Theory of operation. After commands were applied, every record is passed to the local replica (`reconcile`), whose state
+machine decides the next steps (`cluster.replica`); `stream.HostedStream` executes them. Four times a second every
+replica is called with the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAVE_WITHIN_S = 1.5
 
 
 class Hosting:
-    """Args: what a replica needs of its broker; `on_bug` is told what must stop it."""
+    """Args: the services that a replica needs; `on_bug` is called with an error that must stop the broker."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Hosting:
             propose_isr=proposals.propose_isr,
         )
 
-    # ---- what there is ----
+    # ---- queries ----
 
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
@@ -107,7 +107,7 @@ class Hosting:
     # ---- from metadata to replicas ----
 
     def reconcile(self) -> None:
-        """Compares what the metadata says with what is here. Costs nothing while nothing changed."""
+        """Compares the metadata with the local replicas. Costs nothing while nothing changed."""
         state = self._group.state
         if self._is_closing or not self.services.is_registered or state.version == self._seen_version:
             return
@@ -169,10 +169,10 @@ class Hosting:
         for fetcher in self.fetchers.values():
             fetcher.forget(stream)
 
-    # ---- what is reported to the metadata leader ----
+    # ---- reports to the metadata leader ----
 
     def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
-        """Streams whose leader has not answered for too long."""
+        """Streams whose leader has not responded for too long."""
         return [
             (stream.id, epoch)
             for fetcher in self.fetchers.values()
@@ -188,13 +188,13 @@ class Hosting:
     # ---- the end ----
 
     def transfer_leadership(self, stream_id: StreamId, to: BrokerId) -> None:
-        """As the metadata leader asked."""
+        """As the metadata leader requested."""
         if (stream := self.find(stream_id)) is not None:
             self._spawn(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
     async def transfer_all_leadership(self) -> None:
-        """Before the broker stops: transfers what another in-sync replica can lead, then leaves the in-sync replicas of
-        what others lead, where enough stay.
+        """Before the broker stops: transfers leaderships to other in-sync replicas, then leaves the in-sync replicas of
+        streams that others lead, if enough remain.
         """
         streams = list(self.streams.values())
         successors = [(stream, to) for stream in streams if (to := stream.successor) is not None]
@@ -209,10 +209,10 @@ class Hosting:
                 logger.info("the metadata leader did not confirm in time that this broker leaves its in-sync replicas")
 
     async def close(self) -> list[BaseException]:
-        """Stops taking messages, appends and acknowledges what came, closes the logs. Returns what went wrong."""
+        """Stops accepting messages, appends and acknowledges received ones, closes the logs. Returns the errors."""
         self._is_closing = True
         for fetcher in self.fetchers.values():
-            await fetcher.close()  # nothing more is copied from here on
+            await fetcher.close()  # no more records are copied from here on
         stopping = [stream.stop() for stream in {*self._by_id.values(), *self._leaving}]
         outcomes = await asyncio.gather(*stopping, return_exceptions=True)
         for task in list(self._tasks):

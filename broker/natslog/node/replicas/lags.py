@@ -1,4 +1,4 @@
-"""Lags of readers at streams, wherever their leaders are; and of the cursors on those led here.
+"""Lags of readers of streams with leaders on any broker; and of the cursors on streams led here.
 
 Files are read, so it is done in a reader's thread. A lag is stated by the stream's leader alone, and only with a
 session (`Positions`).
@@ -46,7 +46,7 @@ def lag_json(lag: Lag, stream_id: str) -> LagJson:
 
 
 class Lags:
-    """Answers other brokers too: the question `lags`."""
+    """Also answers the request `lags` of other brokers."""
 
     def __init__(self, cluster: ClusterNode, hosting: Hosting, positions: Positions, readers: Executor) -> None:
         self._cluster, self._hosting, self._positions, self._readers = cluster, hosting, positions, readers
@@ -62,7 +62,9 @@ class Lags:
         return lag_json(lag, stream.record.id)
 
     async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
-        """Of several offsets at each of several streams; those that are not led here, or cannot say, are missing."""
+        """Of several offsets at each of several streams; those that are not led here, or have no known lag, are
+        omitted.
+        """
         led = {name: stream for name in positions if (stream := self._led(name)) is not None}
         logs = [(name, stream.record.id, stream.usable_log(), positions[name]) for name, stream in led.items()]
         found = await asyncio.get_running_loop().run_in_executor(self._readers, _lags_of_all, logs)
@@ -110,7 +112,7 @@ def _offsets_by_stream(cursors: Sequence[CursorRecord]) -> dict[str, list[int]]:
 
 
 def _in_order(cursors: Sequence[CursorRecord], found: Mapping[str, Sequence[LagJson]]) -> Iterator[LagJson | None]:
-    """What was asked by stream, given back to the cursors one after another."""
+    """The results by stream, assigned to the cursors one after another."""
     lags = {stream: iter(answers) for stream, answers in found.items()}
     for cursor in cursors:
         yield next(lags[cursor.stream]) if cursor.stream in lags else None

@@ -25,7 +25,7 @@ class LogFolder:
     options: LogOptions
 
     def open(self, record: StreamRecord, *, must_exist: bool) -> ReplicaLog:
-        """The log, recovered; a new one where there is none and none has to be.
+        """The recovered log; a new one if there is none and none must exist.
 
         Raises:
             CorruptLog, DataDirError: it cannot be opened. StorageFull, StorageFailed: it may be, later.
@@ -40,7 +40,7 @@ class LogFolder:
         return log
 
     def repair(self, log: ReplicaLog, name: str) -> None:
-        """Drops what is damaged from the log; it is fetched again from the leader.
+        """Truncates the log at the damage; the rest is fetched again from the leader.
 
         Raises:
             NatslogError: it could not be dropped yet.

@@ -1,6 +1,7 @@
-"""Positions of streams: log start, high watermark, size. Stated by a stream's leader alone, and only with a session.
+"""Positions of streams: log start, high watermark, size. Only the leader of a stream states them, and only with a
+session.
 
-A broker without a session may have been replaced as a leader: what it holds as the high watermark may be too low. See
+A broker without a session may have been replaced as a leader: its high watermark may be too low. See
 `node.metadata.session`.
 """
 
@@ -24,13 +25,13 @@ Position: TypeAlias = dict[str, int]
 
 
 class Positions:
-    """Answers other brokers too: the question `leading`."""
+    """Also answers the request `leading` of other brokers."""
 
     def __init__(self, cluster: ClusterNode, hosting: Hosting) -> None:
         self._cluster, self._hosting = cluster, hosting
 
     def may_be_stated_by(self, stream: HostedStream) -> bool:
-        """Whether this broker leads the stream, by metadata that is recent enough to be sure of it."""
+        """Whether this broker leads the stream, according to metadata that is recent enough to be certain."""
         is_current = stream.record.leader == stream.me and stream.record.leader_epoch == stream.leader_epoch
         return is_current and stream.is_leading and self._cluster.has_session()
 

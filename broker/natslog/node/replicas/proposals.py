@@ -1,4 +1,4 @@
-"""What the replicas of a broker propose, gathered: one command for many streams, at the end of the loop's turn."""
+"""Proposals of a broker's replicas, combined: one command for many streams, at the end of the loop's turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from natslog.model import BrokerId, StreamId
 
 
 class Proposals:
-    """Args: `submit`: hands a command to the metadata leader. It may be lost; the replica then proposes it again."""
+    """Args: `submit`: sends a command to the metadata leader. It may be lost; the replica then proposes it again."""
 
     def __init__(self, me: BrokerId, submit: Callable[[BackgroundCommand], None]) -> None:
         self._me = me

@@ -1,4 +1,4 @@
-"""What the replicas of a broker share: its threads, its connection to NATS, its metadata, its memory."""
+"""The services that the replicas of a broker share: its threads, its connection to NATS, its metadata, its memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Followed(Protocol):
 
 @dataclass(slots=True)
 class Services:
-    """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker watches over."""
+    """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises."""
 
     config: BrokerConfig
     data_dir: DataDir

@@ -1,8 +1,9 @@
-"""A stream on this broker: carries out what its `cluster.replica.Replica` decides, on files, NATS and links.
+"""A stream on this broker: executes the decisions of its `cluster.replica.Replica` on files, NATS and links.
 
-Theory of operation. Every input goes to the state machine first; then `_act` does what follows: it releases what the
-high watermark (HW) has passed, hands notices on, and carries out steps one after another in a task of the stream's own.
-Nothing here decides. The log is written by one owner at a time: the ingest while the replica leads, steps otherwise.
+Theory of operation. Every input goes to the state machine first; then `_act` executes the result: it releases messages
+that the high watermark (HW) has passed, passes on notices, and executes steps one after another in a separate task of
+the stream. This module makes no decisions. The log is written by one owner at a time: the ingest while the replica
+leads, steps otherwise.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _TAIL_BYTES = 1024 * 1024
 
 
 class SessionMark(Protocol):
-    """A follower's session, as a stream sees it."""
+    """The interface of a follower's session for a stream."""
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None: ...
 
@@ -76,12 +77,12 @@ class HostedStream:
 
     Attributes:
         record: as the metadata has it now, or had it last.
-        sessions: followers' links that are told of news.
+        sessions: followers' links that are notified of new data.
         advanced: set, and replaced, whenever HW moves or the role changes.
-        reconciled: set, and replaced, whenever the replica has become what its record says, as far as it can, and when
-            a transfer of its leadership has ended.
+        reconciled: set, and replaced, whenever the replica matches its record as far as possible, and when a transfer
+            of its leadership has ended.
         sent_bytes: to readers, from this replica, as far as answers were begun.
-        leader_log_start: of a follower: what its leader has told.
+        leader_log_start: of a follower: the log start of its leader.
     """
 
     def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
@@ -109,7 +110,7 @@ class HostedStream:
 
     @property
     def leader_epoch(self) -> Epoch:
-        """Of the present role; what is served from here is as of this epoch."""
+        """The epoch of the current role; all responses of this replica are of this epoch."""
         role = self._replica.leading or self._replica.following
         return role.epoch if role is not None else self.record.leader_epoch
 
@@ -146,7 +147,7 @@ class HostedStream:
 
     @property
     def is_leading(self) -> bool:
-        """Whether it leads, takes messages, and may state positions."""
+        """Whether it leads, accepts messages, and may state positions."""
         return self._replica.is_leading
 
     @property
@@ -177,7 +178,7 @@ class HostedStream:
         return self._replica.problem or (self._log.failure if self._log is not None else None)
 
     def as_told(self, problem: NatslogError) -> NatslogError:
-        """What a client is told of a problem of this replica: to ask again, where another one may lead."""
+        """The error for clients if this replica has a problem: retriable if another replica may become leader."""
         if not self._replica.others_hold_it:
             return problem
         return NoLeader(
@@ -210,7 +211,7 @@ class HostedStream:
         return self._replica.unproven_position()
 
     def is_at_tail(self, offset: int) -> bool:
-        """Whether what follows is little, and in the segment that was written just now."""
+        """Whether the remaining records are few, and in the segment that was just written."""
         last = self.usable_log().chain.last
         if not isinstance(last, ActiveSegment) or offset < last.base_offset:
             return False
@@ -250,7 +251,7 @@ class HostedStream:
         return self._replica.judged(position)
 
     def note_damage(self, error: NatslogError) -> None:
-        """Something on disk is not what was written. From any thread."""
+        """Data on disk is damaged. From any thread."""
 
         def note() -> None:
             self._replica.damaged(error)
@@ -259,7 +260,7 @@ class HostedStream:
         self._loop.call_soon_threadsafe(note)
 
     async def transfer_leadership(self, to: BrokerId) -> None:
-        """Returns when it was transferred, or could not be in time: then this replica goes on leading."""
+        """Returns when it was transferred, or could not be in time: then this replica remains leader."""
         if not self._replica.transfer(to, monotonic_ms()):
             return
         self._is_transferring = True
@@ -274,7 +275,9 @@ class HostedStream:
         return is_to_leave
 
     async def stop(self) -> None:
-        """Returns when what was received is appended and acknowledged as far as it is committed, and the log closed."""
+        """Returns when received messages are appended, and acknowledged as far as they are committed, and the log is
+        closed.
+        """
         self._replica.stop()
         self._act()
         await self.finished()
@@ -296,7 +299,7 @@ class HostedStream:
     async def answered(
         self, epoch: Epoch, verdict: Verdict, append: Callable[[ReplicaLog], Any] | None, high_watermark: int
     ) -> bool:
-        """Takes a leader's answer. Returns whether the log has changed, so that the position is to be sent at once.
+        """Processes a leader's answer. Returns whether the log has changed, so that the position is to be sent at once.
 
         Args:
             append: appends the records of the answer, where it has any; may return an awaitable.
@@ -318,7 +321,7 @@ class HostedStream:
                 self._replica.failed(error)
                 self._act()
                 raise
-            except asyncio.CancelledError:  # the fetcher is closed; what the thread has done is found in the log
+            except asyncio.CancelledError:  # the fetcher is closed; the result of the thread is in the log
                 self._replica.failed(ShuttingDown("fetching has ended"))
                 self._act()
                 raise
@@ -327,7 +330,9 @@ class HostedStream:
         return step is not None
 
     def leader_starts_at(self, epoch: Epoch, log_start_offset: int) -> None:
-        """The leader of this epoch has removed what lies below: its retention decides, and maintenance applies it."""
+        """The leader of this epoch has removed messages below this offset: its retention decides, and maintenance
+        applies it.
+        """
         following = self._replica.following
         if following is not None and following.epoch == epoch:
             self.leader_log_start = log_start_offset
@@ -358,7 +363,7 @@ class HostedStream:
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
         return await in_thread(self._services.writers, work, *arguments)
 
-    # ---- what follows from an input ----
+    # ---- results of an input ----
 
     def _act(self) -> None:
         self._release()
@@ -383,7 +388,7 @@ class HostedStream:
             self._ingest.release(self._replica.high_watermark)
 
     def _mark_sessions(self, *, has_records: bool = True) -> None:
-        """There is something new for the followers: records, another log start or role, or only another HW."""
+        """There is new data for the followers: records, another log start or role, or only another HW."""
         for session in self.sessions:
             session.mark(self.id, has_records=has_records)
 
@@ -437,7 +442,7 @@ class HostedStream:
         self.reconciled = asyncio.Event()
 
     def _role_changed(self) -> None:
-        """It has begun to lead, or ended: readers and followers that wait are told."""
+        """It became leader, or stopped being leader: waiting readers and followers are notified."""
         leading = self._replica.leading
         if leading is not None:
             self._services.leaders_appointed += 1
@@ -449,7 +454,7 @@ class HostedStream:
         self._wake()
 
     async def _perform(self, step: Step) -> None:
-        """Carries a step out. Raises NatslogError: it failed."""
+        """Executes a step. Raises NatslogError: it failed."""
         match step:
             case Open(must_exist=must_exist):
                 await self._open(must_exist)
@@ -510,7 +515,7 @@ class HostedStream:
         ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)
         if damage is not None:
             logger.error("stream %s: some message ids cannot be read: %s", record.name, damage.message)
-            if len(record.replicas) > 1:  # a replica that has them all is to lead
+            if len(record.replicas) > 1:  # a replica that has all of them should lead
                 raise damage
         self._ingest = ingest
         self._adopted = record

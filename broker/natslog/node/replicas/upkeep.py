@@ -1,9 +1,9 @@
 """Background work of a broker, at a bounded rate: checkpoints, retention, sealing, and removing deleted streams.
 
 Theory of operation. A round checkpoints every stream and applies its retention, then seals for a bounded time, one
-segment of each stream in turn. What is left is sealed in the next round, which then follows at once: so checkpoints and
-retention of all streams come round, however fast one of them fills segments. Sealing takes a quarter of a core while
-few segments wait, and up to a whole one as more do.
+segment of each stream in turn. Remaining segments are sealed in the next round, which then follows at once. Checkpoints
+and retention therefore run for all streams, however fast one of them fills segments. Sealing takes a quarter of a core
+while few segments wait, and up to a whole one as more do.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from natslog.times import format_timestamp_us
 
 logger = logging.getLogger("natslog.node")
 
-_RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: what a start may have to read, some seconds' worth
+_RECOVERY_BYTES = 1024 * 1024 * 1024  # of all streams: the most that a start reads, in some seconds
 _USUAL_SHARE = 0.25
 _UNSEALED_IN_PEACE = 8
 _UNSEALED_AT_FULL_SHARE = 16
 _LONGEST_PAUSE_S = 0.25
 _SEALING_S = 5.0
 _SEEN_AT_LEAST_S = 600.0
-"""A tombstone is seen for so long, or its grace period if that is shorter, before files go: clocks may jump."""
+"""A tombstone must exist for this time, or its grace period if that is shorter, before files are removed: clocks may
+jump."""
 _STEADY_AT_LEAST_S = 3600.0
-"""So long, or for the grace period, a single broker's clock has not jumped before it says that files may go."""
+"""The clock of a single broker must not have jumped for this time, or for the grace period, before it is used to remove
+files."""
 _WARN_EVERY_S = 600.0
 _ROLL_WITHIN_S, _ROLL_POLL_S = 30.0, 0.05
 
 
 class Pacer:
-    """Keeps background work of one thread to a share of a core, so that commits have the rest."""
+    """Limits background work of one thread to a share of a core, so that commits have the rest."""
 
     def __init__(self, is_stopping: Callable[[], bool]) -> None:
         self.is_stopping = is_stopping
@@ -52,12 +54,12 @@ class Pacer:
         self._worked_s = time.thread_time()
 
     def adapt(self, unsealed: int) -> None:
-        """To how many segments of a log wait to be sealed."""
+        """Sets the number of segments of a log that wait to be sealed."""
         excess = (unsealed - _UNSEALED_IN_PEACE) / (_UNSEALED_AT_FULL_SHARE - _UNSEALED_IN_PEACE)
         self.share = _USUAL_SHARE + (1 - _USUAL_SHARE) * min(1.0, max(0.0, excess))
 
     def pause(self) -> None:
-        """Sleeps as long as the work since the last pause asks for."""
+        """Sleeps as long as the work since the last pause requires."""
         worked_s = time.thread_time() - self._worked_s
         if not self.is_stopping():
             time.sleep(min(_LONGEST_PAUSE_S, worked_s * (1 / self.share - 1)))
@@ -85,7 +87,7 @@ class Upkeep:
         self._seen_since: dict[str, float] = {}
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is told what ended it."""
+        """`on_bug` is called with the error that ended it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -95,7 +97,7 @@ class Upkeep:
         self._task.add_done_callback(ended)
 
     def stop_soon(self) -> None:
-        """Work under way comes to its end at the next pause."""
+        """Work in progress ends at the next pause."""
         self._stopping.set()
         self._wanted.set()
 
@@ -110,7 +112,7 @@ class Upkeep:
             due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
             self._rounds += 1
             first = self._rounds % max(1, len(due))
-            due = due[first:] + due[:first]  # where there is time for one segment only, it is another stream's
+            due = due[first:] + due[:first]  # if there is time for one segment only, it is that of another stream
             is_behind = await loop.run_in_executor(self._executor, self._maintain, due)
             await self._delete_expired_streams()
             await self._staging.drop_forgotten()
@@ -152,10 +154,10 @@ class Upkeep:
             self._warned_s = time.monotonic()
             logger.warning("%s", warning)
 
-    # ---- what was deleted ----
+    # ---- deleted streams ----
 
     async def _delete_expired_streams(self) -> None:
-        """Removes the files of replicas deleted longer ago than the grace period; what fails is tried again."""
+        """Removes the files of replicas deleted longer ago than the grace period; failures are tried again."""
         mine = {key: one for key, one in self._group.state.tombstones.items() if one.broker == self._hosting.me}
         now = time.monotonic()
         self._seen_since = {key: self._seen_since.get(key, now) for key in mine}
@@ -169,7 +171,7 @@ class Upkeep:
                 logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
 
     def _is_due(self, tombstone: Tombstone, now: float) -> bool:
-        """By the time that it was seen here; what was before this start counts by a clock that others confirm."""
+        """By the time since it was seen here; time before this start counts by a clock that others confirm."""
         grace_s = self._config.tombstone_grace_s
         seen_s = now - self._seen_since[tombstone.key]
         if seen_s >= grace_s:
@@ -185,7 +187,7 @@ class Upkeep:
 
 
 def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
-    """Ends active segments that are full or old, and the costliest ones where a start would have too much to read.
+    """Closes active segments that are full or old, and the costliest ones if a start would have too much to read.
 
     Returns:
         The streams with work for a thread. Checking an idle one costs microseconds.
@@ -211,7 +213,7 @@ def _is_due(stream: HostedStream, log: ReplicaLog) -> bool:
 
 
 def maintain(streams: list[HostedStream], pacer: Pacer, sealing_s: float = _SEALING_S) -> bool:
-    """One round, in a thread, beside commits. What fails for one stream stops no other.
+    """One round, in a thread, beside commits. A failure of one stream does not affect others.
 
     Args:
         sealing_s: about how long to seal; a segment that was begun is finished.
@@ -282,7 +284,7 @@ def _seal_one(log: ReplicaLog, pacer: Pacer) -> bool:
 
 
 def clock_warnings(streams: list[HostedStream]) -> list[str]:
-    """Where this machine's wall clock is not the time that streams led here go by."""
+    """If this machine's wall clock differs from the time of streams that are led here."""
     behind_s = [stream.ingest.stream_time.behind_s() for stream in streams if stream.ingest is not None]
     apart = [seconds for seconds in behind_s if abs(seconds) > CLOCKS_APART_S]
     if not apart:

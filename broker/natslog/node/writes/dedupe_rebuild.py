@@ -1,4 +1,4 @@
-"""The deduplication window after a start or a change of its length: filled from what the log itself holds."""
+"""The deduplication window after a start or a change of its length: filled from the log itself."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only
 def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, CorruptLog | None]:
     """A window with the ids of the messages stored within it, read from the log (at most the newest `MAX_IDS`).
 
-    What is stored and not known to be committed counts too: it will be, where this replica leads. The window is the one
-    that the newest message was stored in: no clock is asked, and every replica of the log fills it alike.
+    Messages that are stored and not confirmed as committed count too: they will be committed if this replica leads. The
+    window is that of the newest message: no clock is used, and every replica of the log gets the same window.
 
     Returns:
-        The window, and the first damage that hid ids from it: what lies behind it is in the window all the same.
+        The window, and the first damage that hid ids from it: ids after the damage are still in the window.
     """
     window, damage = DedupeWindow(window_s), None
     if not window.window_us:
@@ -46,7 +46,7 @@ def _as_damage(error: CorruptLog | OSError) -> CorruptLog:
 
 
 def _remember_from(start: int, window: DedupeWindow, log: StreamLog) -> int:
-    """Reads on from an offset; returns where to go on."""
+    """Reads from an offset; returns the offset to continue from."""
     with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
         for message in plan.headed_messages():
             batch = ipc.decode_batch(message)

@@ -1,4 +1,6 @@
-"""What ingest shares over all streams of a broker: memory for what is not committed yet, and the counters of each."""
+"""Shared state of ingest for all streams of a broker: memory for uncommitted messages, and the counters of each
+stream.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class IngestMemory:
         return True
 
     def charge(self, size_bytes: int) -> None:
-        """What is held already, and cannot be refused any more: it leaves less for what comes."""
+        """Memory that is already used and cannot be refused any more: less is left for new messages."""
         self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
@@ -35,7 +37,7 @@ class IngestMemory:
         assert self.used_bytes >= 0, "more was given back than taken"
 
     def builder(self) -> BatchBuilder:
-        """An empty builder, used before where there is one. From any thread."""
+        """An empty builder, a reused one if possible. From any thread."""
         try:
             return self._spare.pop()
         except IndexError:

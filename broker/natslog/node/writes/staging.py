@@ -3,8 +3,8 @@
 DIR/staged/<number>    one part as it was uploaded; all are deleted at start
 
 Theory of operation. An upload is written to a file as it arrives, and its CRC32C is taken on the way. Then the file is
-read back once and checked: whole, well-formed, rows as the stream takes them. What is staged is listed in memory only:
-after a restart the files mean nothing. Attempts at a part do not replace each other; the commit names those that count.
+read back once and checked: whole, well-formed, rows as the stream takes them. Staged parts are listed in memory only:
+after a restart the files are not used. Attempts at a part do not replace each other; the commit names the valid ones.
 
 Invariants. Nothing is fsynced. Every file is deleted: with its batch's commit or abort, after an hour in which the
 batch was not touched, or at the next start. What is staged for one batch is bounded, and the disk keeps its reserve.
@@ -51,7 +51,7 @@ _MOST_UPLOADS = 64
 _CHUNK_BYTES = 1024 * 1024  # at most, as they arrive
 _FORGET_AFTER_S = 3600.0
 _SILENT_S = 30.0
-_ATTEMPTS = 2  # of everything in a batch: what may be staged for it, in times of what one run may have
+_ATTEMPTS = 2  # of everything in a batch: the limit of staged data, as a multiple of the limit of one run
 
 BatchKey: TypeAlias = tuple[StreamId, str, int]
 """Stream, producer, batch."""
@@ -91,7 +91,7 @@ class _StagedBatch:
 
 @dataclass(slots=True, eq=False)
 class _Upload:
-    """A part on its way into its file. Attributes: `crc`, `size_bytes`, of what has arrived."""
+    """A part that is being written to its file. Attributes: `crc`, `size_bytes`, of the received data."""
 
     key: BatchKey
     path: Path
@@ -152,7 +152,7 @@ class Staging:
         return arriving + sum(part.uploaded_bytes for part in parts)
 
     def _touched(self, key: BatchKey) -> _StagedBatch:
-        """What is staged for a batch, which is kept for an hour from now on."""
+        """The staged parts of a batch, which is kept for an hour from now on."""
         batch = self._batches.get(key) or _StagedBatch()
         batch.touched_s = time.monotonic()
         return batch
@@ -160,11 +160,11 @@ class Staging:
     async def receive(
         self, key: BatchKey, part: str, attempt: int, rules: RowRules, chunks: AsyncIterator[bytes]
     ) -> StagedPart:
-        """Takes an upload. It replaces an earlier one of the same part and attempt.
+        """Stores an upload. It replaces an earlier one of the same part and attempt.
 
         Raises:
-            InvalidRequest: not what it must be. PayloadTooLarge: more than a batch may have. StorageFull,
-            StorageUnavailable, Overloaded: it cannot be taken now.
+            InvalidRequest: the data is invalid. PayloadTooLarge: more than the limit of a batch. StorageFull,
+            StorageUnavailable, Overloaded: it cannot be stored now.
         """
         if len(self._uploads) >= _MOST_UPLOADS:
             raise Overloaded(f"{_MOST_UPLOADS} uploads are in progress: try again in a moment")
@@ -204,7 +204,7 @@ class Staging:
             try:
                 await until_done(writing)
             finally:
-                os.close(fd)  # not before: the next file that is opened gets its number
+                os.close(fd)  # not before: the next file that is opened gets the same descriptor
 
     def _check_room(self, upload: _Upload) -> None:
         batch_bytes = self._uploaded_bytes(upload.key)
@@ -227,7 +227,8 @@ class Staging:
         """The parts that a commit names, in that order.
 
         Raises:
-            PartsMissing: one is not here, or not what is named. PayloadTooLarge: together they are more than a run.
+            PartsMissing: one is not staged here, or differs from the named one. PayloadTooLarge: together they are more
+            than a run.
         """
         staged, found = self._touched(key).parts, []
         for receipt in receipts:
@@ -264,7 +265,9 @@ class Staging:
 
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes:
-    """Empty at the end. Raises InvalidRequest: none came for long, and an upload holds one of few places."""
+    """Empty at the end. Raises InvalidRequest: no data was received for too long, and an upload uses one of few
+    places.
+    """
     try:
         async with asyncio.timeout(_SILENT_S):
             return await anext(chunks, b"")

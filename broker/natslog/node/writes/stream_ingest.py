@@ -1,23 +1,23 @@
-"""One stream's way from frames to acks: gather while the last commit syncs, commit, answer.
+"""The path of one stream from frames to acks: gather while the last commit syncs, commit, ack.
 
 Theory of operation. Two owners, and a queue of builders between them:
 
 - `receive` runs in the event loop for every received chunk. It copies the frames into the last builder, which is one
-  step under the lock, and sees to it that a writer thread will take a turn.
-- A turn (`_turn`) takes builders, oldest first: writes and fsyncs each as one commit, has a kernel build its acks,
-  hands these to the event loop to be sent in one piece, and goes on with what has gathered meanwhile, without waiting
-  for the loop. So batches grow by themselves under load, and at one message a second an ack takes one fsync. There is
-  no delay anywhere.
+  step under the lock, and ensures that a writer thread will take a turn.
+- A turn (`_turn`) takes builders, oldest first: writes and fsyncs each as one commit, a kernel builds its acks, which
+  are passed to the event loop to be sent in one piece, and the turn continues with the messages gathered meanwhile,
+  without waiting for the loop. Batches therefore grow automatically under load, and at one message a second an ack
+  takes one fsync. There are no artificial delays.
 
-Where little has gathered, no new segment is due and the disk has been quick of late, the loop takes the turn itself:
-two thread switches would cost more than the fsync. A disk that becomes slow is left to the threads from then on.
+If few messages have gathered, no new segment is due and the disk was fast recently, the loop takes the turn itself: two
+thread switches would cost more than the fsync. When the disk becomes slow, only the threads take turns from then on.
 
-A commit is answered when it is committed everywhere it must be: its answers wait in order until the high watermark (HW)
-has passed its rows. With one replica that is at once. Its rows are on disk, and take no memory any more.
+A commit is acked when all in-sync replicas have it: its acks wait in order until the high watermark (HW) has passed its
+rows. With one replica this is immediate. The rows are on disk, and use no memory any more.
 
 Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a
-time: it is the log's only writer while it leads. Memory is bounded by the broker's `IngestMemory`; what does not fit is
-refused (answered, where a reply subject was given), counted and logged, never silently dropped.
+time: it is the log's only writer while it leads. Memory is bounded by the broker's `IngestMemory`; messages that do not
+fit are refused (with an answer if they have a reply subject), counted and logged, never dropped without a record.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _WAITING_BYTES = 256  # of a commit's own record
 
 
 class Sender(Protocol):
-    """How acks leave: raw NATS protocol; False while no server is connected."""
+    """Sends acks as raw NATS protocol; returns False while no server is connected."""
 
     def send_now(self, protocol: bytes | memoryview) -> bool: ...
 
@@ -77,7 +77,7 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of one builder's rows. All of them, duplicates too, are stored below `end_offset`."""
+    """The outcome of one builder's rows. All of them, including duplicates, are stored below `end_offset`."""
 
     rows: int
     duplicates: int
@@ -89,17 +89,19 @@ class _Outcome:
 
     @property
     def held_bytes(self) -> int:
-        """What waits in memory for HW: the buffer of the answers. The rows' own are free once they are stored here."""
+        """The memory of a commit that waits for HW: the buffer of the acks. The buffers of the rows are released once
+        they are stored here.
+        """
         if isinstance(self.answers, memoryview):
             return _WAITING_BYTES + memoryview(self.answers.obj).nbytes
         return _WAITING_BYTES + len(self.answers or b"")
 
 
 class StreamIngest:
-    """Takes frames, returns acks. `start` and `stop` it in the event loop.
+    """Receives frames and sends acks. `start` and `stop` it in the event loop.
 
     Args:
-        stream_time: stamps what is appended, and says what is a duplicate.
+        stream_time: gives the timestamps of appended messages, and the time for deduplication.
         appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
             follows. Without it all that is appended is committed.
         refusal: why nothing may be appended now, if so; asked from any thread.
@@ -153,35 +155,37 @@ class StreamIngest:
         self._did_errand = False
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is told, in the event loop, what stopped the writer."""
+        """`on_bug` is called, in the event loop, with the error that stopped the writer."""
         self._on_bug = on_bug
 
     async def stop(self) -> None:
-        """Appends what has been received, then ends; what is committed by then is acked."""
+        """Appends received messages, then ends; messages that are committed by then are acked."""
         with self._lock:
             self._closing = True
             self._ensure_turn()
         await self._stopped.wait()
 
     async def abandon(self) -> None:
-        """Ends at once: another broker leads. What was not committed is not acked: its publishers send it again."""
+        """Ends at once: another broker is leader. Uncommitted messages are not acked: their publishers send them
+        again.
+        """
         self._abandoned = True
         await self.stop()
-        await asyncio.sleep(0)  # what the last turn handed to the loop is through
+        await asyncio.sleep(0)  # the loop has processed the results of the last turn
         for outcome in self._uncommitted:
             self._memory.give_back(outcome.held_bytes)
         self._uncommitted.clear()
 
     async def drained(self) -> None:
-        """Returns when all that was received so far is appended; nothing more must be coming."""
+        """Returns when all messages received so far are appended; no more messages may arrive."""
         while self._gathered or self._has_turn:  # noqa: ASYNC110 (the writer's thread sets no event)
             await asyncio.sleep(_POLL_S)
-        await asyncio.sleep(0)  # what the last turn handed to the loop is through
+        await asyncio.sleep(0)  # the loop has processed the results of the last turn
 
     # ---- receiving: the event loop ----
 
     def receive(self, frames: Frames) -> None:
-        """Called by the link with frames of this stream's subscription; copies what it keeps."""
+        """Called by the link with frames of this stream's subscription; copies the data that it keeps."""
         frames = self.ack_rules.applied(frames)
         survey = survey_of(frames)
         self.stats.received += len(frames.rows)
@@ -196,7 +200,7 @@ class StreamIngest:
             self._gather(frames, survey)
 
     def why_not(self) -> NatslogError | None:
-        """What keeps the stream from taking messages now. From any thread."""
+        """The reason why the stream accepts no messages now; None if it does. From any thread."""
         if self._closing:
             return ShuttingDown("the broker is shutting down: send the message again")
         if self.refuses is not None:
@@ -239,7 +243,7 @@ class StreamIngest:
             self._ensure_turn()
 
     def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
-        """Answers those who wait for an ack; the loss of the others is counted and logged."""
+        """Sends the refusal to publishers that wait for an ack; the loss of other messages is counted and logged."""
         self._count_refused(len(frames.rows), error, reason)
         asking = frames.select(frames.rows[:, REPLY_LEN] > 0)
         if len(asking.rows):
@@ -261,7 +265,7 @@ class StreamIngest:
             self.stats.acks_unsent += rows
 
     def _finish(self, outcome: _Outcome) -> None:
-        """Counts a commit or its refusal; answers when HW allows it."""
+        """Counts a commit or its refusal; sends acks when HW allows it."""
         self._memory.give_back(outcome.frame_bytes)
         if outcome.refusal is not None:
             self._count_refused(outcome.rows, outcome.refusal)
@@ -273,12 +277,12 @@ class StreamIngest:
         self._uncommitted.append(outcome)
         self._memory.charge(outcome.held_bytes)
         if outcome.duplicates < outcome.rows:
-            self._appended(outcome.end_offset)  # releases what has become committed by it
+            self._appended(outcome.end_offset)  # releases messages that are committed by it
         else:
             self.release(self.log.high_watermark)
 
     def release(self, high_watermark: int) -> None:
-        """HW is here now: answers everything below it."""
+        """Sets HW: sends acks for everything below it."""
         waiting = self._uncommitted
         while waiting and waiting[0].end_offset <= high_watermark:
             outcome = waiting.popleft()
@@ -295,16 +299,16 @@ class StreamIngest:
             self._ensure_turn()
 
     def roll(self) -> None:
-        """Ends the active segment, so that it can be sealed; the writer does it, as the log's only one."""
+        """Closes the active segment, so that it can be sealed; only the writer may do this."""
         with self._lock:
             self._roll_due = True
             self._ensure_turn()
 
     def hand_to_writer(self, errand: Callable[[], None]) -> None:
-        """Has the log's only writer do this between two commits; what it raises is a bug.
+        """Executes this in the log's only writer between two commits; an exception in it is a bug.
 
         Raises:
-            ShuttingDown: nothing is written any more.
+            ShuttingDown: no more data is written.
         """
         with self._lock:
             if self._closing:
@@ -323,7 +327,7 @@ class StreamIngest:
             self._executor.submit(self._turn, self._finish_soon)
 
     def _turn_here(self) -> None:
-        """In the event loop, unless more than a little has gathered since it was asked for."""
+        """In the event loop, unless many messages have gathered since it was requested."""
         with self._lock:
             still_quick = self._is_quick()
         if still_quick:
@@ -332,7 +336,7 @@ class StreamIngest:
             self._executor.submit(self._turn, self._finish_soon)
 
     def _is_quick(self) -> bool:
-        """Whether all there is to do is one small commit, without a new file, on a disk that has been quick."""
+        """Whether the pending work is one small commit without a new file, on a disk that was fast recently."""
         return (
             self._usual_s < _QUICK_S
             and len(self._gathered) == 1
@@ -344,10 +348,10 @@ class StreamIngest:
     def _finish_soon(self, outcome: _Outcome) -> None:
         self._loop.call_soon_threadsafe(self._finish, outcome)
 
-    # ---- committing: a writer thread, or the event loop where it is quick ----
+    # ---- committing: a writer thread, or the event loop if the commit is fast ----
 
     def _turn(self, finish: Callable[[_Outcome], None]) -> None:
-        """Does what there is to do, and for a while what comes meanwhile; then other streams have theirs."""
+        """Executes pending commits, and for a while new ones; then other streams get their turn."""
         try:
             until = time.monotonic() + _TURN_S
             while (work := self._next_work(finish)) is not None:
@@ -371,7 +375,7 @@ class StreamIngest:
                 return partial(self._commit, self._gathered.popleft(), finish)
             if self._closing:
                 self._loop.call_soon_threadsafe(self._stopped.set)
-                return None  # the turn is kept: nothing is written any more
+                return None  # the turn is not released: no more data is written
             if self._roll_due:
                 return self._roll
             self._has_turn = False
