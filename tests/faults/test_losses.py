@@ -111,7 +111,7 @@ def refused_for_too_few_replicas(cluster: Cluster, name: str, left: int, min_isr
     leader = cluster.leader_of(name)
     assert leader is not None
     with NatslogClient(leader.url, ClientOptions(retries=0)) as client:
-        with pytest.raises(NatslogError, match=f"needs {min_isr}") as refused:
+        with pytest.raises(NatslogError, match=f"requires {min_isr}") as refused:
             append(client, name)
         assert refused.value.retriable
 

@@ -159,7 +159,7 @@ def test_member_that_lost_its_identity_or_its_life_rebuilds_the_one_and_is_refus
     broker.terminate()
     (broker.folder / "broker").unlink()
     restart(cluster, broker)
-    assert "stored again" in broker.output()
+    assert "the file is written again" in broker.output()
     cluster.wait_replicated(STREAM)
     broker.terminate()
     newest = copy_of(broker, "newest")

@@ -178,7 +178,7 @@ def test_compressed_upload_is_taken_as_far_as_it_fits_uncompressed(
         (table([b"x"], subject=["t.a b"]), "not one plain NATS subject"),
         (table([b"x"], subject=["t." + "a" * 1023]), "not one plain NATS subject"),
         (table([b"x"], subject=["other.a"]), "records 't.>', not the subject: row 0 .'other.a'."),
-        (table([b"x"]), "name one subject"),
+        (table([b"x"]), "give one subject"),
         (table([b"x"], subject=["t.a"], offset=[1]), "column 'offset'; the columns are value"),
         (table([b"x"], subject=[7]), "column subject has type int64, but must have type string"),
         (table([b"x"], subject=["t.a"], headers=["A: b"]), "column headers has type string"),

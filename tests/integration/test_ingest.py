@@ -204,7 +204,7 @@ def test_broker_starts_without_nats_says_so_and_connects_when_it_comes(own: Path
     server = NatsServer(0, own / "nats.log")
     broker = BrokerProcess(own / "data", server.url).spawn()
     try:
-        eventually(lambda: f"no connection to NATS at {server.url}" in broker.output(), 60)
+        eventually(lambda: f"cannot connect to NATS at {server.url}" in broker.output(), 60)
         assert not broker.ready()
         server.start()
         eventually(broker.ready)

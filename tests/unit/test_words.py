@@ -1,8 +1,10 @@
-"""Names, subjects, wildcards, durations, sizes, times, settings: what is taken, and what is said of the rest."""
+"""Names, subjects, wildcards, durations, sizes, times, settings: valid ones, and errors; and the words of all texts."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -172,3 +174,88 @@ def test_addresses_of_brokers_are_checked_when_settings_are_read() -> None:
             with pytest.raises(ConfigError, match=f"^{name}: ") as refused:
                 load_config(None, given | {name: url}, {})
             assert "password" not in refused.value.message
+
+
+# Each of these makes a person of software, is an idiom, or is an older word for a standard term; see CONTRIBUTING.md.
+AVOIDED = re.compile(
+    r"\b("
+    r"mend(s|ed|ing)?|hears?|heard|believe[sd]?|vouch(es)?|whom|whoever|nobody|somebody|newcomers?"
+    r"|(is|are|falls?|fell|was|were) (silent|well)|all is well"
+    r"|(died|dies)|(is|are) no more|no more of it|for good|for ever|of late|his|one's own"
+    r"|begins? anew|began anew|begun anew|anew"
+    r"|(stop(s|ped)?|end(s|ed)?|left|leaves?|handed over|hand(s|ing)?) in order"
+    r"|hand(s|ed|ing)? (it |them |\w+ streams? |leadership )?over"
+    r"|ask (again|there|it|that one|elsewhere)|its word|is told|are told|says|said|knows|learns|wants"
+    r"|look at it|lets? it go|gone|come true|comes? back by itself"
+    r")\b",
+    re.IGNORECASE,
+)
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = sorted((ROOT / "broker" / "natslog").rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(page: str) -> Iterator[tuple[int, str]]:
+    """Lines of a page with their numbers, without blocks of code."""
+    is_code = False
+    for number, line in enumerate(page.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith("    "):
+            yield number, line
+
+
+def shown_texts(source: str, *, is_command: bool) -> Iterator[tuple[int, str]]:
+    """Strings with at least two words that users can see: no assertions, no tags of messages between brokers, and of
+    docstrings only those of commands (their help).
+    """
+    tree = ast.parse(source)
+    unseen = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) or getattr(node, "arg", "") == "tag"]
+    hidden = {id(inner) for node in unseen for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) if is_command and not name.startswith("_"):
+                yield node.lineno, ast.get_docstring(node) or ""
+            case ast.Expr(value=ast.Constant() as docstring):
+                hidden.add(id(docstring))
+            case ast.JoinedStr(values=parts) if id(node) not in hidden:
+                hidden |= {id(part) for part in parts}
+                yield node.lineno, "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
+            case ast.Constant(value=str(text)) if id(node) not in hidden and " " in text.strip():
+                yield node.lineno, text
+
+
+def avoided(text: str) -> str:
+    """The first word of a text that is to be avoided, outside of `code`; else nothing."""
+    found = AVOIDED.search(re.sub(r"`[^`]*`", "`code`", text))
+    return found[0] if found else ""
+
+
+@pytest.mark.parametrize("text", ["the disk is mended", "Nobody leads it", "NATS is well", "ask again", "it is gone"])
+def test_avoided_words_are_found(text: str) -> None:
+    assert avoided(text)
+    assert not avoided(f"the word `{text}` in code")
+    assert list(shown_texts(f"raise ValueError('{text}')", is_command=False)) == [(1, text)]
+    assert list(prose(f"one\n```\n{text}\n```\ntwo")) == [(1, "one"), (5, "two")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+def test_texts_of_the_broker_are_plain_technical_english(path: Path) -> None:
+    texts = shown_texts(path.read_text(), is_command=path.parent.name == "cli")
+    assert not [f"{path.name}:{line}: {avoided(text)!r} in {text!r}" for line, text in texts if avoided(text)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_pages_are_plain_technical_english(path: Path) -> None:
+    lines = prose(path.read_text())
+    assert not [f"{path.name}:{number}: {avoided(line)!r}" for number, line in lines if avoided(line)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_lines_of_pages_have_at_most_120_characters(path: Path) -> None:
+    lines = [(number, line) for number, line in prose(path.read_text()) if not line.startswith("|")]
+    assert not [f"{path.name}:{number}: {len(line)} characters" for number, line in lines if len(line) > 120]

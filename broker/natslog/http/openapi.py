@@ -102,7 +102,7 @@ _PATHS = {
     "/v1/streams/{name}/purge": {
         "post": _call("Remove the messages below an offset, or all that are committed now", "200", _NAME, body="Purge")
     },
-    "/v1/streams/{name}/seal": {"post": _call("Make the stream read-only for good", "200", _NAME)},
+    "/v1/streams/{name}/seal": {"post": _call("Make the stream permanently read-only", "200", _NAME)},
     "/v1/streams/{name}/offsets": {
         "get": _call(
             "The first offset at or after a time", "200", _NAME, _parameter("timestamp", "ISO-8601 or epoch ms")

@@ -223,8 +223,8 @@ class Broker:
             logger.warning(
                 "the connection to NATS at %s was lost (at least one connection); reconnecting. Messages that are "
                 "published without acks meanwhile are not recorded by the streams that use this connection. If the "
-                "log of the NATS server says 'slow consumer', messages arrived faster than this broker could process "
-                "them",
+                "log of the NATS server contains 'slow consumer', messages arrived faster than this broker could "
+                "process them",
                 self.link.shown_url,
             )
         elif self._nats_down_since is not None:

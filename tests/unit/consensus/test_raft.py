@@ -695,7 +695,7 @@ def test_transfer_waits_for_the_log_and_refuses_proposals_meanwhile() -> None:
     group.cut = {3}
     group.propose(1, b"a")
     group[1].transfer(BrokerId(3))
-    with pytest.raises(NotMetadataLeader, match="handing over") as refused:
+    with pytest.raises(NotMetadataLeader, match="transferring leadership") as refused:
         group[1].propose(b"b")
     assert refused.value.facts == {"leader": 3}
     group.cut = set()

@@ -52,9 +52,9 @@ def test_too_many_and_too_long_are_overloaded() -> None:
         async with slots.slot("a"):
             waiting = asyncio.create_task(slots.slot("b").__aenter__())
             await turns()
-            with pytest.raises(Overloaded, match="1 requests wait"):
+            with pytest.raises(Overloaded, match="1 requests are already waiting"):
                 await slots.slot("c").__aenter__()
-            with pytest.raises(Overloaded, match="has waited"):
+            with pytest.raises(Overloaded, match="this request waited"):
                 await waiting
         async with slots.slot("c"):
             assert slots.waiting == 0

@@ -57,7 +57,7 @@ def test_copies_are_byte_for_byte_the_leaders(tmp_path: Path) -> None:
 def test_copies_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> None:
     leader = filled(tmp_path / "leader", 4)
     copy = open_log(tmp_path / "copy")
-    with pytest.raises(CorruptLog, match="0 comes next"):
+    with pytest.raises(CorruptLog, match="the next offset of the log is 0"):
         copy.append_copies(batches_of(leader)[1:])
     assert copy.log_end_offset == 0
 

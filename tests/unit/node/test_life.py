@@ -134,7 +134,7 @@ def test_missing_file_of_a_used_folder_is_not_replaced_until_the_folder_proves_m
 
 def test_file_of_another_folder_is_refused(tmp_path: Path) -> None:
     start(tmp_path)
-    with pytest.raises(CorruptLog, match="another folder"):
+    with pytest.raises(CorruptLog, match="another data folder"):
         Life(tmp_path / "life", "other", must_exist=False)
 
 

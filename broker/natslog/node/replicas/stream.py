@@ -562,7 +562,9 @@ class HostedStream:
 def _refusal_of(record: StreamRecord) -> NatslogError | None:
     """Why the stream takes no messages, if an operator decided so."""
     if record.sealed:
-        return StreamSealed(f"stream {record.name!r} is sealed, and read-only for good: write to another stream")
+        return StreamSealed(
+            f"stream {record.name!r} is sealed and therefore permanently read-only: write to another stream"
+        )
     if record.paused:
         return StreamPaused(f"stream {record.name!r} is paused: resume it, then send the message again")
     return None

@@ -100,7 +100,7 @@ def test_older_copy_is_not_let_in(tmp_path: Path, lives: tuple[str, ...]) -> Non
 def test_other_folder_is_refused_as_such(tmp_path: Path) -> None:
     async def work() -> None:
         admission = opened(tmp_path)
-        with pytest.raises(ClusterMismatch, match="another data folder"):
+        with pytest.raises(ClusterMismatch, match="not the registered one"):
             admission.check_peer(hello("d3.1.a", directory="d3"))
         await admission.group.stop()
 

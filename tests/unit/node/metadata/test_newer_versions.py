@@ -70,7 +70,7 @@ def test_states_and_commands_of_a_newer_version_are_refused() -> None:
     assert decode_state(data) == state
     newer = [widened(data), widened(data, "streams", "orders"), widened(data, "streams", "orders", "settings")]
     for one in newer:
-        with pytest.raises(UpgradeRequired, match="newer natslog.*of_a_newer_version.*upgrade this broker"):
+        with pytest.raises(UpgradeRequired, match="newer version of natslog.*of_a_newer_version.*upgrade this broker"):
             decode_state(one)
     with pytest.raises(UpgradeRequired, match="feature level 3.*upgrade this broker"):
         decode_state(encode_state(Metadata(cluster_id="c", feature_level=LATEST_LEVEL + 1)))
@@ -91,7 +91,7 @@ def test_a_file_with_a_newer_field_stops_the_start_and_stays_as_it_is(name: str,
     write_checked(folder / name, kind, 2 if name == "broker" else 1, body | {"of_a_newer_version": 1})
     before = contents(folder)
     opened = partial(RaftStore, folder / "raft") if name.startswith("raft") else partial(DataDir, folder, 1)
-    with pytest.raises(UpgradeRequired, match=f"{name}.*newer natslog.*upgrade this broker"):
+    with pytest.raises(UpgradeRequired, match=f"{name}.*newer version of natslog.*upgrade this broker"):
         opened()
     assert contents(folder) == before
 

@@ -735,7 +735,7 @@ def test_torn_tail_is_cut_off_with_a_line_in_the_log(
         file.write(b"\x20\0\0\0half a re")
     with caplog.at_level(logging.INFO, "natslog.raft"):
         assert state_of(open_small(folder)) == state
-    assert "13 bytes after entry 11 are cut off" in caplog.text
+    assert "13 bytes after entry 11 were removed" in caplog.text
 
 
 @only_v1

@@ -140,7 +140,7 @@ def test_address_that_is_not_the_brokers_is_refused_and_peer_urls_allow_it(tmp_p
         port = free_port()
         alias = f"http://localhost:{port}"
         async with node(tmp_path / "a", 1) as one, node(tmp_path / "a", 2, port=port):
-            with pytest.raises(BrokerUnavailable, match="dialled http://localhost.*advertise_url or peer_urls"):
+            with pytest.raises(BrokerUnavailable, match="connected to http://localhost.*advertise_url or peer_urls"):
                 await one.links.meet(alias)
         async with node(tmp_path / "b", 1) as one, node(tmp_path / "b", 2, port=port, peer_urls=(alias,)):
             assert (await one.links.meet(alias)).broker == 2

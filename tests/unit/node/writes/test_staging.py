@@ -75,7 +75,7 @@ def test_disk_error_during_an_upload_is_retriable(tmp_path: Path, monkeypatch: p
 
 def test_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "staged").write_text("no folder")
-    with pytest.raises(DataDirError, match="deeper cannot be made .* start the broker again"):
+    with pytest.raises(DataDirError, match="deeper cannot be created .* start the broker again"):
         Staging(tmp_path / "staged" / "deeper", max_bytes=1, min_free_bytes=0)
 
 
