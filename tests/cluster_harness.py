@@ -86,7 +86,7 @@ class ClusterBroker(BrokerProcess):
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, or where nobody started it."""
+        """None while it runs, or if it was not started."""
         return None if self._process is None else self._process.poll()
 
     @property

@@ -100,7 +100,7 @@ class BrokerProcess:
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nobody is told."""
+        """SIGKILL: nothing is flushed, and no other process is notified."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

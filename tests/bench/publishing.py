@@ -159,7 +159,7 @@ def _final_count(server: NatsServer) -> int:
 
 
 def flood(pairs: int, peak: Peak) -> Comparison:
-    """Per cent of messages lost where nobody waits for acks; natslog counts those it refuses."""
+    """Per cent of messages lost without waiting for acks; natslog counts those it refuses."""
     found = Comparison("flood without acks, 10 s: lost", "%", 0.0, "JetStream, default", is_bound=True)
     for number in range(pairs):
         runs = {"natslog": lambda: _flooded_natslog(peak), "JetStream": _flooded_jetstream}

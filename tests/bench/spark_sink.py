@@ -63,7 +63,7 @@ def sinks(pairs: int) -> list[Comparison]:
             return int(broker.client().stream(STREAM)["high_watermark"])
 
         def final_count() -> int | None:
-            """The rows stored so far, once they become no more."""
+            """The rows stored so far, once their number stops growing."""
             count = stored()
             time.sleep(0.4)
             return count if count == stored() else None

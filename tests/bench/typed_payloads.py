@@ -24,7 +24,7 @@ _LEAST_RATIO = 5.0
 
 
 def order(random: Random, number: int) -> bytes:
-    """One message of some 140 bytes, and two members that nobody asks for."""
+    """One message of some 140 bytes, and two members that are not read."""
     body = {
         "id": number,
         "user": f"user-{random.randrange(10_000)}",

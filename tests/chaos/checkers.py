@@ -55,9 +55,9 @@ class Copy:
 
 
 def served_copy(broker: ClusterBroker, stream: str, within_s: float = _SERVES_WITHIN_S) -> Copy:
-    """Through this broker's own HTTP, without following a redirect, up to the high watermark it knows.
+    """Through this broker's own HTTP, without following a redirect, up to its own high watermark.
 
-    A replica that finds damage as it is read sends readers elsewhere and mends itself: it has `within_s` for that.
+    A replica that finds damage as it is read redirects readers and is repaired: it has `within_s` for that.
 
     Raises:
         AssertionError: it does not serve.
@@ -167,7 +167,7 @@ def check_stored_once(history: History, copy: Copy) -> list[Violation]:
 
 
 def duplicates_without_ids(history: History, copy: Copy) -> int:
-    """Allowed, and counted: two leaders heard the same message during a change of leaders."""
+    """Allowed, and counted: two leaders received the same message during a change of leaders."""
     without = {one.number for one in history.published if not one.has_ids}
     names = [name for value in copy.values() if (name := name_of(value))[0] in without]
     return len(names) - len(set(names))
@@ -386,7 +386,7 @@ def served_copies(cluster: Cluster, stream: str) -> tuple[list[Copy], list[Viola
 
 
 def end_all(cluster: Cluster, holders: dict[str, list[ClusterBroker]]) -> list[Violation]:
-    """All brokers are stopped in order, and every file is read.
+    """All brokers are stopped gracefully, and every file is read.
 
     Args:
         holders: the replicas of each stream, by its id.

@@ -72,7 +72,9 @@ def fail_fsync(scene: Scene) -> Fault:
 
 
 def _restart_where_needed(scene: Scene, broker: ClusterBroker, fault: Fault) -> None:
-    """What an operator does who has mended the disk: a broker that ended, or that does not come back, is restarted."""
+    """The action of an operator after a repair of the disk: a broker that ended, or that does not rejoin, is
+    restarted.
+    """
     deadline = time.monotonic() + 15.0
     while broker.exit_code is None and time.monotonic() < deadline and not scene.cluster.in_sync():
         time.sleep(0.3)

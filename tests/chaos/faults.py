@@ -150,7 +150,7 @@ def partition_one_way(scene: Scene) -> Fault:
 
 
 def partition_bridge(scene: Scene) -> Fault:
-    """Two do not hear each other; the others hear both."""
+    """Two brokers are partitioned from each other; the others can reach both."""
     heal = _healed(scene)
     broker, place = scene.pick()
     assert scene.cluster.network is not None, "cuts need a network"

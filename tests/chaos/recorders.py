@@ -64,7 +64,7 @@ class Recorder(threading.Thread, ABC):
 class BatchPublisher(Recorder):
     """Batches with message ids, one after another: a batch that fails is sent again with its ids until it is acked.
 
-    `errors`: what `publish` raised; a Publisher hides what it can mend by sending again.
+    `errors`: what `publish` raised; a Publisher hides failures that it can correct by sending again.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Probe(Recorder):
         if self.published.acked_s[number] is None:
             self.published.acked_s[number] = time.monotonic()
             self.published.acked_offset[number] = answer["offset"]
-        # acked twice is stored twice: two leaders heard it; the last checker counts those
+        # acked twice is stored twice: two leaders received it; the last checker counts those
 
 
 class Reader(Recorder):
@@ -198,7 +198,8 @@ class Reader(Recorder):
 class BoundReader(Recorder):
     """Follows the stream through one broker, from the beginning: it must get every offset once and in order.
 
-    A broker may send it elsewhere, or tell it to ask again; it must not say that the end lies before what was read.
+    A broker may redirect it, or answer with a retriable error; it must not state an end below the offsets that were
+    read.
     """
 
     def __init__(self, history: History, broker: ClusterBroker, stream: str) -> None:

@@ -94,7 +94,7 @@ class Scene:
         self.cluster.wait_ready(_READY_WITHIN_S)
 
     def unexpected_ends(self) -> None:
-        """Called twice a second: a broker that ended though nobody wanted it to."""
+        """Called twice a second: a broker that ended unexpectedly."""
         for broker in self.cluster.brokers:
             if broker.is_wanted and broker.exit_code is not None:
                 broker.is_wanted = False

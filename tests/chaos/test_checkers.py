@@ -1,4 +1,4 @@
-"""The checkers see what they are for: each gets a small history that is well, and one in which a promise is broken."""
+"""Tests of the checkers: each gets a small correct history, and one in which a guarantee is violated."""
 
 from __future__ import annotations
 

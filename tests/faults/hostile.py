@@ -20,7 +20,7 @@ _PAUSE_S = 1.0
 
 
 async def _opened(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """With a small receive buffer, so that little is taken of an answer that nobody reads."""
+    """With a small receive buffer, so that little is received of a response that is not read."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.setblocking(False)

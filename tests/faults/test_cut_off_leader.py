@@ -70,7 +70,7 @@ def go_on_without(cluster: Cluster, old: ClusterBroker) -> None:
 
 @contextmanager
 def cut_off(cluster: Cluster) -> Iterator[ClusterBroker]:
-    """The old leader, while it is cut off from the brokers, and from nobody else."""
+    """The old leader, while it is partitioned from the brokers only."""
     old, network = fill(cluster), cluster.network
     assert network is not None, "these have hosts"
     network.separate(old.number, [broker.number for broker in cluster.brokers if broker is not old])

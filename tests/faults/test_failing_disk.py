@@ -1,4 +1,4 @@
-"""The disk of a leader fails: nobody is told that this is the end while another replica can take over."""
+"""The disk of a leader fails: no client receives a final error while another replica can become leader."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_header_names_where_the_ack_goes(client: NatslogClient, nats_url: str, n
 
 
 def test_no_ack_goes_beyond_the_prefixes(client: NatslogClient, nats_url: str, name: str) -> None:
-    """Whoever may publish to one stream must not have the broker publish to another one."""
+    """A client that may publish to one stream must not be able to make the broker publish to another one."""
     client.create_stream(name, f"{name}.>")
     client.create_stream(f"{name}-other", f"other-{name}.>")
     assert acks_at(nats_url, f"{name}.a", f"other-{name}.evil", None, reply=f"other-{name}.evil", wait_s=0.5) == []

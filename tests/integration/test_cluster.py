@@ -155,7 +155,7 @@ def test_every_replica_serves_what_is_committed(cluster: Cluster, filled: str) -
 
 
 def test_reader_of_a_known_range_never_meets_its_end_too_early(cluster: Cluster, filled: str) -> None:
-    """A follower hears of a commit a moment later than the leader's reader does."""
+    """A follower receives the new high watermark a moment later than the leader's readers."""
     leader = cluster.client().stream(filled)["leader"]
     followers = [broker for broker in cluster.brokers if broker.number != leader]
     for at in range(100, 130):
@@ -518,7 +518,7 @@ def test_numbers_that_cannot_be_stored_are_refused_and_harm_nobody(cluster: Clus
 
 
 def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
-    """Whoever knocks at the brokers' own door and does not prove the secret is told so, and there is no WebSocket."""
+    """A client of the brokers' own endpoint that does not prove the secret gets an error, and no WebSocket."""
     import asyncio
 
     import aiohttp

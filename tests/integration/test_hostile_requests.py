@@ -1,4 +1,4 @@
-"""Requests that nobody sends by mistake: each gets a clear answer, and costs the broker little."""
+"""Requests that no client sends by mistake: each gets a clear error, and costs the broker little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Clients that are slow, leave early, send half of something: they hold nobody up and leave nothing behind."""
+"""Clients that are slow, leave early, send half of something: they do not delay other clients, and leave no resources
+behind.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Roles(Life):
         for replica in self.replicas.values():
             replica.fetch()
 
-    # ---- an end in order ----
+    # ---- a graceful end ----
 
     def leave(self) -> None:
         """As a broker does on SIGTERM: transfers what it leads, leaves the rest, closes its logs, ends."""

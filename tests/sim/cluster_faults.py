@@ -99,7 +99,7 @@ class Faults:
                 self.cluster.crash(number, down_ms=self.world.random.uniform(200, 6000))
 
     def storm(self) -> None:
-        """One that starts and ends again and again, at times in order, at times before anyone knows of it."""
+        """A broker that starts and ends repeatedly, sometimes gracefully, sometimes before it is registered."""
         number, chance, at_ms = self.victim(), self.world.random, 0.0
         for _ in range(4):
             is_clean, down_ms = chance.random() < 0.5, chance.uniform(10, 150)
@@ -107,7 +107,7 @@ class Faults:
             at_ms += down_ms + chance.uniform(5, chance.choice((60, 600)))
 
     def stop(self) -> None:
-        """In order, as on SIGTERM."""
+        """Gracefully, as on SIGTERM."""
         self.cluster.stop(self.victim())
 
     def stop_two(self) -> None:
@@ -159,7 +159,7 @@ class Faults:
             broker.disk.is_full = True
 
     def lose_folder(self) -> None:
-        """Of the one disk that loses more than it may: after a stop in order a folder is missing."""
+        """For the one disk that loses more than it may: after a graceful stop a folder is missing."""
         if (liar := self.cluster.liar) is not None:
             self.cluster.stop(liar)
             self.cluster.loses_folder.add(liar)

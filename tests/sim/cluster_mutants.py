@@ -175,7 +175,7 @@ def register_as_clean(self: Metadata, broker: Any, after: str, lives: Any) -> bo
 
 
 def register_by_marker(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
-    """Believes any marker of a life that ended in order, also of one that was never registered."""
+    """Accepts any marker of a life that ended gracefully, also of one that was never registered."""
     return register_as_clean(self, broker, after, lives) if after else _register(self, broker, after, lives)
 
 

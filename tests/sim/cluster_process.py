@@ -75,7 +75,7 @@ class Log:
 
 @dataclass(slots=True)
 class Disk:
-    """What survives a crash. `clean_life`: the one that ended in order. `is_full`: logs take nothing more.
+    """What survives a crash. `clean_life`: the one that ended gracefully. `is_full`: logs accept no more data.
 
     `copy_number`: of the restored copies of disks, this one; 0 for a disk that is none.
     """

@@ -19,7 +19,7 @@ from tests.sim.cluster_world import founding, founding_logs
 from tests.sim.world import World
 
 METADATA = 0
-"""The number of whoever leads the metadata."""
+"""The number of the metadata leader."""
 
 
 class Learner(Life):

@@ -117,7 +117,7 @@ class Walk(Stage):
         walker.tick()
 
     def decide(self, walker: Walker) -> None:
-        """Whoever is of a registered life has a session, or has not."""
+        """A broker of a registered life has a session, or has none."""
         chance = self.world.random
         registered = self.state.brokers
         alive = [
@@ -153,7 +153,9 @@ class Walk(Stage):
         self.begin_life(walker.me)
 
     def bounce(self, walker: Walker) -> None:
-        """It begins a new life that is registered at once; or one that ends in order before it was, and another."""
+        """It begins a new life that is registered at once; or one that ends gracefully before it was registered, and
+        another.
+        """
         chance = self.world.random
         number = self.liar if self.liar and chance.random() < 0.5 else walker.me
         self.crash(self.brokers[number])

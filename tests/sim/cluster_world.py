@@ -142,7 +142,7 @@ class Cluster:
         broker.when_awake(lambda: broker.published(message, self.stream_of(message)))
 
     def ack(self, stream_id: StreamId, offset: int, message: int) -> None:
-        """What a leader promises; the publisher hears of it, or not."""
+        """A leader's ack; the publisher may receive it or not."""
         self.checker.streams[stream_id].acks(offset, message)
         if self.world.now_ms > self.faults.until_ms:
             self.resumed_ms.setdefault(stream_id, self.world.now_ms)

@@ -88,7 +88,7 @@ class Group:
         return max(leaders, key=lambda node: node.raft.term, default=None)
 
     def client(self) -> None:
-        """Proposes to and reads from whoever believes to lead, stale ones too."""
+        """Proposes to and reads from all brokers in the role of leader, outdated ones too."""
         chance = self.world.random
         self.world.after(chance.uniform(20, 200), self.client)
         for node in self.up:

@@ -50,7 +50,7 @@ def story_kip_101_divergence() -> Story:
 
 
 def story_kip_279_two_fast_failovers() -> Story:
-    """B led one epoch that nobody followed; A never heard of it. B walks back to where both agree."""
+    """B led one epoch without followers; A never received it. B steps back to where both agree."""
     story = Story()
     story.publish("A", 1)
     story.in_step("A", "BC")

@@ -1,4 +1,4 @@
-"""What must hold in the end: every acked message once in each place, nothing twice, nothing that nobody sent."""
+"""What must hold in the end: every acked message once in each place, nothing twice, nothing that was not sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Count:
     """One place, compared with what was sent.
 
     Attributes:
-        unacked: rows of messages whose ack nobody saw, which may be there or not, but once.
+        unacked: rows of messages whose ack was not received, which may be stored or not, but at most once.
         lost, twice, strange: how many messages were acked and are not there, are there more than once, were never sent.
     """
 

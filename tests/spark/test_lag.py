@@ -87,7 +87,7 @@ def test_progress_tells_what_each_batch_leaves_unread_and_the_cursor_follows(
     eventually(lambda: client.cursor("report", stream)["offset"] == 120, 5)
     assert client.cursor("report", stream)["rewound"] is None
 
-    # the listener has heard it all
+    # the listener has received everything
     eventually(lambda: any(record.stream == stream for record in caplog.records), 10, "it is logged")
     record = next(record for record in caplog.records if record.stream == stream)
     assert (record.query, record.rows_behind) == (f"query of {stream}", 70)

@@ -37,7 +37,7 @@ def answering() -> Iterator[str]:
 
 @pytest.fixture
 def hanging() -> Iterator[socket.socket]:
-    """The kernel takes connections, as for a process that is stopped, and nobody answers."""
+    """The kernel takes connections, as for a process that is stopped, and no process answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listening:
         listening.setblocking(False)
         yield listening

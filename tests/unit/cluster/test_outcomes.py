@@ -1,4 +1,4 @@
-"""Outcomes of requests: a retry is applied once within its window, whoever else asks for what."""
+"""Outcomes of requests: a retry is applied once within its window, whatever other clients request."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_when_all_room_is_taken_nothing_is_displaced(monkeypatch: pytest.MonkeyP
 
 
 def test_background_decisions_leave_no_outcome() -> None:
-    """A proposal storm cost nobody else's outcome then."""
+    """A storm of proposals did not displace outcomes of others then."""
     state = state_at()
     size = len(encode_state(state))
     for _ in range(5_000):

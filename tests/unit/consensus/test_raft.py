@@ -93,7 +93,7 @@ class Group:
             self.installed.append(ready.snapshot)
 
     def deliver_all(self) -> None:
-        """Delivers until nobody says anything more."""
+        """Delivers until no member sends anything more."""
         self.pump()
         while self.waiting:
             message = self.alter(self.waiting.pop(0))
@@ -286,7 +286,7 @@ def test_leader_without_quorum_steps_down() -> None:
 
 
 def test_one_way_cut_leader_that_hears_nothing_makes_room() -> None:
-    """It sends and is heard, so the others would follow it for ever; CheckQuorum ends that."""
+    """Its messages arrive, so the others would follow it without end; CheckQuorum ends that."""
     group = Group(1, 2, 3)
     group.elect(1)
     group.loses = lambda message: message.to == 1

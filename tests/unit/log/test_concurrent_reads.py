@@ -1,4 +1,6 @@
-"""Readers beside the writer, sealing and retention: nobody waits for a disk that another reads, nothing is lost."""
+"""Readers beside the writer, sealing and retention: no thread waits for the disk reads of another one, nothing is
+lost.
+"""
 
 from __future__ import annotations
 

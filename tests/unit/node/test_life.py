@@ -23,7 +23,7 @@ def start(path: Path, *, must_exist: bool = False) -> Life:
 
 
 def as_version_0_1_0(path: Path, *, has_ended: bool) -> None:
-    """Reads and writes the file as that version does, at its next start and, in order, at its end."""
+    """Reads and writes the file as that version does, at its next start and, after a graceful stop, at its end."""
     found = read_checked(path / "life", "life", 1) or {"number": 0}
     write_checked(path / "life", "life", 1, {"number": found["number"] + 1, "has_ended": has_ended})
 

@@ -31,7 +31,7 @@ def opened(
     """Broker 1, whose stored metadata has broker 2 in life 7; `later` is in its log, committed."""
 
     def ignored(*arguments: Any) -> None:
-        """Nobody listens."""
+        """No server listens."""
 
     def group_of(data_dir: DataDir) -> MetadataGroup:
         handlers = {"send": ignored, "forward": ignored, "on_applied": ignored, "on_bug": ignored}

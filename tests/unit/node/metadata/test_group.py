@@ -23,7 +23,7 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
 
     async def run() -> None:
         def ignored(*arguments: Any) -> None:
-            """Nobody listens."""
+            """No server listens."""
 
         group = MetadataGroup(
             tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
@@ -52,7 +52,7 @@ def test_raft_log_is_in_the_format_of_the_feature_level(tmp_path: Path, level: i
     """A new group begins with it. One of level 1 keeps its files until it was finalized, and a snapshot is taken."""
 
     def ignored(*arguments: Any) -> None:
-        """Nobody listens."""
+        """No server listens."""
 
     def version() -> bytes:
         return (tmp_path / "hard-state").read_bytes().split()[2]

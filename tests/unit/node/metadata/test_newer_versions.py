@@ -1,4 +1,4 @@
-"""What a newer natslog wrote: no field is dropped, the broker stops and says what to do, and nothing is changed."""
+"""Data of a newer natslog: no field is dropped, the broker stops and names the remedy, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Opened:
             RaftStore(folder).save(HardState(term=1, commit=1), None, (), snapshot)
 
         def ignored(*arguments: Any) -> None:
-            """Nobody listens."""
+            """No server listens."""
 
         self.group = MetadataGroup(
             folder,

@@ -66,7 +66,7 @@ class ReplicaStage:
     """Broker 1 with its folder; the test is the metadata.
 
     Attributes:
-        proposed: commands and ISR changes, in order. `bugs`: what must have stopped the broker.
+        proposed: commands and ISR changes, in order. `bugs`: errors that must have stopped the broker.
     """
 
     def __init__(self, folder: Path, executor: Executor, readers: Executor | None = None) -> None:
