@@ -28,7 +28,10 @@ class Threads(ThreadPoolExecutor):
         self, work: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Future[Result]:
         if self._is_shut_down:
-            raise ShuttingDown("the broker is shutting down: ask another, or this one when it is back")
+            raise ShuttingDown(
+                "this broker is shutting down: send the request to another broker, or repeat it when this broker has "
+                "restarted"
+            )
         return super().submit(work, *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
