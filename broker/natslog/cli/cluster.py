@@ -195,7 +195,7 @@ def _wait_until_empty(client: NatslogClient, number: int) -> None:
 def _replicas_of(client: NatslogClient, number: int) -> int:
     found = [one for one in client.cluster()["brokers"] if one["id"] == number]
     if not found:
-        raise InvalidRequest(f"broker {number} does not exist")
+        raise InvalidRequest(f"there is no broker {number}")
     return int(found[0]["replicas"])
 
 
