@@ -131,8 +131,8 @@ def damage_error(damages: list[Damage]) -> CorruptLog:
     first = damages[0]
     return CorruptLog(
         "; ".join(map(str, damages))
-        + ". Reads skip the damaged part, and writes are refused: restore the file from a replica or a copy "
-        "(`natslog verify` checks it)",
+        + ". Reads outside the damaged part continue, and writes are refused: restore the file from a replica or a "
+        "copy (`natslog verify` checks it)",
         file=str(first.path),
         position=first.position,
         start=first.start_offset,
