@@ -216,7 +216,7 @@ class StreamPaused(NatslogError):
 
 
 class StreamSealed(NatslogError):
-    """The stream was made read-only for good: create another one to write to."""
+    """The stream was made permanently read-only: create another one to write to."""
 
     code, status = "stream_sealed", 409
 

@@ -222,7 +222,7 @@ def purge(
 
 @app.command()
 def seal(context: typer.Context, name: Name, yes: Yes = False, as_json: JsonFlag = False) -> None:
-    """Make a stream read-only for good. Asks first; without a terminal, --yes is required.
+    """Make a stream permanently read-only. Asks first; without a terminal, --yes is required.
 
     Nothing is added to a sealed stream or removed from it any more, by retention neither. It can be read, given another
     number of replicas, and deleted as a whole. It no longer subscribes to its subject.
@@ -230,9 +230,9 @@ def seal(context: typer.Context, name: Name, yes: Yes = False, as_json: JsonFlag
     client = global_of(context).client()
     if not yes:
         client.stream(name)
-        confirm(f"Make stream {name} read-only for good?", or_else=f"stream {name} is not sealed")
+        confirm(f"Make stream {name} permanently read-only?", or_else=f"stream {name} is not sealed")
     body = client.seal(name)
-    print_json(body) if as_json else out.print(f"stream {name} is sealed: it is read-only from now on")
+    print_json(body) if as_json else out.print(f"stream {name} is sealed: it is permanently read-only")
 
 
 @app.command("rm")

@@ -64,7 +64,7 @@ class StreamCalls(Asker):
         return self._json("POST", f"{stream_path(name)}/purge", Facts, body={} if below is None else {"below": below})
 
     def seal(self, name: str) -> dict[str, Any]:
-        """Makes the stream read-only for good.
+        """Makes the stream permanently read-only.
 
         Raises:
             StreamNotFound.

@@ -105,7 +105,7 @@ class PurgeStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class SealStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Makes the stream read-only for good. Level 2."""
+    """Makes the stream permanently read-only. Level 2."""
 
     name: str
 

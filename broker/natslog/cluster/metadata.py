@@ -352,7 +352,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if known is None and len(self.cursors) >= MAX_CURSORS:
             raise TooManyCursors(
                 f"there are {MAX_CURSORS} cursors already, and no more are kept: natslog cursor ls shows those that "
-                "nobody has moved for long, natslog cursor rm removes one",
+                "have not been moved for a long time, natslog cursor rm removes one",
                 limit=MAX_CURSORS,
             )
         self.cursors[key] = moved(known, command)

@@ -184,7 +184,7 @@ def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
 
 @routes.post("/v1/streams/{name}/seal")
 async def seal_stream(request: web.Request) -> web.Response:
-    """Makes the stream read-only for good; what is in its active segment is closed in the background."""
+    """Makes the stream permanently read-only; what is in its active segment is closed in the background."""
     query(request)
     broker, name = broker_of(request), request.match_info["name"]
     await broker.change_cluster(broker.stream_operations.seal(name, request_id(request)))

@@ -81,7 +81,7 @@ class Operations:
             raise InvalidRequest(f"there is no broker {broker}; there are {self.brokers}", broker=broker)
 
     async def remove(self, broker: BrokerId, *, force: bool, request: Request) -> None:
-        """Takes a broker out of the group. It must keep no replica, unless `force`: then it is gone for good.
+        """Takes a broker out of the group. It must keep no replica, unless `force`: then it is permanently gone.
 
         Raises:
             InvalidRequest: no such broker; it keeps replicas; it is the last voter, or most of the others are down.
@@ -95,7 +95,7 @@ class Operations:
         if keeps and not force:
             raise InvalidRequest(
                 f"broker {broker} keeps {len(keeps)} streams: drain it first (natslog cluster remove does), or, if it "
-                "is lost for good, use --force",
+                "is permanently lost, use --force",
                 broker=broker,
                 streams=keeps[:10],
             )
@@ -136,5 +136,6 @@ class Operations:
     def _require_leader(self) -> None:
         if not self._group.is_leader:
             raise NotMetadataLeader(
-                f"broker {self._group.leader} leads the metadata group: ask it", leader=self._group.leader
+                f"broker {self._group.leader} leads the metadata group: send the request to it",
+                leader=self._group.leader,
             )

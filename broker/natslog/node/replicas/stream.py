@@ -283,7 +283,7 @@ class HostedStream:
         await self.finished()
 
     async def finished(self) -> None:
-        """Returns when the log is closed for good."""
+        """Returns when the log is permanently closed."""
         while not self._replica.is_finished:
             await self.reconciled.wait()
 
