@@ -194,7 +194,7 @@ def test_folder_of_a_stream_carries_its_name(broker: BrokerProcess, client: Nats
 def test_stream_that_cannot_be_resized_here_says_why(client: NatslogClient, filled: str) -> None:
     with pytest.raises(Exception, match="3 replicas need as many brokers, and there are 1"):
         client.edit_stream(filled, replicas=3)
-    with pytest.raises(InvalidRequest, match="min_isr 2 is more than the 1 replicas"):
+    with pytest.raises(InvalidRequest, match="min_isr 2 is more than the number of replicas, 1"):
         client.edit_stream(filled, min_isr=2)
     for body in ({"replicas": 0}, {"replicas": "3"}, {"replicas": None}, {"replicas": True}, {"min_isr": 0}):
         with pytest.raises(InvalidRequest):
