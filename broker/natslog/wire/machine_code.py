@@ -17,7 +17,7 @@ import importlib.util
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +46,30 @@ class Library:
 
     addresses: Mapping[str, int]
     _engine: Any
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The kernel as a function of Python, as those of extension modules are. Both exist until the process ends."""
+        method = _MethodDef(name.encode(), self.addresses[name], _METH_FASTCALL, None)
+        _methods.append(method)
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        made: Callable[..., Any] = make(ctypes.addressof(method), np.ndarray, None)
+        return made
+
+
+class _MethodDef(ctypes.Structure):
+    """Python's `PyMethodDef`."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_METH_FASTCALL = 0x80
+_methods: list[_MethodDef] = []
 
 
 def have_numba() -> bool:
@@ -171,6 +195,3 @@ def _resolve(declared: list[str]) -> None:
     for name in declared:
         if not hasattr(process, name) and not llvm.address_of_symbol(name):
             llvm.add_symbol(name, abort)
-
-
-ARRAY_TYPE = id(np.ndarray)

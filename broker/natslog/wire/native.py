@@ -4,12 +4,11 @@ Each is resolved at its first call: from the library of compiled kernels (`machi
 its module, compiled by numba in this process or, without numba, uncompiled. The results are the same.
 
 Arrays are passed as they are. The machine code compares type, dimensions and layout (C-contiguous) with what is stated
-here, and refuses others.
+here, and raises TypeError for others.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,9 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from natslog.wire import machine_code
-
-MISMATCH = -(2**63)
-"""What the machine code returns where an argument is not of the stated type."""
 
 
 class Array(NamedTuple):
@@ -45,14 +41,15 @@ class Kernel:
     """A function `name` of `module`.
 
     Args:
-        results: how many integers it returns: none, one, or a tuple of several.
+        results: how many integers it returns: none (0 is returned, or None), one, or a sequence of several.
     """
 
-    __slots__ = ("_call", "arguments", "module", "name", "results")
+    __slots__ = ("_call", "_is_native", "arguments", "module", "name", "results")
 
     def __init__(self, module: str, name: str, *arguments: Array | _Integer, results: int = 0) -> None:
         self.module, self.name, self.arguments, self.results = module, name, arguments, results
         self._call: Callable[..., Any] = self._resolve
+        self._is_native = False
         KERNELS.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -61,7 +58,7 @@ class Kernel:
     @property
     def is_native(self) -> bool:
         """Whether it runs machine code of the library."""
-        return getattr(self._call, "__name__", "") == "native"
+        return self._is_native
 
     def python(self) -> Any:
         """The function in its module."""
@@ -69,33 +66,30 @@ class Kernel:
 
     def _resolve(self, *arguments: Any) -> Any:
         library = machine_code.library()
-        self._call = self.python() if library is None else self._native(library.addresses[self.name])
+        self._is_native = library is not None
+        self._call = self.python() if library is None else self._native(library)
+        if globals().get(self.name) is self:
+            globals()[self.name] = self._call  # calls of `native.name` go there without the way through this object
         return self._call(*arguments)
 
-    def _native(self, address: int) -> Callable[..., Any]:
-        kinds = [ctypes.c_int64 if argument == INTEGER else ctypes.py_object for argument in self.arguments]
-        returned = [ctypes.py_object] if self.results > 1 else []
-        function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *kinds, *returned)(address)
-        array_type, results, name = machine_code.ARRAY_TYPE, self.results, self.name
+    def _native(self, library: machine_code.Library) -> Callable[..., Any]:
+        function, results = library.function(self.name), self.results
+        if results < 2:
+            return function
 
-        def native(*arguments: Any) -> Any:
-            if results < 2:
-                done = function(array_type, *arguments)
-                if done == MISMATCH:
-                    raise TypeError(f"{name}: an argument is not the array that its kernel was compiled for")
-                return done if results else None
+        def with_results(*arguments: Any) -> list[int]:
             several = np.empty(results, np.int64)
-            if function(array_type, *arguments, several) == MISMATCH:
-                raise TypeError(f"{name}: an argument is not the array that its kernel was compiled for")
-            return tuple(several.tolist())
+            function(*arguments, several)
+            found: list[int] = several.tolist()
+            return found
 
-        return native
+        return with_results
 
 
 _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 
-_scan = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
+scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
 gather_messages = Kernel(
     _kernels, "gather_messages", BYTES, ROWS, BYTES, OFFSETS, BYTES, OFFSETS, BYTES, OFFSETS, INTEGER
@@ -127,5 +121,6 @@ def scan(
     buffer: npt.NDArray[np.uint8], start: int, length: int, out: npt.NDArray[np.int64]
 ) -> tuple[int, int, int, bool]:
     """As `kernels.scan`."""
-    found: tuple[int, int, int, bool] = _scan(buffer, start, length, out, np.empty(_WORDS_OF_A_LINE, np.int64))
+    words = np.empty(_WORDS_OF_A_LINE, np.int64)
+    found: tuple[int, int, int, bool] = scan_with(buffer, start, length, out, words)
     return found

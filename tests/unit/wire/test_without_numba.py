@@ -56,11 +56,11 @@ def test_columns_acks_hashes_and_duplicates_are_the_same_by_all_three() -> None:
     ids=["type", "dimensions", "order", "gaps", "no array", "nothing"],
 )
 def test_machine_code_refuses_what_it_was_not_compiled_for(wrong: Any) -> None:
-    survey = native.Kernel("natslog.wire.kernels", "survey", *native.survey.arguments, results=7)
+    survey = native.Kernel("natslog.wire.kernels", "survey", native.BYTES, native.ROWS, results=7)
     try:
-        assert survey(np.zeros(4, np.uint8), np.zeros((0, 10), np.int64)) == (0,) * 7
+        assert survey(np.zeros(4, np.uint8), np.zeros((0, 10), np.int64)) == [0] * 7
         assert survey.is_native
-        with pytest.raises(TypeError, match="survey: an argument is not the array"):
+        with pytest.raises(TypeError):
             survey(np.zeros(4, np.uint8), wrong)
     finally:
         native.KERNELS.remove(survey)
