@@ -1,4 +1,4 @@
-"""How much memory a broker takes that has nothing to do: what an operator sees of it (RSS)."""
+"""What a broker takes that has nothing to do: memory, as an operator sees it (RSS), and open files."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def test_idle_broker_with_one_stream_takes_less_than_150_mb(own: Path) -> None:
         assert taken < IDLE_BYTES, f"{taken / 1e6:.0f} MB once it has done a little of everything"
         mapped = Path(f"/proc/{broker.pid}/maps").read_text()
         assert "numba" not in mapped, "the compiler is not loaded"
+
+
+def test_stream_keeps_one_file_open(own: Path) -> None:
+    with running(own) as (nats, broker), broker.client() as client:
+        process = psutil.Process(broker.pid)
+        client.create_stream("s0", "s.0")
+        before = process.num_fds()
+        for at in range(1, 50):
+            client.create_stream(f"s{at}", f"s.{at}")
+            publish_acked(nats.url, f"s.{at}", [b"x"])
+            assert all_values(client, f"s{at}") == [b"x"]
+        eventually(lambda: process.num_fds() == before + 49, what="what reading and publishing opened is closed")

@@ -71,7 +71,7 @@ class Publisher:
     Args:
         ack_timeout_s: how long `stored` goes on without a single new ack.
         max_in_flight: rows sent and not acked at any time (and no more than some 32 MiB of them).
-        why_hopeless: is asked in a thread after one second without an ack, once for each subject that waits for one.
+        why_hopeless: is called in a thread after one second without an ack, once for each subject that waits for one.
             Returns why no ack will come, which ends the waiting, or None.
 
     Raises (on entering):
