@@ -245,6 +245,12 @@ class NatsUnavailable(NatslogError):
     code, status, retriable = "nats_unavailable", 503, True
 
 
+class NatsLoginRefused(NatsUnavailable):
+    """The NATS server refused user, password, token or credentials file: correct them."""
+
+    code, retriable = "nats_login_refused", False
+
+
 class PublishFailed(NatslogError):
     """Messages could not be published, or were not acked; the facts name them."""
 

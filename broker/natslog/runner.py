@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 from collections.abc import Callable
 
 import msgspec
-import pyarrow as pa
 
 from natslog.config import BrokerConfig
 from natslog.http import HttpServer
 from natslog.node.broker import Broker
+from natslog.process_memory import keep_memory_small, release_what_only_the_start_needed
 
 logger = logging.getLogger("natslog")
-
-
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # glibc's malloc.h
-
-
-def keep_memory_small() -> None:
-    """Large buffers (sealing, responses) are returned to the system after use, instead of remaining in one of many
-    arenas: without this a broker at full load grows by some 100 MiB.
-    """
-    pa.set_memory_pool(pa.system_memory_pool())
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in every libc; it only saves memory
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 1024 * 1024)
-        mallopt(_M_ARENA_MAX, 2)
 
 
 def keep_files_private() -> None:
@@ -57,6 +42,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
         config = msgspec.structs.replace(config, http_port=port)
         broker.use_config(config)
         if await _has_started(broker):
+            release_what_only_the_start_needed()
             on_ready(config)
             await broker.stopping_soon.wait()
         logger.info("stopping: committing and acking the received messages")

@@ -19,6 +19,7 @@ import pytest
 
 from natslog.client.appending import PartUploader
 from natslog.nats_server import NatsServer
+from tests.cluster_harness import Cluster, ClusterBroker
 from tests.faults.hostile import KINDS
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
@@ -100,6 +101,44 @@ def test_more_long_polls_than_connections_are_refused_and_operators_still_served
         assert publish_acked(nats.url, "orders", [b"a"])[0]["offset"] == 0
         assert waiting[0].recv(12) == b"HTTP/1.1 200"
         assert "Traceback" not in broker.output()
+
+
+def isr_of_orders(broker: ClusterBroker) -> list[int]:
+    """As this broker's metadata has it."""
+    found = broker.json("/v1/streams", timeout_s=5) or []
+    return sorted(number for stream in found if stream["name"] == "orders" for number in stream["isr"])
+
+
+def refuses(broker: ClusterBroker) -> bool:
+    """Whether it answers a new connection that all of them are in use."""
+    answer = broker.ask("GET", "/v1/cluster")
+    return answer is not None and answer.status == 429
+
+
+@pytest.mark.long
+def test_restarted_broker_comes_back_into_the_isr_of_a_leader_whose_connections_are_all_long_polls(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path)
+    asked, leader, peer = cluster.brokers
+    leader.prefix = ["prlimit", f"--nofile={FILES // 2}:{FILES // 2}"]
+    try:
+        with cluster.start().client() as client:
+            client.create_stream("orders", "orders", replicas=3)
+            client.move_stream("orders", [leader.number, asked.number, peer.number])
+            eventually(lambda: client.stream("orders")["leader"] == leader.number, 40, "broker 2 leads")
+        cluster.wait_in_sync()
+        peer.kill()
+        assert publish_acked(cluster.nats_url, "orders", [b"a"])[0]["offset"] == 0
+        assert isr_of_orders(asked) == [asked.number, leader.number]
+        with hostile("long polls", leader, FILES // 4 + 40):
+            eventually(lambda: refuses(leader), 30, "long polls hold every connection")
+            peer.start()
+            eventually(lambda: isr_of_orders(asked) == [1, 2, 3], 40, "broker 3 is in sync again", every_s=0.2)
+            assert refuses(leader), "long polls hold every connection all the time"
+        assert publish_acked(cluster.nats_url, "orders", [b"b"])[0]["offset"] == 1
+    finally:
+        cluster.close()
 
 
 ROWS, VALUE = 20_000, b"v" * 1000

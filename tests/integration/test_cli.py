@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -9,13 +10,25 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
 from natslog.client import NatslogClient
-from natslog.nats_server import free_port, is_listening
-from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked, running
+from natslog.nats_server import NatsServer, free_port, is_listening
+from tests.harness import (
+    BrokerProcess,
+    all_values,
+    eventually,
+    flushed,
+    natslog,
+    on_terminal,
+    publish_acked,
+    running,
+    with_nats,
+)
 
 
 @pytest.fixture
@@ -246,6 +259,45 @@ def test_pub_without_nats_says_so() -> None:
     assert "no NATS server responds at nats://127.0.0.1:1" in done.stderr
 
 
+_FOREVER = ("--ack", "--ack-timeout", "100000", "--nats-url")
+
+
+@pytest.mark.parametrize("is_received", [False, True], ids=["not received", "received by a plain subscriber"])
+def test_pub_to_a_subject_that_no_stream_records_says_so_long_before_its_timeout(
+    broker: BrokerProcess, nats_url: str, name: str, is_received: bool
+) -> None:
+    async def publish(connection: Any) -> subprocess.CompletedProcess[str]:
+        if is_received:
+            await connection.subscribe(f"{name}.new")
+            await flushed(connection)
+        command = ("pub", f"{name}.new", "x", *_FOREVER, nats_url)
+        return await asyncio.to_thread(natslog, *command, url=broker.url, check=False)
+
+    done = with_nats(nats_url, publish)
+    assert done.returncode == 1
+    assert f"No stream records '{name}.new'. Create one: natslog stream create" in done.stderr
+
+
+def test_pub_with_ack_to_a_stream_that_never_acks_says_so_long_before_its_timeout(
+    broker: BrokerProcess, nats_url: str, name: str
+) -> None:
+    natslog("stream", "create", name, "--subject", name, "--acks", "never", url=broker.url)
+    done = natslog("pub", name, "x", *_FOREVER, nats_url, url=broker.url, check=False)
+    assert done.returncode == 1
+    assert f"Stream {name} records '{name}' with the setting acks=never" in done.stderr
+
+
+def test_pub_with_ack_waits_for_a_stream_that_is_paused(broker: BrokerProcess, nats_url: str, stream: str) -> None:
+    natslog("stream", "pause", stream, url=broker.url)
+    server = ["--server", broker.url]
+    command = [sys.executable, "-m", "natslog", *server, "pub", f"{stream}.a", "x", *_FOREVER, nats_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(5)
+        natslog("stream", "resume", stream, url=broker.url)
+        assert waiting.wait(30) == 0
+
+
 @pytest.mark.long
 def test_cat_from_count_json_arrow_and_follow(broker: BrokerProcess, nats_url: str, stream: str) -> None:
     publish_acked(nats_url, f"{stream}.a", [b"%d" % at for at in range(10)])
@@ -370,6 +422,30 @@ def test_dev_starts_all_says_ready_and_stops_cleanly_on_interrupt(tmp_path: Path
         assert natslog("cat", "orders", url=lines[1][1]).stdout == "kept\n"
         dev.terminate()
         assert dev.wait(10) == 0
+
+
+@pytest.mark.long
+def test_dev_gives_its_brokers_a_password_that_other_users_cannot_see(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text("authorization { user: user, password: SECRET }")
+    nats = NatsServer(0, tmp_path / "nats.log", arguments=("--config", str(config))).start()
+    url = f"nats://user:SECRET@127.0.0.1:{nats.port}"
+    command = [sys.executable, "-m", "natslog", "dev", "--brokers", "3", "--data-dir", str(tmp_path / "d")]
+    try:
+        with subprocess.Popen([*command, "--http-port", "0", "--nats-url", url], stdout=subprocess.PIPE) as dev:
+            assert dev.stdout is not None
+            lines = [dev.stdout.readline().decode().split() for _ in range(5)]
+            assert lines[-1] == ["ready"]
+            brokers = psutil.Process(dev.pid).children(recursive=True)
+            assert len(brokers) == 3
+            for broker in brokers:
+                assert "SECRET" not in Path(f"/proc/{broker.pid}/cmdline").read_text()
+            natslog("stream", "create", "orders", "--subject", "orders", url=lines[1][1])
+            natslog("pub", "orders", "x", "--ack", "--nats-url", url)
+            dev.terminate()
+            assert dev.wait(30) == 0
+    finally:
+        nats.stop()
 
 
 def test_taken_ports_and_folders_are_one_sentence_with_the_remedy(

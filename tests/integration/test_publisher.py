@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from natslog.client import NatslogClient
 from natslog.client.publisher import Publisher, Rows
-from natslog.errors import NatsUnavailable, PublishFailed
+from natslog.errors import ConfigError, InvalidRequest, NatsLoginRefused, NatsUnavailable, PublishFailed
+from natslog.model import Ack
 from natslog.nats_server import NatsServer, free_port
+from natslog.wire.link import NatsCredentials
 from tests.harness import all_values, eventually, with_nats
 
 
@@ -59,6 +62,74 @@ def test_messages_the_server_forbids_are_an_error(tmp_path: Path, ack: str) -> N
             publisher.publish(rows("other", 3), ack)
     finally:
         server.stop()
+
+
+@contextmanager
+def nats_with(folder: Path, settings: str) -> Iterator[NatsServer]:
+    """A server with these lines in its configuration."""
+    config = folder / "nats.conf"
+    config.write_text(settings)
+    server = NatsServer(0, folder / "nats.log", arguments=("--config", str(config))).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("login", ["", "user:WRONG_SECRET@"])
+def test_login_that_the_server_refuses_is_an_error_with_the_remedy(tmp_path: Path, login: str) -> None:
+    with nats_with(tmp_path, "authorization { user: user, password: RIGHT_SECRET }") as server:
+        publisher = Publisher(f"nats://{login}127.0.0.1:{server.port}", connect_timeout_s=2)
+        remedy = "refused the login .*: correct user and password in the URL, or the credentials"
+        with pytest.raises(NatsLoginRefused, match=remedy) as refused, publisher:
+            pass
+        assert not refused.value.retriable
+        assert "SECRET" not in str(refused.value.to_json())
+
+
+_SOME_NKEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
+
+
+def test_credentials_file_that_holds_none_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "user.creds"
+    with nats_with(tmp_path, f"authorization {{ users: [{{ nkey: {_SOME_NKEY} }}] }}") as server:
+        credentials = NatsCredentials(creds_file=str(file))
+        file.write_text("none")
+        with pytest.raises(ConfigError, match=r"user\.creds is no NATS credentials file"):
+            Publisher(server.url, credentials=credentials).__enter__()
+        file.write_text("-----BEGIN USER NKEY SEED-----\nSUAB\n------END USER NKEY SEED------\n")
+        publisher = Publisher(server.url, credentials=credentials, connect_timeout_s=2)
+        with pytest.raises(NatsLoginRefused, match="or the credentials that were given"), publisher:
+            pass
+
+
+@pytest.mark.parametrize("ack", ["none", "flush", "stored"])
+def test_server_that_ends_for_good_while_publishing_is_an_error_with_the_remedy(tmp_path: Path, ack: Ack) -> None:
+    with nats_with(tmp_path, "") as server, Publisher(server.url, ack_timeout_s=1) as publisher:
+        publisher.publish(rows("a", 5), "flush")
+        server.stop()
+        eventually(lambda: not publisher._link.is_up, what="the link has lost its connection")
+        with pytest.raises(NatsUnavailable, match="no NATS server responds at .*: start one, or correct the URL"):
+            publisher.publish(rows("a", 5), ack)
+
+
+def test_message_above_the_servers_limit_is_an_error_that_names_limit_and_row(tmp_path: Path) -> None:
+    with nats_with(tmp_path, "max_payload: 1024") as server, Publisher(server.url) as publisher:
+        large = Rows(pa.array(["a", "b"]), pa.array([b"x", b"x" * 2000]))
+        with pytest.raises(PublishFailed, match=r"larger than the server's limit of 1024 bytes: row 1 \(subject 'b'\)"):
+            publisher.publish(large, "flush")
+
+
+def test_publisher_that_is_not_open_is_an_error_with_the_remedy(nats_url: str) -> None:
+    publisher = Publisher(nats_url)
+    with pytest.raises(InvalidRequest, match="use it in a `with`"):
+        publisher.publish(rows("a", 1), "flush")
+    with publisher:
+        publisher.publish(rows("a", 1), "flush")
+    with pytest.raises(InvalidRequest, match="use it in a `with`"):
+        publisher.publish(rows("a", 1), "flush")
+    with pytest.raises(InvalidRequest, match="make a new one"), publisher:
+        pass
 
 
 def test_passwords_in_urls_are_not_shown() -> None:
@@ -144,7 +215,8 @@ def test_connection_reset_while_the_server_takes_nothing_is_said_and_the_next_ro
         server = NatsServer(port, tmp_path / "nats.log").start()
         thread.join(20)
         assert not thread.is_alive(), "it goes on, or gives up"
-        assert outcome == ["the connection to NATS was lost while publishing: some rows may not have arrived"]
+        lost = "the connection to NATS was lost while publishing: some rows may not have arrived, so publish them again"
+        assert outcome == [lost]
         publisher.publish(rows("small", 5), "flush")
     server.stop()
 

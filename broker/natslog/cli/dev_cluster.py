@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import subprocess
@@ -70,7 +71,7 @@ class DevCluster:
 
     def _spawn(self, number: int, port: int, secret: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "natslog", "server", "--broker-id", str(number), "--http-port", str(port)]
-        command += ["--data-dir", str(self._folder / f"broker-{number}"), "--nats-url", self._nats_url]
+        command += ["--data-dir", str(self._folder / f"broker-{number}")]
         command += [
             "--seeds",
             ",".join(self.urls),
@@ -85,6 +86,7 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                env=os.environ | {"NATSLOG_NATS_URL": self._nats_url},  # a password in it: every user sees arguments
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )

@@ -104,7 +104,13 @@ def pub(
     from natslog.wire.link import NatsCredentials
 
     started = time.monotonic()
-    publisher = Publisher(nats_url, credentials=NatsCredentials(creds_file=creds), ack_timeout_s=ack_timeout)
+    options = global_of(context)
+    publisher = Publisher(
+        nats_url,
+        credentials=NatsCredentials(creds_file=creds),
+        ack_timeout_s=ack_timeout,
+        why_hopeless=lambda subject: _why_never_acked(options, subject),
+    )
     with publisher:
         limit_bytes = publisher.max_payload_bytes
         if file is not None:
@@ -117,21 +123,48 @@ def pub(
         except PublishFailed as error:
             if error.facts.get("listens", True):
                 raise
-            why = _why_none_listens(global_of(context), str(error.facts["subject"]))
+            why = _why_none_listens(options, str(error.facts["subject"]))
             raise PublishFailed(f"{error.message} {why}", **error.facts) from error
     seconds = max(time.monotonic() - started, 1e-9)
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
 
 
+def _streams_on(options: Global, subject: str) -> list[dict[str, Any]]:
+    """The streams that record the subject, as the brokers list them. Raises NatslogError: no broker answers."""
+    with options.client() as client:
+        return [stream for stream in client.streams() if covers(stream["subject"], subject)]
+
+
+def _why_never_acked(options: Global, subject: str) -> str | None:
+    """Why no ack will ever come from this subject; None where one may, or no broker answers."""
+    try:
+        found = _streams_on(options, subject)
+    except NatslogError:
+        return None
+    if not found:
+        return _no_stream_on(subject)
+    silent = [stream for stream in found if stream.get("acks", "reply") != "reply"]
+    if len(silent) < len(found):
+        return None
+    return " ".join(
+        f"Stream {stream['name']} records {subject!r} with the setting acks={stream['acks']}, so it does not ack to "
+        "reply subjects: publish without --ack."
+        for stream in silent
+    )
+
+
+def _no_stream_on(subject: str) -> str:
+    return f"No stream records {subject!r}. Create one: natslog stream create NAME --subject …"
+
+
 def _why_none_listens(options: Global, subject: str) -> str:
     """Describes the streams that record the subject, as a broker reports them."""
     try:
-        with options.client() as client:
-            found = [stream for stream in client.streams() if covers(stream["subject"], subject)]
+        found = _streams_on(options, subject)
     except NatslogError as error:
         return f"The cause could not be determined: {error.message}"
     if not found:
-        return f"No stream records {subject!r}. Create one: natslog stream create NAME --subject …"
+        return _no_stream_on(subject)
     return " ".join(
         f"Stream {stream['name']} records this subject but cannot accept messages now: {stream['problem']['message']}"
         if "problem" in stream

@@ -20,16 +20,16 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from natslog.errors import NatsUnavailable, PublishFailed
+from natslog.errors import InvalidRequest, NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
-from natslog.wire import kernels_out
+from natslog.wire import native
 from natslog.wire.frames import Frames, load_scan
 from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
@@ -45,6 +45,7 @@ _SLICE_BYTES = 1024 * 1024
 _IN_FLIGHT_BYTES = 32 * 1024 * 1024
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024
 _RESEND_AFTER_S = 2.0
+_ASK_AFTER_S = 1.0
 _TICK_S = 0.25
 _LOST_S = 0.01
 
@@ -65,12 +66,17 @@ class _Slice:
 class Publisher:
     """A connection to NATS with a loop of its own in a thread; use it in a `with`, from one thread.
 
+    Errors of nats-py are raised as natslog's own, with the remedy; no text shows a password of the URL.
+
     Args:
         ack_timeout_s: how long `stored` goes on without a single new ack.
         max_in_flight: rows sent and not acked at any time (and no more than some 32 MiB of them).
+        why_hopeless: is called in a thread after one second without an ack, once for each subject that waits for one.
+            Returns why no ack will come, which ends the waiting, or None.
 
     Raises (on entering):
-        NatsUnavailable: no server answers.
+        NatsUnavailable: no server answers. NatsLoginRefused: it does not accept the credentials.
+        InvalidRequest: it was used before.
     """
 
     def __init__(
@@ -82,11 +88,14 @@ class Publisher:
         connect_timeout_s: float = 5.0,
         ack_timeout_s: float = 30.0,
         max_in_flight: int = MAX_IN_FLIGHT,
+        why_hopeless: Callable[[str], str | None] | None = None,
     ) -> None:
         self._link = NatsLink(url, name=name, credentials=credentials)
         self._connect_timeout_s = connect_timeout_s
         self._ack_timeout_s = ack_timeout_s
         self._max_in_flight = max_in_flight
+        self._why_hopeless = why_hopeless
+        self._asked_of = ""
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._next_sequence = 0
         self._slices: deque[_Slice] = deque()
@@ -102,6 +111,8 @@ class Publisher:
         self._thread = threading.Thread(target=self._loop.run_forever, name="publisher", daemon=True)
 
     def __enter__(self) -> Publisher:
+        if self._thread.ident is not None:
+            raise InvalidRequest("this publisher was used before: make a new one")
         load_scan()  # before the clock of the connection runs
         self._thread.start()
         try:
@@ -123,6 +134,10 @@ class Publisher:
             self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Raises InvalidRequest where there is no connection to run it on."""
+        if not self._thread.is_alive():
+            work.close()
+            raise InvalidRequest("this publisher is not open: use it in a `with`")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> None:
@@ -191,7 +206,10 @@ class Publisher:
         await self._flush()
         self._raise_if_forbidden(forbidden)
         if self._link.connections != connections:
-            raise NatsUnavailable("the connection to NATS was lost while publishing: some rows may not have arrived")
+            raise NatsUnavailable(
+                "the connection to NATS was lost while publishing: some rows may not have arrived, so publish them "
+                "again"
+            )
 
     async def _flush(self) -> None:
         await self._link.flush(self._ack_timeout_s)
@@ -273,11 +291,22 @@ class Publisher:
             subject = self._first_unacked_subject()
             listens = bool(self._refusal) or not self._has_no_responders
             raise PublishFailed(self._why_unacked(), unacked=self._in_flight(), subject=subject, listens=listens)
+        if now - self._last_progress > _ASK_AFTER_S:
+            await self._raise_if_hopeless()
         for waiting in list(self._slices):
             late = np.flatnonzero(waiting.waiting & waiting.has_id)
             if len(late) and now - waiting.sent_at > _RESEND_AFTER_S:
                 self.resent += len(late)
                 await self._send_slice(waiting, late)
+
+    async def _raise_if_hopeless(self) -> None:
+        subject, acked = self._first_unacked_subject(), self.acked
+        if self._why_hopeless is None or subject == self._asked_of:
+            return
+        self._asked_of = subject
+        why = await asyncio.to_thread(self._why_hopeless, subject)
+        if why is not None and self.acked == acked:
+            raise PublishFailed(f"{self._in_flight()} rows were not acked. {why}", subject=subject)
 
     def _why_unacked(self) -> str:
         count, subject = self._in_flight(), self._first_unacked_subject()
@@ -298,7 +327,7 @@ class Publisher:
     def _receive_acks(self, frames: Frames) -> None:
         """Runs in the loop for every received chunk of acks."""
         sequences = np.empty(len(frames.rows), np.int64)
-        kernels_out.read_acks(frames.buffer, frames.rows, len(self._inbox) + 1, sequences)
+        native.read_acks(frames.buffer, frames.rows, len(self._inbox) + 1, sequences)
         self._mark_acked(sequences[sequences >= 0])
         for row in frames.rows[sequences < 0][:1]:
             self._note_refusal(frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes())

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from natslog.model import Acks
 from natslog.subjects import is_wildcard
-from natslog.wire import kernels_acks
+from natslog.wire import native
 from natslog.wire.frames import Frames
 
 _ACK_TO = np.frombuffer(b"Natslog-Ack-To", np.uint8)
@@ -54,13 +54,13 @@ class AckRules:
         """The frames that are recorded, with the subject that each one's ack goes to as its reply subject."""
         if self.omits_internal:
             marks = np.zeros(len(frames.rows), np.bool_)
-            kernels_acks.mark_internal(frames.buffer, frames.rows, self._prefixes, self._prefix_ends, marks)
+            native.mark_internal(frames.buffer, frames.rows, self._prefixes, self._prefix_ends, marks)
             if marks.any():
                 frames = frames.select(~marks)
         if self.acks == "never":
-            kernels_acks.no_replies(frames.rows)
+            native.no_replies(frames.rows)
             return frames
         if self.acks == "header":
-            kernels_acks.replies_from_header(frames.buffer, frames.rows, _ACK_TO)
-        kernels_acks.keep_replies(frames.buffer, frames.rows, self._prefixes, self._prefix_ends)
+            native.replies_from_header(frames.buffer, frames.rows, _ACK_TO)
+        native.keep_replies(frames.buffer, frames.rows, self._prefixes, self._prefix_ends)
         return frames

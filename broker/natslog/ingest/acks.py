@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from natslog.errors import NatslogError
 from natslog.ingest.batches import Texts
-from natslog.wire import kernels_out
+from natslog.wire import native
 from natslog.wire.outgoing import publish_frames
 
 _MIDDLE = np.frombuffer(b',"offset":', np.uint8)
@@ -45,7 +45,7 @@ def stored(
     fixed_bytes = len(head) + len(_MIDDLE) + len(tails[1]) + _FRAME_AND_NUMBERS_BYTES
     out = np.empty(replies.size_bytes + len(offsets) * fixed_bytes, np.uint8)
     marks = _NONE if duplicate is None else duplicate
-    filled = kernels_out.stored_acks(replies.data, replies.offsets, offsets, marks, head, _MIDDLE, tails, out)
+    filled = native.stored_acks(replies.data, replies.offsets, offsets, marks, head, _MIDDLE, *tails, out)
     return out.data[:filled]
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.subjects import MAX_SUBJECT_BYTES
-from natslog.wire import kernels, kernels_ids
+from natslog.wire import native
 from natslog.wire.frames import Frames
 from natslog.wire.layout import (
     HEADER_LEN,
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 
 def survey_of(frames: Frames) -> Survey:
-    return Survey(*kernels.survey(frames.buffer, frames.rows))
+    return Survey(*native.survey(frames.buffer, frames.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Column:
     def extend(self, buffer: Array, starts: Array, lengths: Array) -> None:
         """Adds `buffer[start : start + length]` of each row."""
         count, size_bytes = len(starts), int(lengths.sum())
-        kernels.gather(buffer, starts, lengths, *self.room_for(count, size_bytes), self.rows)
+        native.gather(buffer, starts, lengths, *self.room_for(count, size_bytes), self.rows)
         self.filled(count, size_bytes)
 
     def extend_with_empty(self, count: int) -> None:
@@ -182,20 +182,20 @@ class _HeaderColumns:
     def add(self, buffer: Array, rows: Array, header_lines: int) -> None:
         """`header_lines`: at least as many as there are."""
         count = len(rows)
-        pairs = np.empty((header_lines, 4), np.int64)
+        pairs = np.empty((4, header_lines), np.int64)
         first_pair = np.zeros(count + 1, np.int64)
-        keys, ids = np.zeros((count, 2), np.int64), np.zeros((count, 2), np.int64)
-        pairs = pairs[: kernels.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)]
+        keys, ids = np.zeros((2, count), np.int64), np.zeros((2, count), np.int64)
+        found = native.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)
+        name_starts, name_lengths, value_starts, value_lengths = pairs[:, :found]
         self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
-        self.pair_key.extend(buffer, pairs[:, 0], pairs[:, 1])
-        self.pair_value.extend(buffer, pairs[:, 2], pairs[:, 3])
-        lengths = np.maximum(keys[:, 1], 0)
-        self.key.extend(buffer, keys[:, 0], lengths)
+        self.pair_key.extend(buffer, name_starts, name_lengths)
+        self.pair_value.extend(buffer, value_starts, value_lengths)
+        self.key.extend(buffer, keys[0], np.maximum(keys[1], 0))
         hashes = np.zeros((count, 2), np.uint64)
-        kernels_ids.hash_ids(buffer, ids[:, 0], ids[:, 1], hashes)
+        native.hash_ids(buffer, ids[0], ids[1], hashes)
         self.ids.extend(hashes)
         self.has_headers.extend(rows[:, HEADER_LEN] > 0)
-        self.has_key.extend(keys[:, 1] >= 0)
+        self.has_key.extend(keys[1] >= 0)
 
     def nodes_and_buffers(self) -> tuple[list[tuple[int, int]], list[Any]]:
         """Of key, headers, pairs, pair keys, pair values."""
@@ -271,7 +271,7 @@ class BatchBuilder:
         buffer, rows = frames.buffer, frames.rows
         survey = survey or survey_of(frames)
         before, count = self.rows, len(rows)
-        kernels.gather_messages(
+        native.gather_messages(
             buffer,
             rows,
             *self._subject.room_for(count, survey.subject_bytes),
@@ -326,7 +326,7 @@ def split_by_text(frames: Frames) -> tuple[Frames, Frames]:
 def split_by_subject(frames: Frames) -> tuple[Frames, Frames]:
     """Frames with one plain subject, as a direct append takes it too, and those with another one."""
     marks = np.zeros(len(frames.rows), np.bool_)
-    if not kernels.mark_not_plain(frames.buffer, frames.rows, MAX_SUBJECT_BYTES, marks):
+    if not native.mark_not_plain(frames.buffer, frames.rows, MAX_SUBJECT_BYTES, marks):
         return frames, frames.select(marks)
     return frames.select(~marks), frames.select(marks)
 
@@ -335,13 +335,13 @@ def split_by_expectation(frames: Frames) -> tuple[Frames, Frames]:
     """Frames without and with a `Nats-Expected-…` header: a condition that must not be acked unchecked."""
     marks = np.zeros(len(frames.rows), np.bool_)
     if frames.rows[:, HEADER_LEN].any():
-        kernels.mark_header_prefix(frames.buffer, frames.rows, _EXPECTATION, marks)
+        native.mark_header_prefix(frames.buffer, frames.rows, _EXPECTATION, marks)
     return (frames, frames.select(marks)) if not marks.any() else (frames.select(~marks), frames.select(marks))
 
 
 def _has_high_bytes(buffer: Array, rows: Array) -> Array:
     marks = np.zeros(len(rows), np.bool_)
-    kernels.mark_high_bytes(buffer, rows, marks)
+    native.mark_high_bytes(buffer, rows, marks)
     return marks
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.arrow.schema import rows_of_items
-from natslog.wire import kernels_ids
+from natslog.wire import native
 
 Ids = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
@@ -45,19 +45,19 @@ class _Table:
 
     def find(self, ids: Ids, found: Offsets) -> None:
         if self.count:
-            kernels_ids.find_ids(self.slots, self.offsets, ids, found)
+            native.find_ids(self.slots, self.offsets, ids, found)
 
     def insert(self, ids: Ids, offsets: Offsets) -> None:
         if 2 * (self.count + len(ids)) > len(self.slots):
             self._grow(self.count + len(ids))
-        self.count += kernels_ids.insert_ids(self.slots, self.offsets, ids, offsets)
+        self.count += native.insert_ids(self.slots, self.offsets, ids, offsets)
 
     def _grow(self, count: int) -> None:
         """Room for twice as many; at most half of the slots are ever used."""
         size = max(_SMALLEST_SLOTS, 1 << (4 * count - 1).bit_length())
         old_slots, old_offsets = self.slots, self.offsets
         self.slots, self.offsets = np.zeros((size, 2), np.uint64), np.zeros(size, np.int64)
-        kernels_ids.insert_ids(self.slots, self.offsets, old_slots, old_offsets)
+        native.insert_ids(self.slots, self.offsets, old_slots, old_offsets)
 
 
 class DedupeWindow:
@@ -86,7 +86,7 @@ class DedupeWindow:
         self._before.find(ids, found)
         self._present.find(ids, found)
         slots = np.full(1 << max(4, (2 * len(ids)).bit_length()), NEW, np.int64)
-        kernels_ids.mark_repeated(ids, found, slots, NEW, REPEATED)
+        native.mark_repeated(ids, found, slots, NEW, REPEATED)
         return found
 
     def remember(self, ids: Ids, offsets: Offsets, timestamp_us: int) -> None:
@@ -132,7 +132,7 @@ def ids_of_headers(headers: pa.Array[Any]) -> Ids | None:
     offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(texts) + 1].astype(np.int64)
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
     hashes = np.zeros((len(texts), 2), np.uint64)
-    kernels_ids.hash_ids(data, offsets[:-1], np.diff(offsets), hashes)
+    native.hash_ids(data, offsets[:-1], np.diff(offsets), hashes)
     ids = np.zeros((len(headers), 2), np.uint64)
     ids[first_rows] = hashes
     return ids

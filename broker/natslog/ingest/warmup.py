@@ -5,10 +5,10 @@ this.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,35 +16,48 @@ from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
-from natslog.wire import compiled, kernels
+from natslog.wire import machine_code
 from natslog.wire.frames import FrameParser, Frames
 
 logger = logging.getLogger("natslog.ingest")
 
 _ACK_RULES = [AckRules.of(setting, ">", ["_INBOX."]) for setting in ("reply", "header", "never")]
-_COMPILE_WITHIN_S = 120
+_COMPILE_WITHIN_S = 240
 _PLAIN = b"MSG a 1 b 1\r\nx\r\n"
 _HEADED = b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
 
 
 def compile_aside() -> None:
-    """A child process compiles the kernels if this has not been done on this machine: a compiler leaves some 150 MiB of
-    memory allocated. Where it cannot, `warm_up` compiles in this process.
+    """Has other processes compile the kernels, where that has not been done on this machine, and load them once: the
+    compiler leaves some 100 MiB of memory behind. Where that fails, `warm_up` compiles them in this process.
     """
-    if not compiled.HAVE_NUMBA:
+    if not machine_code.have_numba() or machine_code.found() is not None or machine_code.FILE_VARIABLE in os.environ:
         return
-    scan: Any = kernels.scan
-    if scan.stats.cache_path is None:
+    path = machine_code.path_to_write()
+    if path is None:
         return
-    kept = Path(scan.stats.cache_path).glob("kernels.scan-*.nbi")  # those of other versions stay beside it
-    source = Path(str(kernels.__file__))  # numba, too, goes by the file that a kernel stands in
-    if max((index.stat().st_mtime for index in kept), default=0.0) < source.stat().st_mtime:
-        program = "from natslog.ingest.warmup import warm_up; warm_up()"
-        command = [sys.executable, "-c", program]
-        try:
-            subprocess.run(command, check=True, timeout=_COMPILE_WITHIN_S, capture_output=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            logger.warning("the kernels could not be compiled in a child process: %s", error)
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        _run("-m", "natslog.wire.native_build", str(made))
+        proving = os.environ | {machine_code.FILE_VARIABLE: str(made)}
+        _run("-c", "from natslog.ingest.warmup import warm_up; warm_up()", environment=proving)
+        made.replace(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "stderr", None) or b""
+        logger.warning(
+            "the kernels could not be compiled in a process of their own, so this one compiles them, and needs some "
+            "100 MiB more memory: %s %s",
+            error,
+            why.decode(errors="replace")[-500:],
+        )
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _run(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    subprocess.run(
+        [sys.executable, *arguments], check=True, timeout=_COMPILE_WITHIN_S, capture_output=True, env=environment
+    )
 
 
 def warm_up() -> None:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from natslog.wire import compiled, kernels, plain
+from natslog.wire import machine_code, native, plain
 from natslog.wire.layout import FRAME_COLUMNS, MAX_FRAME_BYTES, SID, ScanResult
 
 Scan = Callable[[npt.NDArray[np.uint8], int, int, npt.NDArray[np.int64]], tuple[int, int, int, bool]]
 
-default_scan: Scan = kernels.scan if compiled.HAVE_NUMBA else plain.scan
+default_scan: Scan = native.scan if machine_code.have_numba() else plain.scan
 RECEIVE_BYTES = 1024 * 1024
 _LEAST_ROOM_BYTES = RECEIVE_BYTES // 4
 _ROWS_AT_ONCE = 8192

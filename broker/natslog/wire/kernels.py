@@ -84,7 +84,12 @@ def _message_row(
 @compiled
 def scan(buffer: Any, start: int, length: int, out: Any) -> tuple[int, int, int, bool]:
     """Finds whole frames in `buffer[start:length]`; the fields of `layout.ScanResult`."""
-    tokens = np.zeros((6, 2), np.int64)
+    return scan_with(buffer, start, length, out, np.zeros((6, 2), np.int64))
+
+
+@compiled
+def scan_with(buffer: Any, start: int, length: int, out: Any, tokens: Any) -> tuple[int, int, int, bool]:
+    """`scan` with room for six words of a line, of shape (6, 2)."""
     position, count = start, 0
     while position < length and count < out.shape[0]:
         has_headers = 1 if buffer[position] == _H else 0
@@ -191,9 +196,10 @@ def split_headers(
     """Finds the `Name: value` lines of each frame's header block, in order, repeats kept.
 
     Args:
-        pairs: rows (name start, name length, value start, value length) are filled; blanks around a value are left out.
+        pairs: columns (name start, name length, value start, value length), each of them one after another in memory,
+            are filled; blanks around a value are left out.
         first_pair: `first_pair[i]` is the first pair of frame i; one more entry than frames.
-        keys: (start, length) of the value of header `key_word` in each frame, length -1 where there is none.
+        keys: starts, then lengths, of the value of header `key_word` in each frame; length -1 where there is none.
         ids: the same for `id_word`.
 
     Returns:
@@ -202,8 +208,8 @@ def split_headers(
     count = 0
     for index in range(frames.shape[0]):
         first_pair[index] = count
-        keys[index, 1] = -1
-        ids[index, 1] = -1
+        keys[1, index] = -1
+        ids[1, index] = -1
         end = frames[index, 8]
         at = end - frames[index, 7]
         line = 0
@@ -220,16 +226,16 @@ def split_headers(
                     low += 1
                 while high > low and is_blank(buffer[high - 1]):
                     high -= 1
-                pairs[count, 0] = at
-                pairs[count, 1] = colon - at
-                pairs[count, 2] = low
-                pairs[count, 3] = high - low
-                if keys[index, 1] < 0 and equals(buffer, at, colon, key_word):
-                    keys[index, 0] = low
-                    keys[index, 1] = high - low
-                if ids[index, 1] < 0 and high > low and equals(buffer, at, colon, id_word):
-                    ids[index, 0] = low
-                    ids[index, 1] = high - low
+                pairs[0, count] = at
+                pairs[1, count] = colon - at
+                pairs[2, count] = low
+                pairs[3, count] = high - low
+                if keys[1, index] < 0 and equals(buffer, at, colon, key_word):
+                    keys[0, index] = low
+                    keys[1, index] = high - low
+                if ids[1, index] < 0 and high > low and equals(buffer, at, colon, id_word):
+                    ids[0, index] = low
+                    ids[1, index] = high - low
                 count += 1
             line += 1
             at = line_end + 2

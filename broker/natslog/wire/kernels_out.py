@@ -29,12 +29,20 @@ _ERROR_FIELD = np.frombuffer(b'"error":', np.uint8)
 
 @compiled
 def stored_acks(
-    reply_data: Any, reply_offsets: Any, offsets: Any, duplicate: Any, head: Any, middle: Any, tails: Any, out: Any
+    reply_data: Any,
+    reply_offsets: Any,
+    offsets: Any,
+    duplicate: Any,
+    head: Any,
+    middle: Any,
+    first_tail: Any,
+    duplicate_tail: Any,
+    out: Any,
 ) -> int:
     """`PUB <reply> <size>`, then `<head><offset + 1><middle><offset><tail>`, for each row with a reply subject.
 
     Args:
-        duplicate: marks the rows that get the second of the two `tails`; empty where none does.
+        duplicate: marks the rows that get `duplicate_tail` instead of `first_tail`; empty where none does.
         out: room for all of it.
 
     Returns:
@@ -45,7 +53,7 @@ def stored_acks(
         start, length = reply_offsets[index], reply_offsets[index + 1] - reply_offsets[index]
         if length == 0:
             continue
-        tail = tails[1] if duplicate.shape[0] > 0 and duplicate[index] else tails[0]
+        tail = duplicate_tail if duplicate.shape[0] > 0 and duplicate[index] else first_tail
         offset = offsets[index]
         digits, next_digits = digits_of(offset), digits_of(offset + 1)
         size = head.shape[0] + next_digits + middle.shape[0] + digits + tail.shape[0]

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 
-from natslog.errors import ConfigError, NatsUnavailable
+from natslog.errors import ConfigError, NatsLoginRefused, NatsUnavailable
 from natslog.urls import without_secrets
 from natslog.wire.frames import Frames
 from natslog.wire.transport import FrameDemux, InPlaceTransport, Receiver
@@ -37,6 +38,8 @@ _PENDING_BYTES = 64 * 1024 * 1024
 _PING_EVERY_S = 1
 _PINGS_UNANSWERED = 60  # as many seconds, so that data that waits on a slow network was sent before
 _UNREACHABLE_S = 2.5
+_LOGIN_WORDS = ("authorization", "authentication", "credentials", "nkey", "seed")
+"""What the texts of servers, nats-py and nkeys have in common where a login failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,16 @@ class NatsCredentials:
         """Arguments for `nats.connect`.
 
         Raises:
-            ConfigError: a file cannot be read.
+            ConfigError: a file cannot be read, or is of another kind.
         """
         options: dict[str, Any] = {}
         try:
             if self.creds_file:
-                Path(self.creds_file).read_bytes()
+                if b"-----BEGIN" not in Path(self.creds_file).read_bytes():
+                    raise ConfigError(
+                        f"{self.creds_file} is no NATS credentials file: it must hold a JWT and an nkey seed, each "
+                        "between a BEGIN and an END line"
+                    )
                 options["user_credentials"] = self.creds_file
             if self.user:
                 options["user"] = self.user
@@ -173,16 +180,24 @@ class NatsLink:
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     async def wait_until_up(self, timeout_s: float) -> None:
-        """Raises NatsUnavailable if no server answered in time."""
+        """Raises NatsUnavailable if no server answered in time; NatsLoginRefused if one did and refused the login."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
-            raise NatsUnavailable(
-                f"no NATS server responds at {self.shown_url} ({self._last_error or 'no answer'}): start one, or "
-                "correct the URL",
+            raise self._why_down() from None
+
+    def _why_down(self) -> NatsUnavailable:
+        reason = self._last_error or "no answer"
+        if any(word in reason.lower() for word in _LOGIN_WORDS):
+            return NatsLoginRefused(
+                f"the NATS server at {self.shown_url} refused the login ({reason}): correct user and password in the "
+                "URL, or the credentials that were given",
                 url=self.shown_url,
-            ) from None
+            )
+        return NatsUnavailable(
+            f"no NATS server responds at {self.shown_url} ({reason}): start one, or correct the URL", url=self.shown_url
+        )
 
     async def _supervise(self) -> None:
         """Connects, and connects again when nats-py has permanently closed the connection."""
@@ -190,7 +205,7 @@ class NatsLink:
             self._lost.clear()
             try:
                 await self._connect()
-            except (TimeoutError, OSError, NatsError, NatsUnavailable, ConfigError, ValueError) as error:
+            except Exception as error:  # nkeys has errors of its own, or is not installed; the next attempt may succeed
                 self._note_error(error)
                 await self._drop_client()  # a partial connection would stay subscribed beside the next one
                 await asyncio.sleep(_RETRY_S)
@@ -267,13 +282,23 @@ class NatsLink:
         self._on_state(up)
 
     async def attach(self, subject: str, receiver: Receiver, *, queue: str = "") -> object:
-        """Subscribes; frames of the subject go to `receiver` from then on. Returns a handle for `detach`."""
+        """Subscribes; frames of the subject go to `receiver` from then on. Returns a handle for `detach`.
+
+        Raises:
+            NatsUnavailable: nats-py refuses the subscription.
+        """
         attachment = _Attachment(subject, queue, receiver)
         self._attachments.append(attachment)
         if self._client is not None and not self._client.is_closed:
-            await self._subscribe(attachment)
-            with contextlib.suppress(NatsUnavailable):  # a lost server gets the request again when it is connected
+            try:
+                await self._subscribe(attachment)
                 await self.flush()
+            except (ConnectionClosedError, NatsUnavailable):
+                pass  # a lost server gets the request again when it is connected
+            except (NatsError, OSError) as error:
+                raise NatsUnavailable(
+                    f"cannot subscribe to {subject!r} at {self.shown_url}: {error}", url=self.shown_url
+                ) from error
         return attachment
 
     async def move(self, handle: object, subject: str, *, queue: str = "") -> None:
@@ -344,7 +369,7 @@ class NatsLink:
         client = self._client
         if not self.send_now(protocol):
             return False
-        with contextlib.suppress(ConnectionError):  # the next one is notified
+        with contextlib.suppress(OSError):  # the next one is notified
             assert client is not None, "something was sent"
             assert client._transport is not None, "something was sent"
             await client._transport.drain()  # type: ignore[no-untyped-call]
@@ -367,7 +392,8 @@ class NatsLink:
                 await client.flush(timeout=max(1, int(timeout_s)))
         except (TimeoutError, NatsError, OSError) as error:
             raise NatsUnavailable(
-                f"NATS at {self.shown_url} did not confirm in time: {error}", url=self.shown_url
+                f"NATS at {self.shown_url} did not confirm in time ({error}): what was sent last may not have arrived",
+                url=self.shown_url,
             ) from error
 
     async def close(self) -> None:
@@ -391,5 +417,5 @@ class NatsLink:
                 if transport.unsent_bytes >= unsent_bytes:  # it accepts no more data
                     transport.abort()  # else nats-py waits until everything is sent
                     break
-        with contextlib.suppress(ConnectionError):  # aborted
+        with contextlib.suppress(OSError, NatsError):  # aborted
             await client.close()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from natslog.wire import kernels_out
+from natslog.wire import native
 
 Sequences = npt.NDArray[np.int64]
 TextBuffers = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]
@@ -70,7 +70,7 @@ def publish_frames(
     size += sum(int(offsets[-1] - offsets[0]) for offsets, _ in (line_texts, id_texts) if len(offsets))
     out = np.empty(size + len(bodies) * (_FRAME_BYTES + _HEADER_BYTES + len(prefix)), np.uint8)
     texts = (*subject_texts, *body_texts, *line_texts, *id_texts)
-    filled = kernels_out.publish_frames(*texts, has_id, prefix, given, out)
+    filled = native.publish_frames(*texts, has_id, prefix, given, out)
     return out.data[:filled]
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from natslog.arrow.schema import rows_of_items
 from natslog.errors import PublishFailed
 from natslog.subjects import MAX_SUBJECT_BYTES
-from natslog.wire import kernels_out
+from natslog.wire import native
 from natslog.wire.outgoing import Sequences, header_lines, publish_frames, sent_bytes, texts_of
 
 _NAMED_ROWS = 3
@@ -135,8 +135,8 @@ def _bad_subjects(subjects: Any) -> Any:
 def _not_one_line(values: Any) -> Any:
     """Text that could not stand in a header line: line breaks, blanks around it, or not UTF-8."""
     marks = np.zeros(len(values), np.bool_)
-    kernels_out.mark_unlike_a_line(*texts_of(values), marks)
-    for at in np.flatnonzero(marks).tolist():  # only rows that are not plain ASCII, or invalid, are checked here
+    native.mark_unlike_a_line(*texts_of(values), marks)
+    for at in np.flatnonzero(marks).tolist():  # only rows that are not plain ASCII, or wrong, are checked here
         value = values[at].as_py()
         marks[at] = value is not None and not _is_one_line(value)
     return pa.array(marks)

@@ -1,0 +1,126 @@
+"""The kernels, as all but the compiler call them: machine code without numba, or else what Python has.
+
+Each is resolved at its first call: from the library of compiled kernels (`machine_code`) where there is one; else from
+its module, compiled by numba in this process or, without numba, uncompiled. The results are the same.
+
+Arrays are passed as they are. The machine code compares type, dimensions and layout (C-contiguous) with what is stated
+here, and raises TypeError for others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from natslog.wire import machine_code
+
+
+class Array(NamedTuple):
+    """An argument: a C-contiguous array."""
+
+    kind: str
+    dimensions: int = 1
+
+
+class _Integer(NamedTuple):
+    """An argument: an integer of at most 64 bits, with sign."""
+
+
+INTEGER = _Integer()
+BYTES, MARKS, LONGS, OFFSETS = Array("uint8"), Array("bool"), Array("int64"), Array("int32")
+ROWS, HASHES = Array("int64", 2), Array("uint64", 2)
+
+KERNELS: list[Kernel] = []
+
+
+class Kernel:
+    """A function `name` of `module`.
+
+    Args:
+        results: how many integers it returns: none (0 is returned, or None), one, or a sequence of several.
+    """
+
+    __slots__ = ("_call", "_is_native", "arguments", "module", "name", "results")
+
+    def __init__(self, module: str, name: str, *arguments: Array | _Integer, results: int = 0) -> None:
+        self.module, self.name, self.arguments, self.results = module, name, arguments, results
+        self._call: Callable[..., Any] = self._resolve
+        self._is_native = False
+        KERNELS.append(self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it runs machine code of the library."""
+        return self._is_native
+
+    def python(self) -> Any:
+        """The function in its module."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def _resolve(self, *arguments: Any) -> Any:
+        library = machine_code.library()
+        self._is_native = library is not None
+        self._call = self.python() if library is None else self._native(library)
+        if globals().get(self.name) is self:
+            globals()[self.name] = self._call  # calls of `native.name` go there without the way through this object
+        return self._call(*arguments)
+
+    def _native(self, library: machine_code.Library) -> Callable[..., Any]:
+        function, results = library.function(self.name), self.results
+        if results < 2:
+            return function
+
+        def with_results(*arguments: Any) -> list[int]:
+            several = np.empty(results, np.int64)
+            function(*arguments, several)
+            found: list[int] = several.tolist()
+            return found
+
+        return with_results
+
+
+_kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
+_ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
+
+scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
+survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
+gather_messages = Kernel(
+    _kernels, "gather_messages", BYTES, ROWS, BYTES, OFFSETS, BYTES, OFFSETS, BYTES, OFFSETS, INTEGER
+)
+gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER)
+split_headers = Kernel(_kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, results=1)
+mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, ROWS, MARKS)
+mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, ROWS, INTEGER, MARKS, results=1)
+mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, ROWS, BYTES, MARKS)
+keep_replies = Kernel(_acks, "keep_replies", BYTES, ROWS, BYTES, LONGS)
+no_replies = Kernel(_acks, "no_replies", ROWS)
+replies_from_header = Kernel(_acks, "replies_from_header", BYTES, ROWS, BYTES)
+mark_internal = Kernel(_acks, "mark_internal", BYTES, ROWS, BYTES, LONGS, MARKS)
+hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES)
+find_ids = Kernel(_ids, "find_ids", HASHES, LONGS, HASHES, LONGS)
+mark_repeated = Kernel(_ids, "mark_repeated", HASHES, LONGS, LONGS, INTEGER, INTEGER)
+insert_ids = Kernel(_ids, "insert_ids", HASHES, LONGS, HASHES, LONGS, results=1)
+stored_acks = Kernel(_out, "stored_acks", BYTES, OFFSETS, LONGS, MARKS, BYTES, BYTES, BYTES, BYTES, BYTES, results=1)
+publish_frames = Kernel(
+    _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, BYTES, results=1
+)  # fmt: skip
+mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS)
+read_acks = Kernel(_out, "read_acks", BYTES, ROWS, INTEGER, LONGS)
+
+_WORDS_OF_A_LINE = (6, 2)
+
+
+def scan(
+    buffer: npt.NDArray[np.uint8], start: int, length: int, out: npt.NDArray[np.int64]
+) -> tuple[int, int, int, bool]:
+    """As `kernels.scan`."""
+    words = np.empty(_WORDS_OF_A_LINE, np.int64)
+    found: tuple[int, int, int, bool] = scan_with(buffer, start, length, out, words)
+    return found

@@ -1,0 +1,111 @@
+"""`python -m tests.unit.wire.whole_way native|numba|plain`: takes messages from bytes to columns, acks and back, and
+prints which kernels were used, and what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+
+def _frame(subject: bytes, reply: bytes, payload: bytes, head: bytes = b"") -> bytes:
+    words = [
+        b"HMSG" if head else b"MSG",
+        subject,
+        b"1",
+        *([reply] if reply else []),
+        *([b"%d" % len(head)] * bool(head)),
+    ]
+    return b" ".join([*words, b"%d" % len(head + payload)]) + b"\r\n" + head + payload + b"\r\n"
+
+
+def _received() -> bytes:
+    data = b"PING\r\n" + _frame(b"a.b", b"_INBOX.r", b"hello") + _frame(b"a..b", b"x.y", b"x") + _frame(b"$a", b"", b"")
+    data += _frame("é".encode(), b"", b"\xff") + _frame(b"\xff", b"", b"") + _frame(b"a.b", b"x.y", b"hello")
+    for at in range(50):
+        head = b"NATS/1.0\r\nNats-Msg-Id: id-%d\r\nNatslog-Key: k\r\nNatslog-Ack-To: _INBOX.%d\r\n\r\n" % (at % 20, at)
+        data += _frame(b"a.c", b"", b"abc", head)
+    return data + _frame(b"a.d", b"", b"", b"NATS/1.0\r\nNats-Expected-Stream: x\r\n\r\n")
+
+
+def _stored(shown: list[Any]) -> Any:
+    """Shows what is stored and acked by each of the ack rules; returns the hashes of message ids."""
+    import numpy as np
+
+    from natslog.ingest import acks
+    from natslog.ingest.ack_rules import AckRules
+    from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
+    from natslog.wire.frames import FrameParser, Frames
+
+    ids: Any = None
+    for setting in ("reply", "header", "never"):
+        parser, builder = FrameParser(), BatchBuilder()
+        rules = AckRules.of(setting, ">", ["_INBOX.", "other."])  # type: ignore[arg-type]
+        parser.receive_data(_received())
+        for frames in parser.frames():
+            ours = frames.select(frames.rows[:, 0] == 1)
+            good, not_text = split_by_text(rules.applied(Frames(ours.buffer, ours.rows.copy())))
+            good, not_plain = split_by_subject(good)
+            good, expecting = split_by_expectation(good)
+            shown.append([len(part.rows) for part in (good, not_text, not_plain, expecting)])
+            builder.add(good)
+        batch = builder.taken()
+        shown.append([[str(value) for value in row.values()] for row in batch.rows.to_arrow().to_pylist()])
+        if batch.replies is not None:
+            offsets = np.arange(7, 7 + batch.rows.rows, dtype=np.int64)
+            answers = acks.stored(batch.replies, offsets, stream="s", epoch=4, duplicate=offsets % 3 == 0)
+            shown.append(bytes(answers).decode())
+        ids = batch.ids
+    return ids
+
+
+def _published(shown: list[Any]) -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    from natslog.wire import native
+    from natslog.wire.frames import FrameParser
+    from natslog.wire.outgoing import publish_frames
+    from natslog.wire.outgoing_rows import Rows, unsendable_rows
+
+    texts = pa.array(["a", "b\n", " c", "d"])
+    bad = unsendable_rows(Rows(texts, texts.cast(pa.binary()), texts), 99)
+    shown.append(list(bad.items()))
+    subjects, bodies, ids = pa.array(["a", "bc"]), pa.array([b"1", b""]), pa.array(["i", None])
+    sent = publish_frames(subjects, bodies, ids=ids, inbox="_INBOX.z", sequences=np.arange(9, 11))
+    shown.append(bytes(sent).decode())
+    parser = FrameParser()
+    parser.receive_data(_frame(b"_INBOX.z.10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.11", b"", b'{"error":1}'))
+    for frames in parser.frames():
+        sequences = np.empty(len(frames.rows), np.int64)
+        native.read_acks(frames.buffer, frames.rows, len("_INBOX.z."), sequences)
+        shown.append(sequences.tolist())
+
+
+def main() -> None:
+    import numpy as np
+
+    from natslog.ingest.dedupe import DedupeWindow
+    from natslog.ingest.warmup import warm_up
+    from natslog.wire import native
+
+    warm_up()
+    shown: list[Any] = []
+    ids, window = _stored(shown), DedupeWindow(60)
+    window.remember(ids[:10], np.arange(10), 0)
+    shown += [ids.tolist(), window.find(ids, 0).tolist()]
+    _published(shown)
+    if all(kernel.is_native for kernel in native.KERNELS):
+        used = "native"
+    else:
+        used = "numba" if sys.modules.get("numba") else "plain"
+    print(json.dumps([used, shown]))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    if sys.argv[1] == "plain":
+        sys.modules["numba"] = None  # type: ignore[assignment]  # an import of it fails
+    main()
