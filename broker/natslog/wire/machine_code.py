@@ -105,7 +105,7 @@ def path_to_write() -> Path | None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(path.parent, os.W_OK):
+        if os.access(path.parent, os.W_OK) and _has_no_other_writer(path.parent):
             return path
     return None
 
@@ -144,25 +144,28 @@ def _file_name() -> str:
 
 
 def _places() -> Iterator[Path]:
-    """Where numba keeps compiled code, too: the folder that it is told, or beside the sources, or in the user's own."""
+    """In the folders in which numba keeps compiled code: a given one, the one of the sources, or one of the user. Each
+    has a folder of natslog's own in it, because other users may write to many of them.
+    """
     if told := os.environ.get("NUMBA_CACHE_DIR"):
-        yield Path(told) / _file_name()
+        yield Path(told) / "natslog" / _file_name()
     else:
-        yield _HERE / "__pycache__" / _file_name()
+        yield _HERE / "__pycache__" / "natslog" / _file_name()
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         yield Path(caches) / "natslog" / _file_name()
 
 
 def _is_private(path: Path) -> bool:
-    """Whether it is there, can be read, and cannot be changed by another user."""
+    """Whether it exists, can be read, and cannot be changed by another user."""
+    return os.access(path, os.R_OK) and _has_no_other_writer(path) and _has_no_other_writer(path.parent)
+
+
+def _has_no_other_writer(path: Path) -> bool:
     try:
-        states = [path.stat(), path.parent.stat()]
+        state = path.stat()
     except OSError:
         return False
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return os.access(path, os.R_OK) and all(
-        state.st_uid in (0, os.geteuid()) and not state.st_mode & others for state in states
-    )
+    return state.st_uid in (0, os.geteuid()) and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @functools.cache
