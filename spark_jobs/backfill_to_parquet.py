@@ -1,10 +1,10 @@
-"""Copies a time range of a stream to Parquet: for a lake, a colleague, or a model's training set.
+"""Copies a time range of a stream to Parquet: for a data lake, for example, or as training data.
 
     python spark_jobs/backfill_to_parquet.py --stream orders --from 2026-11-20 --to 2026-11-21 --output lake/orders
     spark-submit spark_jobs/backfill_to_parquet.py --stream orders --output lake/orders --partition-by subject
 
-The range is `[--from, --to)` by the time at which the broker recorded a message; without them it is all that is there
-when the job starts. It is fixed before the first row is read, so messages that arrive meanwhile change nothing. Values
+The range is `[--from, --to)` by the time at which the broker recorded a message; without them it is the whole stream as
+of the job's start. It is fixed before the first row is read, so messages that arrive meanwhile are not included. Values
 are written as the bytes that were published.
 """
 
@@ -44,9 +44,11 @@ def parser() -> argparse.ArgumentParser:
         "--from", dest="start", default="earliest", metavar="TIME", help="from this time on (default: earliest)"
     )
     parser.add_argument(
-        "--to", dest="end", default="latest", metavar="TIME", help="up to this time, without it (default: latest)"
+        "--to", dest="end", default="latest", metavar="TIME", help="up to this time, exclusive (default: latest)"
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the Parquet files, in Spark's reach")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder for the Parquet files, as Spark accesses it"
+    )
     parser.add_argument(
         "--partition-by", action="append", choices=["stream", "subject"], metavar="COLUMN", help="subject, or stream"
     )
@@ -54,13 +56,13 @@ def parser() -> argparse.ArgumentParser:
         "--mode",
         choices=["error", "append", "overwrite"],
         default="error",
-        help="what to do where the output exists (default: error)",
+        help="what to do if the output exists (default: error)",
     )
     return parser
 
 
 def range_options(start: str, end: str) -> dict[str, str]:
-    """The ending option for a range that is not empty by its very bounds.
+    """The ending option of a range that its bounds do not make empty.
 
     Raises:
         InvalidRequest: a bound is not a time, or the range ends before it starts.
@@ -72,7 +74,7 @@ def range_options(start: str, end: str) -> dict[str, str]:
 
 
 def write(messages: DataFrame, arguments: argparse.Namespace) -> None:
-    """Writes the rows and says how many they were."""
+    """Writes the rows and prints their number."""
     written = Observation("written")
     counted = messages.observe(
         written, f.count(f.lit(1)).alias("rows"), f.min("offset").alias("first"), f.max("offset").alias("last")

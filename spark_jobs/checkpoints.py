@@ -1,6 +1,6 @@
-"""What a job may know of a checkpoint, and of a table written by a streaming query, before it starts the query.
+"""Inspects a checkpoint, and a table written by a streaming query, before a job starts the query.
 
-Paths are Spark's (`hdfs://`, `s3a://`, local ones), so Hadoop's own file system is asked.
+Paths are Spark's (`hdfs://`, `s3a://`, local ones), so they are accessed through Hadoop's file system.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TABLE_LOG = "_spark_metadata"
 
 
 class Folder:
-    """A folder in Spark's reach."""
+    """A folder that Spark can access."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class Folder:
         return bool(self._files.exists(self._path_of(self._root, name)))
 
     def numbered_files(self, name: str) -> dict[int, float]:
-        """Files of the subfolder with a number for a name → when each was written, in seconds since 1970."""
+        """Files of the subfolder whose names are numbers → when each was written, in seconds since 1970."""
         folder = self._path_of(self._root, name)
         if not self._files.exists(folder):
             return {}
@@ -37,22 +37,24 @@ class Folder:
         return {int(text): written_ms / 1000 for text, written_ms in found if text.isdecimal()}
 
     def names(self) -> list[str]:
-        """What is in it; nothing where it is not there."""
+        """The names in the folder; empty if it does not exist."""
         if not self._files.exists(self._root):
             return []
         return [str(one.getPath().getName()) for one in self._files.listStatus(self._root)]
 
     def rename(self, name: str, to: str) -> None:
-        """Raises ConfigError where that fails, or something has the name already."""
+        """Raises ConfigError if the rename fails, or the name exists already."""
         if self.has(to) or not self._files.rename(self._path_of(self._root, name), self._path_of(self._root, to)):
-            raise ConfigError(f"{self.path}/{name} could not be renamed to {to}: is another job at work there?")
+            raise ConfigError(
+                f"{self.path}/{name} could not be renamed to {to}: check that no other job uses this folder"
+            )
 
     def delete(self, name: str) -> None:
         self._files.delete(self._path_of(self._root, name), True)
 
 
 def unfinished_for_s(checkpoint: Folder) -> float | None:
-    """Since when the last batch of a query has been under way; None where there is none, or all are done."""
+    """How long ago the unfinished last batch of a query was started; None if every batch is complete."""
     begun = checkpoint.numbered_files("offsets")
     if not begun or max(begun) in checkpoint.numbered_files("commits"):
         return None
@@ -62,8 +64,8 @@ def unfinished_for_s(checkpoint: Folder) -> float | None:
 def check_table(checkpoint: Folder, table: Folder) -> None:
     """Refuses a table that another query began.
 
-    Spark's file sink notes in the table which batches it has, by number. A query that begins anew counts from 0 again,
-    and what it writes under the numbers that are noted already would be dropped without a word.
+    Spark's file sink records the numbers of its batches in the table. A query with a new checkpoint counts from 0
+    again, and Spark would drop batches whose numbers are recorded already, without an error.
 
     Raises:
         ConfigError: the table has a log and the checkpoint has no query, or the other way round.
@@ -72,7 +74,7 @@ def check_table(checkpoint: Folder, table: Folder) -> None:
     if has_log and not checkpoint.numbered_files("offsets"):
         raise ConfigError(
             f"--output {table.path} was written by a query whose checkpoint is not in {checkpoint.path}: Spark would "
-            "drop new batches in silence; give that query's --checkpoint, or another --output"
+            "drop new batches without an error; give that query's --checkpoint, or another --output"
         )
     if has_query and not has_log:
         raise ConfigError(
@@ -82,6 +84,6 @@ def check_table(checkpoint: Folder, table: Folder) -> None:
 
 
 def check_is_streaming_table(table: Folder) -> None:
-    """Raises ConfigError where no streaming query wrote it."""
+    """Raises ConfigError if no streaming query wrote the table."""
     if not table.has(_TABLE_LOG):
-        raise ConfigError(f"{table.path} is no table of a streaming query: it has no {_TABLE_LOG}")
+        raise ConfigError(f"{table.path} is not a table of a streaming query: it has no {_TABLE_LOG}")

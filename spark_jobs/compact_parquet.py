@@ -3,11 +3,11 @@ r"""Copies the finished days of a table of `stream_to_parquet.py` into few large
     python spark_jobs/compact_parquet.py --input lake/orders --output lake/orders-days
 
 Theory of operation. Files of a streaming table must not be rewritten or removed while its log names them: Spark would
-fail, or read rows twice. So the days go into a table of their own. A day is finished when the stream that is in the
-table has a later one there: times never decrease within a stream, and batches come in order, so nothing can be added to
-it. Each day is written beside, read back and compared with its source (rows, first and last offset, sum of the
-offsets), and only then put in place by one rename: readers see all of a day or nothing of it. A day that is there
-already is left alone, so the job may be run as often as one likes, and again after it was killed.
+fail, or read rows twice. So the days go into a table of their own. A day is finished when every stream in the table has
+a later one there: times never decrease within a stream, and batches come in order, so no row can be added to it. Each
+day is written to a staging folder, read back and compared with its source (rows, first and last offset, sum of the
+offsets), and then put in place by one rename: readers see all of a day or nothing of it. Days that exist in the output
+are skipped, so the job may be run at any time, also after it was killed.
 
 Readers take finished days from here and the rest from the streaming table:
 
@@ -15,7 +15,7 @@ Readers take finished days from here and the rest from the streaming table:
     live = spark.read.parquet("lake/orders")
     rows = days.unionByName(live.join(days.select("day").distinct(), "day", "left_anti"))
 
-On stores without an atomic rename of folders (S3), readers must not look while a day is put in place.
+On stores without an atomic rename of folders (S3), do not read while the job runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STAGING = "_staging"
 
 
 class CopyDiffers(NatslogError):
-    """A day's copy is not what its source is; it was not put in place."""
+    """The copy of a day differs from its source; it was not put in place."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,13 +49,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", required=True, metavar="DIR", help="table written by stream_to_parquet.py")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the compacted days")
     parser.add_argument(
-        "--file-bytes", type=size_bytes, default=256 * _MIB, metavar="SIZE", help="wished size of a file (256MiB)"
+        "--file-bytes", type=size_bytes, default=256 * _MIB, metavar="SIZE", help="target size of a file (256MiB)"
     )
     return parser
 
 
 def finished_days(table: DataFrame) -> list[Any]:
-    """Days that every stream of the table has left behind, oldest first."""
+    """Days for which every stream of the table has a later one, oldest first."""
     last_of_each = table.groupBy("stream").agg(f.max("day").alias("last"))
     first_open = last_of_each.agg(f.min("last")).first()
     assert first_open is not None, "an aggregate without groups has one row"
@@ -64,17 +64,17 @@ def finished_days(table: DataFrame) -> list[Any]:
 
 
 def facts(rows: DataFrame) -> list[tuple[Any, ...]]:
-    """What a copy must have in common with its source, by stream."""
+    """The facts that a copy and its source must have in common, by stream."""
     offset = f.col("offset").cast("decimal(20,0)")
     of_each = rows.groupBy("stream").agg(f.count("*"), f.min("offset"), f.max("offset"), f.sum(offset))
     return sorted(tuple(row) for row in of_each.collect())
 
 
 def compact_day(spark: SparkSession, rows: DataFrame, day: Any, output: Folder, file_bytes: int) -> None:
-    """Writes one day beside, compares it, and puts it in place.
+    """Writes one day to the staging folder, compares it, and puts it in place.
 
     Raises:
-        CopyDiffers: what was written is not what was read.
+        CopyDiffers: the written rows differ from the source.
     """
     files = rows.select("_metadata.file_path", "_metadata.file_size").distinct()
     found = files.agg(f.count("*"), f.sum("file_size")).first()
@@ -86,22 +86,26 @@ def compact_day(spark: SparkSession, rows: DataFrame, day: Any, output: Folder, 
     parts.sortWithinPartitions("stream", "offset").write.mode("overwrite").parquet(staged)
     expected, copied = facts(rows), facts(spark.read.parquet(staged))
     if copied != expected:
-        raise CopyDiffers(f"day {day}: the copy holds {copied}, the source {expected} (stream, rows, offsets)")
+        raise CopyDiffers(
+            f"day {day}: the copy has {copied}, the source has {expected} (stream, rows, first and last offset, sum)"
+        )
     output.delete(f"{_STAGING}/_SUCCESS")
     output.rename(_STAGING, f"day={day}")
-    print(f"day {day}: {sum(one[1] for one in copied)} rows, {found[0]} files into {wanted}", flush=True)
+    print(f"day {day}: copied {sum(one[1] for one in copied)} rows from {found[0]} files into {wanted}", flush=True)
 
 
 def compact(spark: SparkSession, arguments: argparse.Namespace) -> None:
-    """Copies every finished day that is not there yet."""
+    """Copies every finished day that the output lacks."""
     source, output = Folder(spark, arguments.input), Folder(spark, arguments.output)
     check_is_streaming_table(source)
     if source.path.rstrip("/") == output.path.rstrip("/"):
-        raise ConfigError("--output must be another folder than --input, whose files its log names")
+        raise ConfigError("--output must not be the folder of --input, whose files must not change")
     table = spark.read.parquet(arguments.input)
     missing = {"stream", "offset", "day"} - {*table.columns}
     if missing:
-        raise ConfigError(f"{arguments.input} was not written by stream_to_parquet.py: it lacks {', '.join(missing)}")
+        raise ConfigError(
+            f"{arguments.input} was not written by stream_to_parquet.py: it has no column {', '.join(missing)}"
+        )
     there = {name.removeprefix("day=") for name in output.names()}
     days = [day for day in finished_days(table) if str(day) not in there]
     for day in days:

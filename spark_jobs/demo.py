@@ -1,4 +1,4 @@
-"""What `make demo` runs: the whole way from NATS through durable streams and Spark back to NATS, on real events.
+"""`make demo`: from NATS through durable streams and Spark back to NATS, with real events.
 
     python spark_jobs/demo.py                          live telemetry of this host
     python spark_jobs/demo.py --file earthquakes.csv   the rows of a CSV file
@@ -14,11 +14,11 @@ and logs in a temporary folder:
 5. `stream_to_console.py` shows the newest events, 6. `backfill_to_parquet.py` copies the first half of them, by time.
 7. The alerts are read from their stream and shown.
 
-That there are alerts is no luck: unless `--threshold` says otherwise, the threshold is a quantile of the measurements
-that were published (live: the highest tenth of the cpu's first ones; file: the highest hundredth), so some reach it.
+Without `--threshold`, the threshold is a quantile of the published measurements (live: the highest tenth of the first
+cpu measurements; file: the highest hundredth), so that some reach it and there are alerts.
 
-A step that fails ends the demo with one sentence and exit code 1; then the logs stay. Every process that was started is
-ended, by its id.
+A step that fails ends the demo with one sentence and exit code 1; the logs are then kept. The demo ends every process
+that it started, by its id.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ out = Console(highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the streaming job is told to look for, and why this threshold."""
+    """What the streaming job detects, and the reason for the threshold."""
 
     field: str
     group_field: str | None
@@ -98,7 +98,7 @@ def start_broker(stage: Stage) -> None:
 
 
 def create_streams(stage: Stage) -> None:
-    """`events` and `alerts`; the latter keeps one alert per window, however often it is sent."""
+    """Creates `events` and `alerts`; the latter stores one alert per window, however often it is sent."""
     with stage.client() as client:
         client.create_stream(EVENTS, f"{EVENTS}.>")
         client.create_stream(ALERTS, f"{ALERTS}.>", dedupe_window="1h")
@@ -148,7 +148,7 @@ class TelemetryPublisher:
         self._thread.join()
 
     def wait_for_rows(self, seconds: float) -> None:
-        """Lets it publish for so long. Raises what stopped it."""
+        """Waits for this time while the thread publishes. Raises what stopped it."""
         self._thread.join(seconds)
         self.check()
 
@@ -192,7 +192,7 @@ def watch_of_csv(path: Path, arguments: argparse.Namespace) -> Watch:
     measured = arguments.field or measurement_field(rows)
     numbers = [number for row in rows if (number := as_number(row.get(measured))) is not None]
     if measured is None or not numbers:
-        raise DemoFailed(f"{path} has no numeric column{f' {measured}' if measured else ''}: name one with --field")
+        raise DemoFailed(f"{path} has no numeric column{f' {measured}' if measured else ''}: choose one with --field")
     group = arguments.group_field or source_field(rows)
     return Watch(measured, group, *threshold_of(numbers, 0.99, "99 of 100 rows are below", arguments.threshold))
 
@@ -205,7 +205,7 @@ def threshold_of(numbers: Sequence[float], part: float, why: str, given: float |
 
 
 def publish_csv(stage: Stage, path: Path, watch: Watch) -> str:
-    """Publishes the file's rows, acked; returns what `natslog pub` says."""
+    """Publishes the file's rows, acked; returns the output of `natslog pub`."""
     subject = f"{EVENTS}.{{{watch.group_field}}}" if watch.group_field else f"{EVENTS}.row"
     rows = ("--file", str(path), "--format", "csv", "--in-subject", "escape")
     command = natslog("pub", subject, *rows, "--ack", "--nats-url", stage.nats_url)
@@ -241,7 +241,7 @@ def detect_live(stage: Stage, watch: Watch, publisher: TelemetryPublisher) -> No
         raise DemoFailed(f"detect did not end cleanly on SIGTERM (exit code {code}); see {stage.log_path('detect')}")
 
 
-# ---- 5 to 7: what there is to see ----
+# ---- 5 to 7: the results ----
 
 
 def time_at(client: NatslogClient, offset: int) -> str:
@@ -297,7 +297,7 @@ def show_alerts(stage: Stage) -> int:
     return len(found)
 
 
-# ---- the play ----
+# ---- all steps ----
 
 
 def detect_on_file(stage: Stage, arguments: argparse.Namespace) -> None:
@@ -315,10 +315,10 @@ def detect_on_telemetry(stage: Stage, arguments: argparse.Namespace) -> None:
     with TelemetryPublisher(stage.nats_url) as publisher:
         publisher.wait_for_rows(arguments.seconds)
         if not publisher.percents:
-            raise DemoFailed(f"no telemetry was stored within {arguments.seconds:g} s: try --seconds 10")
+            raise DemoFailed(f"no telemetry was stored within {arguments.seconds:g} s: set --seconds 10")
         why = f"the highest tenth of the first {len(publisher.percents)}"
         watch = Watch("percent", None, *threshold_of(publisher.percents, 0.9, why, arguments.threshold))
-        out.print(f"      {publisher.rows} events acked so far; it goes on while Spark reads")
+        out.print(f"      {publisher.rows} events acked so far; publishing continues while Spark reads")
         announce_detection(watch)
         detect_live(stage, watch, publisher)
 
@@ -353,11 +353,12 @@ def play(stage: Stage, arguments: argparse.Namespace) -> None:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="demo.py", description="NATS, a broker, Spark and back to NATS, on live events or those of a file."
+        prog="demo.py",
+        description="From NATS through a broker and Spark back to NATS, with live events or those of a file.",
     )
     parser.add_argument("--file", type=Path, help="publish the rows of this CSV file instead of live telemetry")
-    parser.add_argument("--field", help="numeric column of the file (default: found)")
-    parser.add_argument("--group-field", help="column that names the source (default: found)")
+    parser.add_argument("--field", help="numeric column of the file (default: detected)")
+    parser.add_argument("--group-field", help="column that names the source (default: detected)")
     parser.add_argument("--threshold", type=float, help="alert from this value on (default: a quantile of the events)")
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="how long telemetry is published before Spark starts (default: 5)"
@@ -379,9 +380,7 @@ def main() -> int:
     except (DemoFailed, NatslogError, OSError) as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
-    out.print(
-        f"[bold green]done[/] in {time.monotonic() - started:.0f} s; everything that was started has been stopped"
-    )
+    out.print(f"[bold green]done[/] in {time.monotonic() - started:.0f} s; all processes of the demo have been stopped")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Where the demo plays: its folder, its logs, and the processes that must end with it."""
+"""The demo's folder, its logs, and the processes that must end with it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ JOBS = Path(__file__).resolve().parent
 STEP_WITHIN_S = 120.0
 STOP_WITHIN_S = 20.0
 SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that live for seconds: compile quickly rather than well."""
+"""For JVMs that run for seconds: compile quickly, with less optimisation."""
 
 
 class DemoFailed(Exception):
-    """A step did not do what it should; one sentence for the person at the terminal."""
+    """A step failed; the message is one sentence for the terminal."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """Where the demo plays: folders, addresses, and the processes that must end with it."""
+    """The demo's folders, addresses and processes, which end with it."""
 
     folder: Path
     servers: str = ""
@@ -62,7 +62,7 @@ class Stage:
         return child
 
     def run(self, name: str, command: Sequence[str]) -> str:
-        """What a process printed, after it has ended well. Raises DemoFailed."""
+        """The output of a process that has succeeded. Raises DemoFailed."""
         child = self.start(name, command)
         self.wait_for(name, child, lambda: child.poll() is not None, STEP_WITHIN_S, "it to end")
         return self.log_path(name).read_text(errors="replace")
@@ -70,7 +70,7 @@ class Stage:
     def wait_for(
         self, name: str, child: subprocess.Popen[bytes], met: Callable[[], Result], within_s: float, what: str
     ) -> Result:
-        """The condition's first true result. Raises DemoFailed where the process fails or the time is over."""
+        """The condition's first true result. Raises DemoFailed if the process fails, or after `within_s`."""
         deadline = time.monotonic() + within_s
         while True:
             code = child.poll()
@@ -81,17 +81,19 @@ class Stage:
             if result := met():
                 return result
             if code is not None:
-                raise DemoFailed(f"{name} ended too early; see {self.log_path(name)}")
+                raise DemoFailed(f"{name} ended while the demo waited for {what}; see {self.log_path(name)}")
             if time.monotonic() > deadline:
-                raise DemoFailed(f"{name}: waited {within_s:.0f} s in vain for {what}; see {self.log_path(name)}")
+                raise DemoFailed(
+                    f"{name}: no success within {within_s:.0f} s, waiting for {what}; see {self.log_path(name)}"
+                )
             time.sleep(0.1)
 
     def _last_line(self, name: str) -> str:
         lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("error: ") if lines else "it said nothing"
+        return lines[-1].removeprefix("error: ") if lines else "it printed nothing"
 
     def end(self, child: subprocess.Popen[bytes]) -> int:
-        """SIGTERM, and after a while SIGKILL to it and what it started; returns its exit code."""
+        """Sends SIGTERM, and after `STOP_WITHIN_S` SIGKILL also to its children; returns its exit code."""
         if child.poll() is None:
             family = psutil.Process(child.pid).children(recursive=True)
             child.terminate()
@@ -106,14 +108,14 @@ class Stage:
         return child.returncode
 
     def end_all(self) -> None:
-        """The last started goes first: jobs before the broker they use."""
+        """Ends the last started process first: jobs before the broker that they use."""
         for child in reversed(list(self.children)):
             self.end(child)
 
 
 @contextmanager
 def open_stage() -> Iterator[Stage]:
-    """A stage whose processes are gone afterwards; its folder too, but for the logs of a demo that failed."""
+    """A stage whose processes are ended afterwards. Its folder is deleted, except the logs of a demo that failed."""
     stage = Stage(Path(tempfile.mkdtemp(prefix="natslog-demo-")))
     (stage.folder / "logs").mkdir()
     try:

@@ -1,4 +1,4 @@
-r"""Watches a stream of JSON messages and publishes an alert to NATS where a window of measurements reaches a threshold.
+r"""Aggregates a stream of JSON messages over windows, and publishes an alert to NATS if a window reaches a threshold.
 
     python spark_jobs/detect_and_publish.py --stream telemetry --field percent --threshold 90 --window 10s \
         --alert-subject alerts.cpu --checkpoint state/cpu --ack stored
@@ -12,8 +12,8 @@ window is an alert:
      "window_start": "2026-11-20T10:30:00.000Z", "window_end": "2026-11-20T10:30:10.000Z",
      "count": 40, "avg": 63.2, "max": 97.0}
 
-`--emit final` (default) publishes a window once, when it is over and `--late` has passed, with its final numbers. As
-time is what the messages say, the newest windows stay open until later messages come. `--emit early` publishes a window
+`--emit final` (default) publishes a window once, when it is over and `--late` has passed, with its final numbers. Time
+is that of the messages, so the newest windows stay open until later messages arrive. `--emit early` publishes a window
 in the micro-batch in which it reaches the threshold, with the numbers so far, and again when later messages change
 them; that is Spark's update mode, which sinks in Python do not have, so each micro-batch is written as a batch.
 
@@ -70,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add_streaming_arguments(parser, checkpoint_required=True)
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--field", metavar="NAME", help="numeric field (default: found in the stream's first messages)")
+    what.add_argument(
+        "--field", metavar="NAME", help="numeric field (default: detected in the stream's first messages)"
+    )
     source = what.add_mutually_exclusive_group()
     source.add_argument("--group-field", metavar="NAME", help="field that names the source")
     source.add_argument(
@@ -117,10 +119,10 @@ def _token(text: str) -> int:
 
 
 def check_before_start(arguments: argparse.Namespace) -> str:
-    """The field to aggregate; whatever else would fail later fails here.
+    """The field to aggregate; checks everything that would fail later.
 
     Raises:
-        NatslogError: broker or NATS away, no such stream, or arguments that cannot work.
+        NatslogError: broker or NATS unavailable, no such stream, or arguments that cannot work.
     """
     for name in ("window", "late"):
         parse_duration_s(getattr(arguments, name), f"--{name}")
@@ -130,7 +132,7 @@ def check_before_start(arguments: argparse.Namespace) -> str:
         if re.match(wildcard_regex(info["subject"]), subject):
             raise ConfigError(
                 f"--alert-subject {subject} is recorded by stream {arguments.stream} itself ({info['subject']}): "
-                "alerts would be read as messages; choose a subject outside of it"
+                "alerts would be read as messages; choose another subject"
             )
         field = arguments.field or _found_field(client, info, arguments.subject_filter)
     with Publisher(arguments.nats):
@@ -144,7 +146,7 @@ def _found_field(client: NatslogClient, info: dict[str, Any], subject_filter: st
     field = measurement_field(json_rows(values))
     if field is None:
         raise ConfigError(
-            f"no numeric field was found in the first {len(values)} messages of stream {name}: name it with --field"
+            f"the first {len(values)} messages of stream {name} have no numeric field: name a field with --field"
         )
     return field
 
@@ -160,7 +162,7 @@ def measurements(messages: DataFrame, field: str, group_field: str | None, group
     """
     fields = f.from_json(f.col("value").cast("string"), "map<string,string>")
     number = f.try_element_at(fields, f.lit(field)).try_cast("double")
-    finite = f.when(f.abs(number) < float("inf"), number)  # NaN is above all in Spark
+    finite = f.when(f.abs(number) < float("inf"), number)  # Spark sorts NaN above all numbers
     if group_field is not None:
         named = f.try_element_at(fields, f.lit(group_field))
     elif group_token is not None:
@@ -255,7 +257,7 @@ def _introduction(arguments: argparse.Namespace, field: str) -> str:
 
 
 def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
-    """Publishes alerts until stopped, or until what is there has been looked at."""
+    """Publishes alerts until stopped, or until the end as of the start."""
     arguments.nats = arguments.nats or os.environ.get("NATS_URL") or DEFAULT_NATS_URL
     options = source_options(arguments, COLUMNS)
     field = check_before_start(arguments)

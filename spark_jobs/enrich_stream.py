@@ -9,12 +9,12 @@ it (fields are null where there is none), and `--derive` adds SQL expressions ov
 all of them, under the mapped subject, with the message's own key and headers. A message that is no such JSON object is
 passed on byte for byte with a header `Enrich-Error`. So every message of the stream becomes one message of the output.
 
-What makes it exactly one. A message id is `<id of the input stream>:<offset>`: it depends on nothing that a restart
-changes, neither batch nor partition nor the order after a join. `ack=stored` ends a batch only when a stream has all of
-it. So whatever is sent again after a crash is known to an output stream that deduplicates, within its window: the job
-refuses to publish to a stream that does not deduplicate, and to repeat a batch that was begun longer ago than that.
-Two reference rows with one key would make two messages of one, which is refused too. Reference data is read when the
-job starts.
+Why exactly one. A message id is `<id of the input stream>:<offset>`: it depends on nothing that a restart changes,
+neither batch nor partition nor the order after a join. With `ack=stored` a batch ends only when a stream has stored all
+of it. So an output stream that deduplicates drops messages that are sent again after a crash, within its window. The
+job refuses to publish to a stream that does not deduplicate, and to repeat a batch that was started longer ago than the
+window. Two reference rows with one key would make two messages of one, so they are refused too. Reference data is read
+when the job starts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CORRUPT = "__corrupt"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where results go, under ids that begin with the input stream's own; and for how long these are remembered."""
+    """Where results go; their ids begin with the input stream's id, and the output stores them for `window_s`."""
 
     mapping: SubjectMapping
     stream_id: str
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         "      --derive 'large=quantity > 100' --to-subject 'enriched.>' --checkpoint state/enrich",
     )
     add_streaming_arguments(parser, checkpoint_required=True)
-    what = parser.add_argument_group("what becomes of a message")
+    what = parser.add_argument_group("how a message is enriched")
     what.add_argument("--fields", required=True, metavar="DDL", help="fields of the JSON messages: 'sku string, n int'")
     what.add_argument("--reference", metavar="PATH", help="file or folder: .csv (with a header), .json, .parquet")
     what.add_argument(
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allow-twice",
         action="store_true",
-        help="repeat an unfinished batch even if the output stream no longer remembers its ids",
+        help="repeat an unfinished batch even if it is older than the output stream's deduplication window",
     )
     return parser
 
@@ -103,9 +103,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def checked_target(arguments: argparse.Namespace) -> Target:
-    """Raises NatslogError: broker or NATS away, no such stream, or a target that would not store each message once."""
+    """Raises NatslogError: broker or NATS unavailable, no such stream, or a target that may store messages twice."""
     if (arguments.reference is None) != (arguments.on is None):
-        raise ConfigError("--reference and --on belong together: give both or none")
+        raise ConfigError("--reference requires --on, and --on requires --reference: give both or none")
     with client_of(arguments) as client:
         info = client.position(arguments.stream)
         mapping = checked_mapping(arguments, info)
@@ -114,19 +114,19 @@ def checked_target(arguments: argparse.Namespace) -> Target:
     if not window_s:
         forgetful = next(one["name"] for one in recording if not one["dedupe_window"])
         raise ConfigError(
-            f"stream {forgetful}, which records --to-subject, does not deduplicate, so that a batch repeated after a "
-            f"crash would be stored twice: natslog stream edit {forgetful} --dedupe-window 1h"
+            f"stream {forgetful}, which records --to-subject, does not deduplicate, so a batch that is repeated after "
+            f"a crash would be stored twice: run natslog stream edit {forgetful} --dedupe-window 1h"
         )
     return Target(mapping, str(info["id"]), window_s)
 
 
 def check_unfinished(spark: SparkSession, arguments: argparse.Namespace, window_s: float) -> None:
-    """Raises ConfigError where the last run left a batch whose ids the output stream has forgotten."""
+    """Raises ConfigError if the last run left a batch that is older than the deduplication window."""
     age_s = unfinished_for_s(Folder(spark, arguments.checkpoint))
     if age_s is not None and age_s > window_s and not arguments.allow_twice:
         raise ConfigError(
-            f"the last run left a batch unfinished {age_s:.0f} s ago, and the output stream remembers ids for "
-            f"{format_duration(window_s)}: what it stored of that batch would be stored again; --allow-twice accepts it"
+            f"the last run left a batch unfinished {age_s:.0f} s ago, and the output stream deduplicates for "
+            f"{format_duration(window_s)} only: messages of that batch may be stored twice; --allow-twice accepts that"
         )
 
 
@@ -153,7 +153,9 @@ def reference_rows(spark: SparkSession, arguments: argparse.Namespace) -> DataFr
     several = rows.groupBy(arguments.on).count().where("count > 1").orderBy(arguments.on).head(3)
     if several:
         named = ", ".join(f"{row[0]} ({row[1]} rows)" for row in several)
-        raise ConfigError(f"--reference {path}: {arguments.on} must name one row each, but not so: {named}")
+        raise ConfigError(
+            f"--reference {path}: several rows have the same {arguments.on}, which must be unique: {named}"
+        )
     return rows
 
 
@@ -166,7 +168,7 @@ def derived(arguments: argparse.Namespace, taken: list[str]) -> dict[str, Column
         if not (name and equals and expression.strip()):
             raise ConfigError(f"--derive {text!r} is not NAME=SQL")
         if name in taken or name in found:
-            raise ConfigError(f"--derive {text!r}: there is a field {name} already")
+            raise ConfigError(f"--derive {text!r}: the field {name} exists already")
         found[name] = f.expr(expression)
     return found
 
@@ -181,7 +183,7 @@ def message_fields(arguments: argparse.Namespace) -> StructType:
         raise ConfigError(f"--fields {arguments.fields!r} is not names and types: 'sku string, quantity int'")
     for name in fields.names:
         if name.startswith("__") or fields.names.count(name) > 1:
-            raise ConfigError(f"--fields: {name!r} must stand there once, and not begin with __")
+            raise ConfigError(f"--fields: {name!r} must occur once, and must not begin with __")
     return fields
 
 
@@ -218,16 +220,16 @@ def enriched(
 
 
 def check_join(fields: StructType, reference: DataFrame, on: str) -> None:
-    """Raises ConfigError where the join could not be what was meant."""
+    """Raises ConfigError if the join cannot work as intended."""
     types, others = (
         {one.name: one.dataType.simpleString() for one in schema.fields} for schema in (fields, reference.schema)
     )
     if on not in types:
-        raise ConfigError(f"--on {on!r} is none of --fields: {', '.join(types)}")
+        raise ConfigError(f"--on {on!r} is not one of --fields: {', '.join(types)}")
     if types[on] != others[on]:
         raise ConfigError(
             f"--on {on}: it is {types[on]} in --fields and {others[on]} in --reference: make them the same "
-            "(--reference-schema says what CSV and JSON hold)"
+            "(--reference-schema sets the types of CSV and JSON)"
         )
     if clash := sorted(types.keys() & others.keys() - {on}):
         raise ConfigError(f"--fields and --reference both have {', '.join(clash)}: rename it in one of them")
@@ -273,12 +275,12 @@ def report(progress: Any) -> None:
     seen = progress["observedMetrics"]["messages"]
     if seen["read"]:
         notes = [f"{seen['unmatched']} without a reference row"] if seen["unmatched"] else []
-        notes += [f"{seen['unread']} passed on unread"] if seen["unread"] else []
+        notes += [f"{seen['unread']} passed on unchanged"] if seen["unread"] else []
         print(f"batch {progress['batchId']}: " + ", ".join([f"{seen['read']} messages", *notes]), flush=True)
 
 
 def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
-    """Enriches until stopped, or until what is there has been enriched."""
+    """Enriches until stopped, or until the end as of the start."""
     options = source_options(arguments, COLUMNS)
     target = checked_target(arguments)
     print(f"enriching {arguments.stream} into {target.mapping.target_wildcard}", flush=True)

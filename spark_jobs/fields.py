@@ -1,7 +1,7 @@
-"""Which fields of JSON messages hold a measurement and which one its source, judged by a sample.
+"""Detects in a sample which field of JSON messages is a measurement, and which one is its source.
 
-CSV rows published by `natslog pub --format csv` are JSON objects of texts, so a number is whatever reads as one. A
-field counts as numeric when every value that is there does; a name that speaks (`magnitude`, `value`, …) goes before
+CSV rows published by `natslog pub --format csv` are JSON objects of texts, so text that parses as a number counts as
+one. A field is numeric if every value of it is. A meaningful name (`magnitude`, `value`, …) takes precedence over the
 order.
 """
 
@@ -35,7 +35,7 @@ def json_rows(values: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, or None; text that reads as a number is one."""
+    """A finite number, or None; text that parses as a number is one."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -46,7 +46,7 @@ def as_number(value: Any) -> float | None:
 
 
 def measurement_field(rows: Sequence[Row]) -> str | None:
-    """The field to aggregate: the first numeric one with a speaking name, else the first that is no identifier."""
+    """The field to aggregate: the first numeric one with a meaningful name, else the first that is no identifier."""
     numeric = [name for name in _names(rows) if _is_numeric(rows, name)]
     speaking = [name for name in numeric if any(word in name.lower() for word in _MEASUREMENTS)]
     plain = [name for name in numeric if not name.lower().endswith(("id", "time", "timestamp"))]
@@ -54,7 +54,7 @@ def measurement_field(rows: Sequence[Row]) -> str | None:
 
 
 def source_field(rows: Sequence[Row]) -> str | None:
-    """The field to group by: few values, each fit to stand as one token of a subject; None where there is none."""
+    """The field to group by: few values, each valid as one token of a subject; None if there is none."""
     fit = [name for name in _names(rows) if not _is_numeric(rows, name) and _is_source(rows, name)]
     speaking = [name for word in _SOURCES for name in fit if word == name.lower()]
     return next(iter([*speaking, *fit]), None)

@@ -1,13 +1,12 @@
-"""What the jobs in this folder share: arguments, a Spark session, an orderly end, and errors of one sentence.
+"""Shared by the jobs in this folder: arguments, a Spark session, a clean stop, and errors of one sentence.
 
 Theory of operation. A job is a function of its arguments and a `StopRequest`. SIGTERM and SIGINT only set the request:
-an exception raised in the middle of a call to the JVM would leave that connection with an answer nobody reads.
-Streaming jobs look at the request about once a second and stop their query; batch jobs run Spark in a second thread, so
-that the first one can cancel it. What fails in operation ends as one sentence on stderr and exit code 1, wrong usage is
-2.
+an exception in the middle of a call to the JVM would leave an unread answer on that connection. Streaming jobs check
+the request about once a second and stop their query; batch jobs run Spark in a second thread, so that the first one can
+cancel it. A failure in operation is one sentence on stderr and exit code 1; wrong usage is exit code 2.
 
-It is driver-only code: nothing here, and nothing in the jobs, is shipped to executors; so `spark-submit job.py` needs
-no `--py-files`.
+The code runs on the driver only: nothing here or in the jobs is sent to executors, so `spark-submit job.py` needs no
+`--py-files`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _ERROR_CODE = re.compile(r"^\[[A-Z0-9_.]+\] ")
 
 
 class Interrupted(NatslogError):
-    """A batch job was asked to stop before its work was done."""
+    """A batch job was stopped before it was complete."""
 
 
 class StopRequest:
@@ -53,7 +52,7 @@ class StopRequest:
         return self.signal is not None
 
     def install(self) -> None:
-        """Takes over both signals; again after a Spark session began, which has a SIGINT handler of its own."""
+        """Handles both signals; call it again when a Spark session has been created, which handles SIGINT itself."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -70,7 +69,7 @@ def run_job(parser: argparse.ArgumentParser, job: Job) -> int:
     """Runs a job from its command line.
 
     Returns:
-        The exit code: 0 done (or stopped, where a job has no end), 1 failed, 128 + signal: interrupted.
+        The exit code: 0 complete (or a job without an end stopped), 1 failed, 128 + signal: interrupted.
     """
     arguments = parser.parse_args()
     stop = StopRequest()
@@ -81,10 +80,10 @@ def run_job(parser: argparse.ArgumentParser, job: Job) -> int:
         print(f"stopped: {error.message}", file=sys.stderr)
         return 128 + (stop.signal or 0)
     except KeyboardInterrupt:  # PySpark's own handler, while a session begins
-        print("stopped: the work was not begun", file=sys.stderr)
+        print("stopped before the work was started", file=sys.stderr)
         return 128 + signal.SIGINT
     except (NatslogError, PySparkException, Py4JError, ConnectionError) as error:
-        if stop.requested:  # on its way out whatever Spark says
+        if stop.requested:  # errors of Spark while it stops have no meaning
             return 0
         print(f"error: {one_sentence(error)}", file=sys.stderr)
         return 1
@@ -96,10 +95,10 @@ def one_sentence(error: Exception) -> str:
     if isinstance(error, NatslogError):
         return error.message
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
-        return "Spark's JVM has ended: what it said before stands above"
+        return "Spark's JVM has ended: its output above gives the reason"
     text = str(error)
     if "JAVA_GATEWAY_EXITED" in text:
-        return "Spark's Java did not start: install Java 17 or 21, found by JAVA_HOME or PATH"
+        return "Java did not start: install Java 17 or 21, and set JAVA_HOME or PATH to it"
     if said := _NATSLOG_ERROR.findall(text):
         return str(said[-1])
     return _ERROR_CODE.sub("", text.strip().partition("\n")[0])
@@ -128,13 +127,13 @@ def spark_parser(name: str, description: str, epilog: str) -> argparse.ArgumentP
         "--spark-log-level",
         default="FATAL",
         choices=["INFO", "WARN", "ERROR", "FATAL"],
-        help="what Spark logs to stderr (default: FATAL, for the job itself says why it failed; ERROR adds traces)",
+        help="what Spark logs to stderr (default: FATAL, because the job itself reports errors; ERROR adds traces)",
     )
     return parser
 
 
 def add_streaming_arguments(parser: argparse.ArgumentParser, *, checkpoint_required: bool) -> None:
-    """Where a streaming job starts, keeps its position, and whether it ends."""
+    """Where a streaming job starts, where it stores its position, and whether it ends."""
     parser.add_argument(
         "--from",
         dest="start",
@@ -143,13 +142,15 @@ def add_streaming_arguments(parser: argparse.ArgumentParser, *, checkpoint_requi
         help="where the first run starts: earliest, latest, or a time (default: earliest)",
     )
     parser.add_argument(
-        "--checkpoint", required=checkpoint_required, metavar="DIR", help="where Spark keeps the position between runs"
+        "--checkpoint", required=checkpoint_required, metavar="DIR", help="where Spark stores the position between runs"
     )
     parser.add_argument(
-        "--max-offsets-per-trigger", type=positive, metavar="N", help="at most so many messages in one micro-batch"
+        "--max-offsets-per-trigger", type=positive, metavar="N", help="the maximum of messages in one micro-batch"
     )
     parser.add_argument(
-        "--available-now", action="store_true", help="read what is there now, then end (default: go on until stopped)"
+        "--available-now",
+        action="store_true",
+        help="read up to the current end, then stop (default: run until stopped)",
     )
 
 
@@ -177,7 +178,7 @@ def duration_s(text: str) -> float:
 
 
 def client_of(arguments: argparse.Namespace) -> NatslogClient:
-    """A client for checks before Spark starts: what is wrong is said at once, not eight seconds later."""
+    """A client for checks before Spark starts, so that errors are reported at once."""
     return NatslogClient(arguments.servers, ClientOptions(retries=2))
 
 
@@ -220,7 +221,7 @@ def time_us(text: str) -> int:
 
 @contextmanager
 def spark_session(name: str, arguments: argparse.Namespace, stop: StopRequest) -> Iterator[SparkSession]:
-    """A session for one job: local unless spark-submit says otherwise, times in UTC, a shuffle partition per core."""
+    """A session for one job: local unless spark-submit sets a master, times in UTC, a shuffle partition per core."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.appName(name).getOrCreate()
     stop.install()
@@ -235,10 +236,10 @@ def spark_session(name: str, arguments: argparse.Namespace, stop: StopRequest) -
 
 
 def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], None] = lambda progress: None) -> None:
-    """Returns when the query has ended, or was stopped because a signal asked for it.
+    """Returns when the query has ended, or was stopped by a signal.
 
     Args:
-        report: called once with the progress of each micro-batch that was run.
+        report: called once with the progress of each executed micro-batch.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -247,7 +248,7 @@ def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], Non
     while True:
         ended = query.awaitTermination(_POLL_S)
         for progress in query.recentProgress:
-            if progress["batchId"] > reported and "addBatch" in progress["durationMs"]:  # not one of idleness
+            if progress["batchId"] > reported and "addBatch" in progress["durationMs"]:  # not while idle
                 report(progress)
                 reported = progress["batchId"]
         if ended:
@@ -259,7 +260,7 @@ def follow(query: StreamingQuery, stop: StopRequest, report: Callable[[Any], Non
 
 def _make_active(spark: SparkSession) -> None:
     """Spark looks for sources and sinks in Python in the session that is active in the calling thread, and only there:
-    in another one `df.write.format("natslog")` would not be found.
+    in another thread the source of `df.write.format("natslog")` would not be found.
     """
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
@@ -277,7 +278,7 @@ def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], N
         try:
             _make_active(spark)
             work()
-        except Exception as error:  # handed over to the waiting thread, which raises it
+        except Exception as error:  # the waiting thread raises it
             raised.append(error)
 
     worker = threading.Thread(target=guarded, name="spark-action", daemon=True)
@@ -287,6 +288,6 @@ def run_cancellable(spark: SparkSession, stop: StopRequest, work: Callable[[], N
     if worker.is_alive():
         spark.sparkContext.cancelAllJobs()
         worker.join(_CANCEL_WITHIN_S)
-        raise Interrupted("the work was not done")
+        raise Interrupted("the work is not complete")
     if raised:
         raise raised[0]

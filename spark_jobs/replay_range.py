@@ -1,16 +1,16 @@
-r"""Publishes a time range of a stream again, to other subjects: to try a new consumer, or to mend what an old one did.
+r"""Publishes a time range of a stream again, to other subjects: to test a new consumer, or to repair earlier results.
 
     python spark_jobs/replay_range.py --stream orders --from 2026-11-20T10 --to 2026-11-20T11 \
         --to-subject 'replay.>' --rate 500 --dry-run
 
 Theory of operation. Times are turned into offsets `[first, end)` before the first row is read, so messages that arrive
-meanwhile change nothing. The range is replayed in portions, one after another and each by one task, so messages come in
-the order of the stream; between portions the job waits as `--rate` asks, tells how far it is, and looks at signals. A
-replay that was stopped says where to go on (`--from-offset`).
+meanwhile are not included. The range is replayed in portions, one after another and each by one task, so messages keep
+the order of the stream. Between portions the job waits as `--rate` requires, prints its progress, and checks for
+signals. A replay that is stopped prints where to continue (`--from-offset`).
 
-Value, key and headers are kept, the subject is mapped. Headers of the way the message took (`Nats-Msg-Id`,
-`Nats-Expected-…`) are not: a message's id is now `replay:<id of the stream>:<offset>`, so that a replay that is
-repeated is stored once by a stream that deduplicates, within its window. `--again NAME` makes another replay of it.
+Value, key and headers are unchanged, and the subject is mapped. Headers of the first publication (`Nats-Msg-Id`,
+`Nats-Expected-…`) are left out: a message's id is `replay:<id of the stream>:<offset>`, so that a stream that
+deduplicates stores a repeated replay once, within its window. `--again NAME` makes it another replay.
 """
 
 from __future__ import annotations
@@ -60,18 +60,20 @@ def parser() -> argparse.ArgumentParser:
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--from", dest="start", default="earliest", metavar="TIME", help="from this time on (earliest)")
     start.add_argument(
-        "--from-offset", type=offset, metavar="N", help="from this offset on, where a replay was stopped"
+        "--from-offset", type=offset, metavar="N", help="from this offset on, which a stopped replay has printed"
     )
     parser.add_argument(
-        "--to", dest="end", default="latest", metavar="TIME", help="up to this time, without it (default: latest)"
+        "--to", dest="end", default="latest", metavar="TIME", help="up to this time, exclusive (default: latest)"
     )
     add_target_arguments(parser)
     parser.add_argument(
-        "--ack", choices=["flush", "stored"], help="default: stored where a stream records --to-subject"
+        "--ack", choices=["flush", "stored"], help="default: stored if a stream records --to-subject, else flush"
     )
-    parser.add_argument("--rate", type=positive, metavar="N", help="at most so many messages a second")
-    parser.add_argument("--again", metavar="NAME", help="a replay of its own: not one with what was replayed before")
-    parser.add_argument("--dry-run", action="store_true", help="only tell what would be published")
+    parser.add_argument("--rate", type=positive, metavar="N", help="the maximum of messages per second")
+    parser.add_argument(
+        "--again", metavar="NAME", help="another replay: messages of earlier replays are no duplicates of it"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be published")
     return parser
 
 
@@ -114,7 +116,7 @@ class Replay:
 
 
 def planned(arguments: argparse.Namespace) -> Replay:
-    """Raises NatslogError: broker or NATS away, no such stream, or a range or target that cannot work."""
+    """Raises NatslogError: broker or NATS unavailable, no such stream, or a range or target that cannot work."""
     words, start, end = ("earliest", "latest"), arguments.start, arguments.end
     if start not in words and end not in words and time_us(start) >= time_us(end):
         raise InvalidRequest(f"the range is empty: --from {start} is not before --to {end}")
@@ -122,11 +124,11 @@ def planned(arguments: argparse.Namespace) -> Replay:
         info = client.position(arguments.stream)
         mapping = checked_mapping(arguments, info)
         if arguments.ack == "stored":
-            recording_streams(client, mapping)  # or no ack would ever come
+            recording_streams(client, mapping)  # otherwise no ack would arrive
         first, last = bounds(client, info, arguments)
         ack = arguments.ack or _best_ack(client, mapping)
     again = f"{arguments.again}:" if arguments.again else ""
-    vars(arguments).pop("start")  # the offsets say it from here on
+    vars(arguments).pop("start")  # from here on offsets are used
     return Replay(
         options=source_options(arguments, COLUMNS),
         stream=arguments.stream,
@@ -162,7 +164,7 @@ def bounds(client: NatslogClient, info: dict[str, Any], arguments: argparse.Name
 
     first = at(arguments.start) if arguments.from_offset is None else arguments.from_offset
     if not low <= first <= high:
-        raise InvalidRequest(f"--from-offset {first}: stream {arguments.stream} holds offsets {low} to {high}")
+        raise InvalidRequest(f"--from-offset {first}: stream {arguments.stream} has offsets {low} to {high}")
     return first, max(first, min(at(arguments.end), high))
 
 
@@ -170,7 +172,7 @@ def bounds(client: NatslogClient, info: dict[str, Any], arguments: argparse.Name
 
 
 def show(spark: SparkSession, replay: Replay) -> None:
-    """What would be published."""
+    """Prints what would be published."""
     messages = replay.rows(spark, replay.first, replay.end)
     of_each = replay.outgoing(messages).groupBy("subject").count().orderBy(f.desc("count"), "subject").collect()
     seen = messages.agg(f.min("timestamp"), f.max("timestamp"), f.sum(f.length("value"))).first()
@@ -185,10 +187,10 @@ def show(spark: SparkSession, replay: Replay) -> None:
 
 
 def publish(spark: SparkSession, replay: Replay, rate: int | None, stop: StopRequest) -> None:
-    """Portion after portion.
+    """Publishes portion after portion.
 
     Raises:
-        Interrupted: asked to stop; the message says where to go on.
+        Interrupted: by a signal; the message contains the offset to continue with.
     """
     portion_rows = min(_PORTION_ROWS, max(1, round(rate * _PORTION_S))) if rate else _PORTION_ROWS
     started, total = time.monotonic(), replay.end - replay.first
@@ -198,23 +200,25 @@ def publish(spark: SparkSession, replay: Replay, rate: int | None, stop: StopReq
         while not stop.requested and (left_s := due - time.monotonic()) > 0:
             time.sleep(min(0.2, left_s))
         if stop.requested:
-            raise Interrupted(f"offsets {replay.first} to {first} were replayed; go on with --from-offset {first}")
+            raise Interrupted(f"offsets {replay.first} to {first} were replayed; continue with --from-offset {first}")
         rows = replay.outgoing(replay.rows(spark, first, end))
         try:
             run_cancellable(spark, stop, rows.write.format("natslog").mode("append").options(**replay.sink).save)
         except Interrupted as error:
-            raise Interrupted(f"in the middle of offsets {first} to {end}; go on with --from-offset {first}") from error
+            raise Interrupted(
+                f"in the middle of offsets {first} to {end}; continue with --from-offset {first}"
+            ) from error
         done, passed_s = end - replay.first, time.monotonic() - started
         print(f"{done} of {total} ({done / total:.0%}), {done / passed_s:.0f}/s, up to offset {end}", flush=True)
 
 
 def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
-    """Replays the range, or tells what it would do."""
+    """Replays the range, or prints what it would publish."""
     replay = planned(arguments)
     where = f"offsets {replay.first} to {replay.end} of stream {replay.stream} to {replay.mapping.target_wildcard}"
     print(f"{where}, ack={replay.sink['ack']}", flush=True)
     if replay.first == replay.end:
-        print("nothing to replay")
+        print("the range is empty: nothing to replay")
         return
     with spark_session(f"natslog: replay {replay.stream}", arguments, stop) as spark:
         if arguments.dry_run:

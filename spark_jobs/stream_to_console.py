@@ -1,11 +1,11 @@
 """Shows the messages of a stream on the console, micro-batch by micro-batch, as they are recorded.
 
-The first program to run against a new stream: it proves the way from NATS through the broker into Spark.
+Run it first against a new stream: it shows that messages arrive from NATS through the broker in Spark.
 
     python spark_jobs/stream_to_console.py --stream orders
     spark-submit spark_jobs/stream_to_console.py --stream orders --available-now --rows 50
 
-Values are shown as text. Without `--checkpoint` every run starts where `--from` says.
+Values are shown as text. Without `--checkpoint` every run starts at `--from`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add_streaming_arguments(parser, checkpoint_required=False)
     parser.add_argument("--rows", type=positive, default=20, metavar="N", help="rows to show of each batch (20)")
-    parser.add_argument("--full", action="store_true", help="show long values whole instead of 20 characters of them")
+    parser.add_argument(
+        "--full", action="store_true", help="show long values completely instead of their first 20 characters"
+    )
     return parser
 
 
@@ -49,7 +51,7 @@ def readable(messages: DataFrame) -> DataFrame:
 
 
 def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
-    """Prints until stopped, or until what is there has been shown."""
+    """Prints until stopped, or until the end as of the start."""
     options = source_options(arguments, COLUMNS)
     with client_of(arguments) as client:
         client.stream(arguments.stream)

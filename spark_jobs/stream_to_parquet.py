@@ -1,4 +1,4 @@
-r"""Writes a stream to a Parquet table, day by day, in files of about the size one wishes for; every message once.
+r"""Writes a stream to a Parquet table by day, in files of about a chosen size; every message once.
 
     python spark_jobs/stream_to_parquet.py --stream orders --output lake/orders --checkpoint state/orders-lake
 
@@ -8,12 +8,11 @@ there are cores (`maxBytesPerTrigger`). While there is a backlog, files have tha
 micro-batch of `--every` is one file, if it is no larger. Bytes are those of the stream; compressed Parquet has fewer.
 
 The guarantee: every message of the stream is in the table exactly once, whatever is killed at whatever time, for
-readers that go by the table's log, as Spark does (`spark.read.parquet`): it is in `_spark_metadata`, and names the
-files of finished batches. Files that a killed batch left are in none of its lists, and readers that only list the
-folder would see their rows twice. The checkpoint belongs to the table: the job refuses one without the other, which
-Spark would answer by dropping data.
+readers that use the table's log, as Spark does (`spark.read.parquet`): it is in `_spark_metadata`, and names the files
+of complete batches. It does not name files that a killed batch left; readers that only list the folder would see their
+rows twice. The checkpoint belongs to the table: the job refuses one without the other, because Spark would drop data.
 
-Many small files of quiet days: `compact_parquet.py` copies finished days into few.
+For days with many small files, `compact_parquet.py` copies finished days into a few.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ def parser() -> argparse.ArgumentParser:
         "example:\n  stream_to_parquet.py --stream orders --output lake/orders --checkpoint state/orders --every 5m",
     )
     add_streaming_arguments(parser, checkpoint_required=True)
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the table, in Spark's reach")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the table, as Spark accesses it")
     parser.add_argument(
-        "--file-bytes", type=size_bytes, default=128 * _MIB, metavar="SIZE", help="wished size of a file (128MiB)"
+        "--file-bytes", type=size_bytes, default=128 * _MIB, metavar="SIZE", help="target size of a file (128MiB)"
     )
     parser.add_argument(
-        "--every", type=duration_s, default=60.0, metavar="DURATION", help="a micro-batch at most so often (1m)"
+        "--every", type=duration_s, default=60.0, metavar="DURATION", help="time between micro-batches (1m)"
     )
-    parser.add_argument("--headers", action="store_true", help="write the messages' headers, too")
+    parser.add_argument("--headers", action="store_true", help="also write the messages' headers")
     return parser
 
 
@@ -89,7 +88,7 @@ def report(progress: Any) -> None:
 
 
 def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
-    """Writes until stopped, or until what is there has been written."""
+    """Writes until stopped, or until the end as of the start."""
     options = source_options(arguments, f"{COLUMNS},headers" if arguments.headers else COLUMNS)
     with client_of(arguments) as client:
         client.stream(arguments.stream)

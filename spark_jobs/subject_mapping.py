@@ -1,4 +1,4 @@
-"""Where a message of one subject goes: NATS wildcards in, subjects out, as one Spark expression over a column.
+"""Maps subjects by NATS wildcards, as one Spark expression over a column.
 
     SubjectMapping.parse("orders.*.>", "replay.{1}.>")      orders.eu.new.7  →  replay.eu.new.7
     SubjectMapping.parse("orders.>", "audit.{subject}")     orders.eu.new    →  audit.orders.eu.new
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"\{(\d+|subject)\}")
 
 @dataclass(frozen=True, slots=True)
 class SubjectMapping:
-    """`parse` makes it."""
+    """A mapping; create it with `parse`."""
 
     source: str
     target: str
@@ -37,18 +37,18 @@ class SubjectMapping:
             source: the wildcard that covers all subjects to be mapped. `what`: the option that `target` came from.
 
         Raises:
-            ConfigError: the target names what the source does not have. InvalidRequest: it is not a subject.
+            ConfigError: the source lacks a wildcard that the target refers to. InvalidRequest: it is not a subject.
         """
         stars = source.split(".").count("*")
         for place in _PLACE.findall(target):
             if place != "subject" and not 1 <= int(place) <= stars:
-                raise ConfigError(f"{what} {target!r}: {{{place}}} stands for a * that {source!r} does not have")
+                raise ConfigError(f"{what} {target!r}: {source!r} has no * that {{{place}}} could stand for")
         mapping = cls(source, target)
         check_subject(mapping.target_wildcard, wildcards=True, what=what)
         if "*" in _PLACE.sub("x", target).split("."):
             raise ConfigError(f"{what} {target!r}: write {{1}} for what the first * of {source!r} covers")
         if target.split(".")[-1] == ">" and source.split(".")[-1] != ">":
-            raise ConfigError(f"{what} {target!r}: > stands for what a > covers, and {source!r} has none")
+            raise ConfigError(f"{what} {target!r}: > stands for what a > of the source covers, and {source!r} has no >")
         return mapping
 
     @property
@@ -62,7 +62,7 @@ class SubjectMapping:
         return ".".join(tokens)
 
     def column(self, subject: Column) -> Column:
-        """The subjects that those in `subject` are mapped to; one that the source does not cover fails the job."""
+        """The mapped subjects of a column; a subject that the source does not cover fails the job."""
         whole, rest = self._source_regex()
         parts, at = [], 0
         for place in _PLACE.finditer(self.target):
@@ -74,7 +74,7 @@ class SubjectMapping:
         parts.append(f.lit(end[:-1] if has_rest else end))
         if has_rest:
             parts.append(f.regexp_extract(subject, whole, rest))
-        strange = f.raise_error(f.concat(f.lit(f"no subject of {self.source}: "), subject))
+        strange = f.raise_error(f.concat(f.lit(f"{self.source} does not cover the subject "), subject))
         return f.when(subject.rlike(whole), f.concat(*parts)).otherwise(strange)
 
     def _source_regex(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What jobs that publish to subjects share: their options, and what is checked of the target before Spark starts."""
+"""Shared by jobs that publish to subjects: their options, and the checks of the target before Spark starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     )
     target.add_argument("--nats", metavar="URL", help="NATS servers (default: NATS_URL, else nats://127.0.0.1:4222)")
     target.add_argument(
-        "--ack-timeout", type=duration_s, default=30.0, metavar="DURATION", help="fail after so long without acks (30s)"
+        "--ack-timeout",
+        type=duration_s,
+        default=30.0,
+        metavar="DURATION",
+        help="fail after this time without an ack (30s)",
     )
 
 
@@ -43,16 +47,16 @@ def nats_url(arguments: argparse.Namespace) -> str:
 
 
 def checked_mapping(arguments: argparse.Namespace, info: dict[str, Any]) -> SubjectMapping:
-    """The mapping of the stream's subjects, if nothing that is published comes back into the stream itself.
+    """The mapping of the stream's subjects, if the stream does not record what is published.
 
     Raises:
-        ConfigError: it would, or the target does not fit the stream's subject. NatsUnavailable: no NATS server answers.
+        ConfigError: it does, or the target does not fit the stream's subject. NatsUnavailable: no NATS server answers.
     """
     mapping = SubjectMapping.parse(arguments.subject_filter or info["subject"], arguments.to_subject)
     if overlap(info["subject"], mapping.target_wildcard):
         raise ConfigError(
             f"--to-subject {arguments.to_subject} is recorded by stream {info['name']} itself ({info['subject']}): "
-            "what is published would be read again; choose subjects outside of it"
+            "published messages would be read again; choose other subjects"
         )
     with Publisher(nats_url(arguments)):
         return mapping
@@ -62,13 +66,13 @@ def recording_streams(client: NatslogClient, mapping: SubjectMapping) -> list[di
     """The streams that record every subject of the target.
 
     Raises:
-        ConfigError: there is none, with the command that creates one.
+        ConfigError: there is none; the message contains the command that creates one.
     """
     wildcard = mapping.target_wildcard
     found = [info for info in client.streams() if covers(info["subject"], wildcard)]
     if not found:
         raise ConfigError(
-            f"no stream records {wildcard}: natslog stream create NAME --subject '{wildcard}' --dedupe-window 1h"
+            f"no stream records {wildcard}: run natslog stream create NAME --subject '{wildcard}' --dedupe-window 1h"
         )
     return found
 
@@ -79,8 +83,8 @@ def shortest_window_s(recording: list[dict[str, Any]]) -> float:
 
 
 def kept_headers(headers: Column) -> Column:
-    """Headers without those of the way a message took: the sink sets id and key itself, and conditions named offsets
-    of the stream that the message came from.
+    """Headers without those of the first publication: the sink sets id and key itself, and conditions refer to offsets
+    of the original stream.
     """
 
     def stays(pair: Column) -> Column:

@@ -1,10 +1,11 @@
-"""Spark source and sink `natslog`: `spark.readStream.format("natslog")`, `df.write.format("natslog")`, and the rest.
+"""Spark source and sink `natslog`: `format("natslog")` with `spark.read`, `readStream`, `df.write` and `writeStream`.
 
-Spark finds this package by its name and registers `DefaultSource`; nothing else is to be done. Where that discovery is
-off (`spark.sql.planner.pythonDataSource…`) or the package came later than the session:
-`spark.dataSource.register(pyspark_natslog.DefaultSource)`. It must be installed on executors too.
+Spark finds this package by its name and registers `DefaultSource`. If that discovery is disabled
+(`spark.sql.planner.pythonDataSource…`), or the package was installed after the session was created, call
+`spark.dataSource.register(pyspark_natslog.DefaultSource)`. The package must be installed on executors too.
 
-Imported before the session is created, it makes Spark use the Python that runs the program (`use_this_python`).
+If a program imports it before it creates the session, Spark uses the Python that runs the program
+(`use_this_python`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["DefaultSource", "LagListener"]
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported when it is named: Spark imports this package for any Python source."""
+    """Imports on first use what few programs need: Spark imports this package for any Python source."""
     if name == "LagListener":
         from pyspark_natslog.lag_listener import LagListener
 

@@ -1,4 +1,4 @@
-"""The entry Spark knows: hands out readers and writers, does no work itself."""
+"""The class that Spark loads: it creates readers and writers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ logger = logging.getLogger("pyspark_natslog")
 
 
 class DefaultSource(DataSource):
-    """Registered as `natslog`. Imports what it needs when it is used: Spark imports this package for any Python
-    source.
-    """
+    """Registered as `natslog`. Imports the rest on first use: Spark imports this package for any Python source."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         check_spark()
@@ -30,9 +28,9 @@ class DefaultSource(DataSource):
         self._options = dict(options)
         if str(options.get("filterPushdown", "")).lower() == "true":  # here: it runs once for each DataFrame
             logger.warning(
-                "filterPushdown leaves nothing out: Spark has one plan for all scans of a DataFrame, and what one "
-                "filters would be missing in the others. Spark filters the rows; to read less, give startingOffsets "
-                "and endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
+                "option filterPushdown has no effect: Spark has one plan for all scans of a DataFrame, so rows that "
+                "one scan filters would be missing in the others. Spark filters the rows. To read less, set "
+                "startingOffsets and endingOffsets, startingTimestamp and endingTimestamp, or subjectFilter"
             )
 
     @classmethod

@@ -1,12 +1,12 @@
-"""How far queries are behind, in the log and for Prometheus: a listener that belongs to the Spark session.
+"""Reports how far queries are behind, in the log and to Prometheus, as a listener of the Spark session.
 
     listener = LagListener()
     spark.streams.addListener(listener)
     listener.start_http_server(9400)
 
-Theory of operation. The source reports its lag in each query's progress (`latestOffset`); Spark hands every progress to
-the listener, which keeps the newest of each query. Prometheus reads them when it comes; nothing is computed for it in
-between. A query's series end with the query. Progress of other sources passes by.
+Theory of operation. The source reports its lag in each query's progress (`latestOffset`). Spark sends every progress to
+the listener, which stores the newest of each query. Gauges are made from these at each scrape by Prometheus. A query's
+series end with the query. Progress of other sources is ignored.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class LagListener(StreamingQueryListener):
             registry.register(_Collector(self))
 
     def queries(self) -> list[QueryLag]:
-        """The newest progress of every query that runs."""
+        """The newest progress of every running query."""
         with self._lock:
             return list(self._queries.values())
 
-    # ---- what Spark says: on a thread of its own ----
+    # ---- Spark calls these on a thread of its own ----
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known of it yet."""
+        """There is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         lag = query_lag(event.progress)
@@ -113,7 +113,7 @@ class LagListener(StreamingQueryListener):
         self._log(lag)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing came: what was behind still is, and no rows flow."""
+        """No messages arrived: the lag is unchanged, and the rates are 0."""
         with self._lock:
             known = self._queries.get(str(event.runId))
             if known is not None:
@@ -153,17 +153,17 @@ class LagListener(StreamingQueryListener):
             self._registry = prometheus.CollectorRegistry()
             self._registry.register(_Collector(self))
         if self._server is not None:
-            raise ConfigError("this listener serves metrics already: close it first", port=port)
+            raise ConfigError("this listener already serves metrics: call close() first", port=port)
         try:
             self._server, _ = prometheus.start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            why = "is taken by another program: choose another" if taken else str(error)
-            raise ConfigError(f"port {port} on {host} for lag metrics {why}", port=port) from error
+            why = "another program uses it: choose another port" if taken else str(error)
+            raise ConfigError(f"cannot serve lag metrics on {host}, port {port}: {why}", port=port) from error
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Ends the HTTP server, if there is one."""
+        """Stops the HTTP server, if there is one."""
         if self._server is not None:
             server, self._server = self._server, None
             server.shutdown()
@@ -171,7 +171,7 @@ class LagListener(StreamingQueryListener):
 
 
 def query_lag(progress: StreamingQueryProgress) -> QueryLag | None:
-    """What a progress says of natslog streams; None where the query reads none, or its lag is not reported."""
+    """The lag of natslog streams in a progress; None if the query reads none, or does not report its lag."""
     streams: dict[str, StreamLag] = {}
     for source in progress.sources:
         streams |= _stream_lags(source.latestOffset)
@@ -213,13 +213,13 @@ def _prometheus() -> Any:
         import prometheus_client
     except ImportError as error:
         raise ConfigError(
-            "metrics need prometheus_client, which is not installed: pip install 'natslog[spark]'"
+            "lag metrics require prometheus_client, which is not installed: run pip install 'natslog[spark]'"
         ) from error
     return prometheus_client
 
 
 class _Collector:
-    """Turns the newest progresses into gauges when Prometheus comes. Of two runs of one name the later one counts."""
+    """Makes gauges of the newest progresses at each scrape. Of two queries with one name the later one counts."""
 
     def __init__(self, listener: LagListener) -> None:
         self._listener = listener

@@ -1,4 +1,4 @@
-"""Options as they are given: read by name and type, checked before any job starts, never silently ignored."""
+"""Reads options by name and type. They are checked before any job starts; none is silently ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPARKS_OWN = ("checkpointlocation", "queryname", "outputmode")
 
 
 def refuse(options: Mapping[str, str], names: tuple[str, ...], why: str) -> None:
-    """Raises ConfigError: one of these, which are for something else, is given."""
+    """Raises ConfigError if one of these options is given; `why` completes the sentence `option x …`."""
     by_lower = {name.lower(): name for name in names}
     for name in options:
         if name.lower() in by_lower:
@@ -88,7 +88,7 @@ class Given:
 
 
 def client_options(given: Given) -> ClientOptions:
-    """How brokers are asked, from the options named in `CONNECTION`."""
+    """Settings of the client, from the options in `CONNECTION`."""
     timeout_s = given.seconds("fetchTimeout", 30.0)
     return ClientOptions(
         timeout_s=timeout_s,
@@ -105,7 +105,7 @@ def client_options(given: Given) -> ClientOptions:
 
 @contextmanager
 def naming(option: str) -> Iterator[None]:
-    """What is wrong with a value is said of this option."""
+    """Errors about a value name this option."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""Which Python Spark starts for Python sources: by default `python3` from PATH, which may know nothing of natslog."""
+"""Which Python Spark starts for Python sources: by default `python3` from PATH, which may lack natslog."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def use_this_python() -> None:
-    """Has Spark start this Python, where the program runs in an environment that is not activated (from an IDE, cron
-    or Jupyter): Spark would report that there is no source `natslog`. Sets the variable `PYSPARK_PYTHON`, which Spark
-    reads when the session is created.
+    """Makes Spark start the Python that runs this program, by the variable `PYSPARK_PYTHON`, which Spark reads when the
+    session is created. In an environment that is not activated (an IDE, cron or Jupyter) Spark would otherwise start a
+    Python without natslog, and report that there is no source `natslog`.
 
-    Nothing is changed where the variable is set, where `python3` from PATH belongs to this environment, and in a
-    program that spark-submit started: there the cluster's settings say which Python the executors have.
+    Nothing is changed if the variable is set, if `python3` from PATH belongs to this environment, or if spark-submit
+    started the program: then the settings of the cluster determine the Python of the executors.
     """
     if "PYSPARK_PYTHON" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ or not sys.executable:
         return

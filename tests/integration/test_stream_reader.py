@@ -103,7 +103,7 @@ def test_deleted_stream_names_the_position(broker: BrokerProcess, client: Natslo
     reader = reader_of(broker.url, stream)
     at = position(client, stream, 77)
     client.delete_stream(stream)
-    with pytest.raises(DataLoss, match="offsets 77 on are lost: the stream was deleted"):
+    with pytest.raises(DataLoss, match="offsets 77 and later are lost: the stream was deleted"):
         reader.latestOffset(at, ReadAllAvailable())
 
 

@@ -99,7 +99,7 @@ def test_stream_deleted_under_a_pattern_is_loss_once_or_dropped(
     lenient = reader_of(broker, streamPattern=f"{family}-*", failOnDataLoss="false")
     start = strict.initialOffset()
     client.delete_stream(f"{family}-b")
-    with pytest.raises(DataLoss, match=f"'{family}-b': offsets 0 on are lost: the stream was deleted"):
+    with pytest.raises(DataLoss, match=f"'{family}-b': offsets 0 and later are lost: the stream was deleted"):
         take(strict, start)
     end = take(lenient, start)
     assert sorted(end) == [f"{family}-a"]
@@ -354,7 +354,7 @@ def test_long_columns_that_nobody_wants_are_not_sent(
         ({"stream": "a", "maxBytesPerTrigger": "many"}, "maxBytesPerTrigger.*not a size"),
         ({"stream": "a", "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger.*not a size above zero"),
         ({"stream": "a", "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "minOffsetsPerTrigger 5 and max"),
-        ({"stream": "a", "maxTriggerDelay": "5s"}, "maxTriggerDelay ends the wait for minOffsetsPerTrigger: give both"),
+        ({"stream": "a", "maxTriggerDelay": "5s"}, "maxTriggerDelay limits the wait for minOffsetsPerTrigger: set"),
         ({"stream": "a", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay.*not a duration"),
         ({"stream": "a", "readFrom": "follower"}, "option readFrom 'follower' must be nearest, leader or any"),
         ({"stream": "a", "maxBytesPerPartition": "-1"}, "maxBytesPerPartition"),

@@ -94,7 +94,9 @@ def test_progress_tells_what_each_batch_leaves_unread_and_the_cursor_follows(
     assert f"rows_behind=70 bytes_behind={sizes[0]} seconds_behind={ages[0]}" in record.getMessage()
     eventually(lambda: not listener.queries(), 10, "a query that ended is gone")
     assert scrape(port) == {}
-    with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 for lag metrics is taken.*choose another"):
+    with pytest.raises(
+        ConfigError, match=f"lag metrics on 127.0.0.1, port {port}: another program uses it: choose another"
+    ):
         LagListener().start_http_server(port)
 
 

@@ -70,7 +70,7 @@ def test_stream_to_parquet_writes_files_of_the_wished_size_once_and_goes_on_wher
     assert to_table(file_bytes=10**6) == "batch 3: 10 messages written\n"
     assert table_offsets(spark, out) == list(range(1010))
 
-    for missing, reason in [(checkpoint, "drop new batches in silence"), (out, "that are not in --output")]:
+    for missing, reason in [(checkpoint, "drop new batches without an error"), (out, "that are not in --output")]:
         away = missing.rename(folder / "away")
         with pytest.raises(NatslogError, match=reason):
             checkpoints.check_table(checkpoints.Folder(spark, str(checkpoint)), checkpoints.Folder(spark, str(out)))
@@ -111,7 +111,7 @@ def test_compaction_copies_finished_days_once_into_few_sorted_files(
     before = sorted(source.rglob("*.parquet"))
     compact(spark, source, output)
     said = capsys.readouterr().out
-    assert "day 2026-11-18: 80 rows, 8 files into 1" in said
+    assert "day 2026-11-18: copied 80 rows from 8 files into 1" in said
     assert "2 days compacted" in said
     assert sorted(path.name for path in output.iterdir()) == ["day=2026-11-18", "day=2026-11-19"]
     assert table_offsets(spark, output) == list(range(160)), "and not the rows of the batch that was killed"
@@ -146,14 +146,14 @@ def test_a_copy_that_differs_is_not_put_in_place(
         return facts(rows.where("offset > 0") if len(calls) == 2 else rows)
 
     monkeypatch.setattr(compact_parquet, "facts", one_row_less)
-    with pytest.raises(NatslogError, match=r"day 2026-11-18: the copy holds"):
+    with pytest.raises(NatslogError, match=r"day 2026-11-18: the copy has"):
         compact(spark, source, output)
     assert not (output / "day=2026-11-18").exists()
 
 
 def test_compaction_refuses_what_is_no_streaming_table(spark: SparkSession, folder: Path) -> None:
     spark.range(3).write.parquet(str(folder / "plain"))
-    with pytest.raises(NatslogError, match="no table of a streaming query"):
+    with pytest.raises(NatslogError, match="not a table of a streaming query"):
         compact(spark, folder / "plain", folder / "days")
 
 

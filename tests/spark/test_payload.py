@@ -163,7 +163,7 @@ def test_modes_and_the_corrupt_record_column(read: Any) -> None:
     dropped = read(None, payloadFormat="json", payloadSchema=schema, mode="dropMalformed")
     assert rows(dropped, "offset", "id", "_corrupt_record") == [(0, 1, None), (3, 2, None), (4, None, None)]
     failing = read(None, payloadFormat="json", payloadSchema=schema, mode="FAILFAST")
-    with pytest.raises(Exception, match=r"offset 1: the payload is malformed: it is not UTF-8\. Read it with"):
+    with pytest.raises(Exception, match=r"offset 1: the payload is malformed: it is not valid UTF-8\. Read it with"):
         failing.count()
     text = read(None, payloadFormat="string")
     assert rows(text, "value") == [('{"id":1}',), (None,), (payloads[2].decode(),), ('{"id":2}',), ("",)]
@@ -235,6 +235,115 @@ def test_arrow_payloads_are_exploded_beside_their_messages(read: Any) -> None:
     assert rows(read(None, mode="DROPMALFORMED", **options), "offset") == [(0,), (0,), (3,)]
 
 
+CLASHING = ["timestamp", "key", "subject", "offset", "stream", "headers"]
+
+
+def clashing_payloads(format: str) -> tuple[str, list[bytes]]:
+    """(a schema with the names of natslog's columns, payloads of it: two messages, and one that is malformed)."""
+    values = [{name: f"{name}{at}" for name in CLASHING} for at in range(2)]
+    ddl = ", ".join(f"{name} STRING" for name in CLASHING)
+    if format == "json":
+        return ddl, [*(json.dumps(value).encode() for value in values), b"!"]
+    out = io.BytesIO()
+    if format == "arrow":
+        batch = pa.RecordBatch.from_pylist(values)
+        with pa.ipc.new_stream(out, batch.schema) as writer:
+            writer.write_batch(batch)
+        return ddl, [out.getvalue(), b"!"]
+    schema = {"type": "record", "name": "R", "fields": [{"name": name, "type": "string"} for name in CLASHING]}
+    payloads = []
+    for value in values:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+        payloads.append(out.getvalue())
+    return json.dumps(schema), [*payloads, b"!"]
+
+
+@pytest.mark.parametrize("format", ["json", "avro", "arrow"])
+def test_payload_column_holds_fields_that_have_the_names_of_natslogs_columns(read: Any, format: str) -> None:
+    schema, payloads = clashing_payloads(format)
+    with pytest.raises(Exception, match=r"'timestamp', 'key', .* Add \.option\(\"payloadColumn\", \"payload\"\)"):
+        read(payloads, payloadFormat=format, payloadSchema=schema)
+    options = {"payloadFormat": format, "payloadSchema": schema, "payloadColumn": "payload"}
+    frame = read(None, **options)
+    fields = ",".join(f"{name}:string" for name in CLASHING)
+    assert frame.dtypes[5:] == [("payload", f"struct<{fields}>")]
+    names = [f"payload.{name}" for name in CLASHING]
+    good = [tuple(f"{name}{at}" for name in CLASHING) for at in range(2)]
+    assert sorted(rows(frame.where("payload.key is not null"), *names)) == good
+    (bad,) = frame.where("payload.key is null").select("offset", "payload").collect()
+    assert (bad["offset"], [*bad["payload"]]) == (len(payloads) - 1, [None] * 6), "a struct of nulls, not null"
+    assert read(None, mode="DROPMALFORMED", **options).count() == 2
+    with pytest.raises(Exception, match=f"offset {len(payloads) - 1}: the payload is malformed"):
+        read(None, mode="FAILFAST", **options).count()
+
+
+def test_payload_column_means_what_spark_means_by_from_json(spark: SparkSession, read: Any) -> None:
+    """Every case with the struct itself: it is null where from_json has null, and has nulls where that has nulls."""
+    cases = [*CASES, ""]
+    ddl = DDL.removesuffix(", _corrupt_record string")
+    frame = read([case.encode() for case in cases], payloadFormat="json", payloadSchema=ddl, payloadColumn="p")
+    theirs = spark.createDataFrame(list(enumerate(cases)), "offset long, text string")
+    theirs = theirs.select("offset", F.from_json("text", ddl).alias("p"))
+    both = zip(rows(frame, "p"), rows(theirs, "p"), strict=True)
+    different = {case: pair for case, pair in zip(cases, both, strict=True) if repr(pair[0]) != repr(pair[1])}
+    assert different == {}
+
+
+def test_payload_column_beside_the_corrupt_record_column_and_in_a_projection(read: Any) -> None:
+    payloads = [b'{"id":1,"key":"a"}', b"oops", b'{"id":"x","key":"kept"}', b"", b'{"id":5,"key":null}']
+    schema = "id INT, _corrupt_record STRING, key STRING"
+    options = {"payloadFormat": "json", "payloadSchema": schema, "payloadColumn": "order"}
+    frame = read(payloads, includeHeaders="true", **options)
+    assert frame.columns[4:] == ["key", "order", "_corrupt_record", "headers"]
+    expected = [(1, "a"), (None, None), (None, "kept"), None, (5, None)]
+    bad = [None, "oops", payloads[2].decode(), None, None]
+    found = rows(frame, "order", "_corrupt_record")
+    assert [(order if order is None else tuple(order), text) for order, text in found] == [
+        *zip(expected, bad, strict=True)
+    ]
+    assert rows(frame.where("order is null"), "offset") == [(3,)], "an empty payload"
+    some = read(None, columns="order,offset", mode="DROPMALFORMED", **options)
+    assert some.columns == ["order", "offset"]
+    assert [offset for _, offset in rows(some, "order", "offset")] == [0, 3, 4]
+    only = read(None, columns="_corrupt_record,offset", **options)
+    assert [text for text, _ in rows(only, *only.columns)] == bad
+    assert rows(read(None, columns="offset", mode="FAILFAST", **options), "offset") == [(at,) for at in range(5)]
+    given = read(None, schema="order STRUCT<id: INT, key: STRING>, offset BIGINT", **options)
+    assert [order and order["id"] for order, _ in rows(given, "order", "offset")] == [1, None, None, None, 5]
+    with pytest.raises(Exception, match="unknown column 'id'; it is a field of order: name that"):
+        read(None, columns="id", **options).count()
+
+
+@pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long), "arrow"])
+def test_payload_column_in_a_streaming_query_that_is_restarted(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    folder: Path,
+    format: str,
+) -> None:
+    schema, payloads = clashing_payloads(format)
+    client.create_stream(name, name)
+    source = spark.readStream.format("natslog").options(servers=broker.url, stream=name, payloadFormat=format)
+    source = source.options(payloadSchema=schema, payloadColumn="payload", columnNameOfCorruptRecord="bad")
+    out, checkpoint = str(folder / "out"), str(folder / "checkpoint")
+    for _ in range(2):  # the second run begins at the checkpoint of the first
+        publish_acked(nats_url, name, payloads)
+        writer = source.load().writeStream.format("parquet").option("path", out)
+        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+    found = spark.read.parquet(out).orderBy("offset", "payload.key").select("offset", "payload").collect()
+    one_run = [(0, 0), (0, 1), (1, None)] if format == "arrow" else [(0, 0), (1, 1), (2, None)]
+    assert [(row["offset"], [*row["payload"]]) for row in found] == [
+        (run * len(payloads) + offset, [None if at is None else f"{name}{at}" for name in CLASHING])
+        for run in range(2)
+        for offset, at in one_run
+    ]
+
+
 @pytest.mark.long
 def test_typed_payloads_in_a_streaming_query(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
@@ -265,17 +374,18 @@ def test_typed_payloads_in_a_streaming_query(
     ("options", "words"),
     [
         ({"payloadFormat": "jsn"}, "option payloadFormat 'jsn' must be binary, .*; did you mean 'json'"),
-        ({"payloadFormat": "json"}, "option payloadSchema is missing: json needs one"),
-        ({"payloadSchema": "a int"}, "option payloadSchema says nothing with payloadFormat binary"),
-        ({"payloadFormat": "string", "payloadSchema": "a int"}, "payloadSchema says nothing with payloadFormat string"),
-        ({"mode": "FAILFAST"}, "option mode says nothing with payloadFormat binary"),
-        ({"payloadFormat": "json", "payloadSchema": "a itn"}, "payloadSchema: 'itn' is no type; did you mean 'int'"),
-        ({"payloadFormat": "json", "payloadSchema": "a int, A int"}, "payloadSchema: it names 'a' twice"),
-        ({"payloadFormat": "json", "payloadSchema": "a variant"}, "payloadSchema: .*can't be decoded into variant"),
-        ({"payloadFormat": "json", "payloadSchema": "Timestamp int"}, "named like the source's own column 'timestamp'"),
+        ({"payloadFormat": "json"}, "option payloadSchema is missing: payloadFormat json requires it"),
+        ({"payloadSchema": "a int"}, "option payloadSchema requires .* and payloadFormat is binary by default"),
+        ({"payloadFormat": "string", "payloadSchema": "a int"}, "payloadSchema requires .* payloadFormat is string"),
+        ({"mode": "FAILFAST"}, "option mode requires payloadFormat string, json, avro or arrow, and"),
+        ({"payloadColumn": "p"}, "option payloadColumn requires .* and payloadFormat is binary by default: set"),
+        ({"payloadFormat": "json", "payloadSchema": "a itn"}, "payloadSchema: 'itn' is not a type; did you mean 'int'"),
+        ({"payloadFormat": "json", "payloadSchema": "a int, A int"}, "payloadSchema: the name 'a' occurs twice"),
+        ({"payloadFormat": "json", "payloadSchema": "a variant"}, "payloadSchema: the type variant is not supported"),
+        ({"payloadFormat": "json", "payloadSchema": "Timestamp int"}, r'\.option\("payloadColumn", "payload"\)'),
         ({"payloadFormat": "json", "payloadSchema": "no/such.json"}, "cannot read the file no/such.json: No such file"),
-        ({"payloadFormat": "json", "payloadSchema": '{"type": "struct"'}, "begins like JSON, but is none"),
-        ({"payloadFormat": "avro", "payloadSchema": "a int"}, "payloadFormat avro needs the Avro schema"),
+        ({"payloadFormat": "json", "payloadSchema": '{"type": "struct"'}, "begins like JSON and is not valid JSON"),
+        ({"payloadFormat": "avro", "payloadSchema": "a int"}, "payloadFormat avro requires the Avro schema"),
         (
             {"payloadFormat": "json", "payloadSchema": "a int", "mode": "DROP"},
             "option mode 'drop' must be permissive",

@@ -78,7 +78,7 @@ def check_mistakes(said: list[str]) -> None:
         "unknown option 'startingofsets'; did you mean 'startingOffsets'",
         "option columns: unknown column 'valeu'; did you mean 'value'",
         "option endingOffsets is for batch reads",
-        "the sink needs a column value",
+        "the sink requires a column value",
     ]
     for words, text in zip(expected, said, strict=True):
         assert words in text
@@ -93,7 +93,7 @@ def check_filters(found: dict[str, Any], said: str) -> None:
         "subquery": 21,
         "switched off": 10,
     }
-    assert said.count("filterPushdown leaves nothing out") == 4, "once for each DataFrame that asks for it"
+    assert said.count("filterPushdown has no effect") == 4, "once for each DataFrame that asks for it"
 
 
 def check_hazard(found: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ def test_spark_that_is_too_old_says_so_and_keeps_its_other_sources(python: Path)
     assert count == 2
     assert len(said) == 3
     for text in said:
-        assert re.search("ConfigError: natslog needs Spark 4.2 or newer; this is 4.1.4: pip install", text), text
+        assert re.search("ConfigError: natslog needs Spark 4.2 or newer; this is 4.1.4: run pip install", text), text
 
 
 def test_spark_without_python_sources_is_told_by_the_import(python: Path, folder: Path) -> None:
@@ -215,4 +215,4 @@ def test_spark_without_python_sources_is_told_by_the_import(python: Path, folder
     environment = Python(python, (folder / "old", *CHECKOUT)).environment(folder)
     command = [str(python), "-c", "import pyspark_natslog"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert "ConfigError: natslog needs Spark 4.2 or newer; this is 3.5.9: pip install" in done.stderr
+    assert "ConfigError: natslog needs Spark 4.2 or newer; this is 3.5.9: run pip install" in done.stderr

@@ -72,9 +72,9 @@ def test_subject_mapping(spark: SparkSession, source: str, target: str, subject:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("x.{2}", "stands for a * that 'orders.*' does not have"),
+        ("x.{2}", "'orders.*' has no * that {2} could stand for"),
         ("x.*", "write {1} for what the first *"),
-        ("x.>", "'orders.*' has none"),
+        ("x.>", "'orders.*' has no >"),
         ("x..y", "empty token"),
     ],
 )
@@ -138,7 +138,7 @@ def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_bat
 
     given = enrich_arguments(name, folder, "--servers", broker.url, "--nats", nats_url)
     enrich(spark, enrich_stream.parser().parse_args(given))
-    assert "6 messages, 2 without a reference row, 2 passed on unread" in capsys.readouterr().out
+    assert "6 messages, 2 without a reference row, 2 passed on unchanged" in capsys.readouterr().out
     rows = sorted(rows_of(client, f"{name}-out"), key=lambda row: row["key"])
     assert [json.loads(rows[at]["value"]) for at in (0, 1, 2, 5)] == [
         {"sku": "007", "value": 3, "name": "Nut", "price": 0.25, "total": 0.75},
@@ -169,7 +169,7 @@ def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_bat
     (folder / "checkpoint" / "commits" / last.name).unlink()
     enrich_stream.check_unfinished(spark, arguments, window_s)
     os.utime(last, (time.time() - 7200, time.time() - 7200))
-    with pytest.raises(NatslogError, match=r"left a batch unfinished 72\d\d s ago, .* remembers ids for 1h"):
+    with pytest.raises(NatslogError, match=r"left a batch unfinished 72\d\d s ago, .* deduplicates for 1h only"):
         enrich_stream.check_unfinished(spark, arguments, window_s)
 
 
@@ -190,12 +190,12 @@ def test_enrich_refuses_what_would_not_be_once(
         return "not refused"
 
     said = run(broker, "enrich_stream.py", *enrich_arguments(name, folder), code=1).stderr
-    assert said.startswith(f"error: no stream records {name}-out.>: natslog stream create")
+    assert said.startswith(f"error: no stream records {name}-out.>: run natslog stream create")
     client.create_stream(f"{name}-out", f"{name}-out.>", dedupe_window=None)
     assert f"stream {name}-out, which records --to-subject, does not deduplicate" in refused()
-    assert "what is published would be read again" in refused("--to-subject", f"{name}.again.>")
+    assert "published messages would be read again" in refused("--to-subject", f"{name}.again.>")
     client.edit_stream(f"{name}-out", dedupe_window="1h")
-    assert "sku must name one row each, but not so: a (2 rows)" in refused()
+    assert "several rows have the same sku, which must be unique: a (2 rows)" in refused()
     assert "has no column 'key'; it has sku, name, price" in refused("--on", "key")
 
 
@@ -204,10 +204,10 @@ def test_enrich_refuses_what_would_not_be_once(
     [
         (["--fields", "sku int, value int"], "--on sku: it is int in --fields and string in --reference"),
         (["--fields", "sku string, name string"], "--fields and --reference both have name"),
-        (["--fields", "value int"], "--on 'sku' is none of --fields: value"),
-        (["--fields", "sku string, __x int"], "'__x' must stand there once, and not begin with __"),
+        (["--fields", "value int"], "--on 'sku' is not one of --fields: value"),
+        (["--fields", "sku string, __x int"], "'__x' must occur once, and must not begin with __"),
         (["--fields", "int"], "--fields 'int' is not names and types"),
-        (["--derive", "price=1"], "there is a field price already"),
+        (["--derive", "price=1"], "the field price exists already"),
         (["--derive", "price"], "is not NAME=SQL"),
     ],
 )
@@ -293,7 +293,7 @@ def test_replay_that_is_stopped_says_where_to_go_on(
         eventually(lambda: client.stream(f"{name}-again")["high_watermark"] >= 20, RUN_WITHIN_S, "a portion")
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 128 + signal.SIGTERM
-    found = re.search(r"go on with --from-offset (\d+)$", log.read_text().strip())
+    found = re.search(r"continue with --from-offset (\d+)$", log.read_text().strip())
     assert found is not None, log.read_text()
     stored = client.stream(f"{name}-again")["high_watermark"]
     assert int(found.group(1)) <= stored < 1000
@@ -305,8 +305,8 @@ def test_replay_refuses_what_cannot_work(broker: BrokerProcess, client: NatslogC
     client.create_stream(name, f"{name}.>")
     for more, reason in [
         (["--to-subject", f"{name}.x"], "would be read again"),
-        (["--to-subject", "x.{1}"], "does not have"),
-        (["--to-subject", "x.>", "--from-offset", "5"], f"stream {name} holds offsets 0 to 0"),
+        (["--to-subject", "x.{1}"], "has no * that {1} could stand for"),
+        (["--to-subject", "x.>", "--from-offset", "5"], f"stream {name} has offsets 0 to 0"),
         (["--to-subject", "x.>", "--ack", "stored"], "no stream records x.>"),
         (["--to-subject", "x.>", "--from", "2026-02-01", "--to", "2026-01-01"], "the range is empty"),
     ]:

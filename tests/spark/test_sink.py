@@ -219,9 +219,9 @@ spark.stop()
 @pytest.mark.parametrize(
     ("sql", "options", "words"),
     [
-        ("select 'x' as payload", {"subject": "a"}, "needs a column value"),
-        ("select 'x' as value", {}, "needs a subject"),
-        ("select 1 as value", {"subject": "a"}, "'value' is int; the sink takes string or binary"),
+        ("select 'x' as payload", {"subject": "a"}, "requires a column value"),
+        ("select 'x' as value", {}, "requires a subject"),
+        ("select 1 as value", {"subject": "a"}, "'value' is int; the sink accepts string or binary"),
         ("select 'x' as value", {"subject": "a.*"}, "wildcard"),
         ("select 'x' as value", {"subject": "a", "ack": "maybe"}, "must be none, flush or stored"),
         ("select 'x' as value", {"subject": "a", "akc": "none"}, "did you mean 'ack'"),

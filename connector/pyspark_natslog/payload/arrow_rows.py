@@ -1,8 +1,8 @@
 """Arrow payloads into typed columns: each an IPC stream of any number of rows, found by column name.
 
-A column that a payload lacks is null, one that is not asked for is passed over. A column of another type is fitted
-where nothing is lost (a smaller integer, another unit of time, a dictionary, large and view types); else the payload is
-malformed, as it is when Arrow can't read it or finds it unsound.
+A column that a payload lacks is null, and one that is not requested is skipped. A column of another type is converted
+if nothing is lost (a smaller integer, another unit of time, a dictionary, large and view types). Otherwise the payload
+is malformed, as it is if Arrow cannot read or validate it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MOST_BYTES = 256 * 1024 * 1024
 
 
 class _Misfit(Exception):
-    """A column is not of the type asked for."""
+    """A column does not have the requested type."""
 
 
 class ArrowDecoder:
@@ -59,7 +59,7 @@ class ArrowDecoder:
         self._wanted = [(inner.name, to_arrow_type(inner.dataType, timezone="UTC")) for inner in schema.fields]
 
     def decode(self, payloads: Payloads) -> Decoded:
-        """One call of Arrow a payload: a payload is a batch of rows itself."""
+        """Calls Arrow once per payload: a payload is itself a batch of rows."""
         parts: dict[str, list[Any]] = {name: [] for name, _ in self._wanted}
         reasons: dict[int, str] = {}
         lengths = np.ones(len(payloads), np.int64)
@@ -67,7 +67,9 @@ class ArrowDecoder:
             try:
                 lengths[row], columns = self._read(payloads.buffer(row))
             except (pa.ArrowException, OSError, _Misfit, ValueError, OverflowError) as error:
-                reasons[row] = str(error) if isinstance(error, _Misfit) else f"it is no sound Arrow IPC stream: {error}"
+                reasons[row] = (
+                    str(error) if isinstance(error, _Misfit) else f"it is not a valid Arrow IPC stream: {error}"
+                )
                 columns = {name: pa.nulls(1, kind) for name, kind in self._wanted}
             for name, column in columns.items():
                 parts[name].append(column)
@@ -77,15 +79,15 @@ class ArrowDecoder:
 
     def _read(self, payload: Any) -> tuple[int, dict[str, Any]]:
         """(rows, columns by name) of one payload."""
-        # Columns of nulls and of runs take no bytes until they are read.
+        # Columns of nulls and of runs take no bytes until they are expanded.
         most = max(_FEW_ROWS, _ROWS_A_BYTE * payload.size)
         batches, rows = [], 0
         with pa.ipc.open_stream(payload) as reader:
             for batch in reader:
-                batch.validate(full=True)  # bytes from anywhere: unsound offsets would be read beyond the payload
+                batch.validate(full=True)  # invalid offsets would be read beyond the payload
                 rows += max([batch.num_rows, *(_longest(column) for column in batch.columns)])
                 if rows > most:
-                    raise _Misfit(f"{payload.size} bytes that claim more than {most} rows or items are not read")
+                    raise _Misfit(f"it has {payload.size} bytes and claims more than {most} rows or items")
                 batches.append(batch)
         rows = sum(batch.num_rows for batch in batches)
         columns = {}
@@ -102,7 +104,7 @@ class ArrowDecoder:
 
 
 def _longest(array: Any) -> int:
-    """Of the array and all that is nested in it."""
+    """The greatest length of the array and of all arrays nested in it."""
     kind = array.type
     if pa.types.is_struct(kind):
         children = [array.field(at) for at in range(kind.num_fields)]
@@ -116,7 +118,7 @@ def _longest(array: Any) -> int:
 
 
 def fit(array: Any, kind: Any, path: str) -> Any:
-    """The array as the type that is wanted, where nothing is lost by it. Raises _Misfit."""
+    """The array as the requested type, if nothing is lost. Raises _Misfit."""
     if pa.types.is_dictionary(array.type):
         _check_spread(array.dictionary, len(array), path)
         array = array.dictionary_decode()
@@ -156,15 +158,15 @@ def fit(array: Any, kind: Any, path: str) -> Any:
 
 
 def _check_spread(values: Any, rows: int, path: str) -> None:
-    """Raises _Misfit where a few bytes would be written out many times."""
+    """Raises _Misfit if a few bytes would be expanded to very many."""
     kind = values.type
     if kind.num_fields or pa.types.is_dictionary(kind):
-        raise _Misfit(f"column {path} has {kind} in a dictionary or in runs, which is not read")
+        raise _Misfit(f"column {path} has {kind} in a dictionary or in runs, which is not supported")
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     longest = (pa.compute.max(pa.compute.binary_length(values)).as_py() or 0) if is_text or is_bytes else 16
     if rows * longest > _MOST_BYTES:
-        raise _Misfit(f"column {path} would take {rows * longest} bytes when it is written out")
+        raise _Misfit(f"column {path} would take {rows * longest} bytes when it is expanded")
 
 
 def _rebuilt(array: Any, kind: Any, items: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From what the kernels have built to Arrow arrays of Spark's types; most buffers are taken as they are."""
+"""Makes Arrow arrays of Spark's types from what the kernels have built; most buffers are used without a copy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _array(tree: Tree, columns: Columns, at: int) -> Any:
 
 
 def _fixed(tree: Tree, columns: Columns, at: int, cells: Any, valid: Any, bitmap: Any, nulls: int) -> Any:
-    """An array of a type whose values all take the same room."""
+    """An array of a type whose values all have the same size."""
     node, count = tree.nodes[at], len(valid)
     if node.kind == ENUM:
         words = pa.array(node.words, pa.string())
@@ -89,7 +89,7 @@ def _fixed(tree: Tree, columns: Columns, at: int, cells: Any, valid: Any, bitmap
     elif node.kind == DATE:
         values = cells.astype(np.int32)
     elif node.kind == FLOAT:
-        with np.errstate(over="ignore"):  # beyond a float's range is infinite, as Spark has it
+        with np.errstate(over="ignore"):  # out of a float's range: infinite, as in Spark
             values = cells.view(np.float64).astype(np.float32)
     else:
         values = cells.view(np.float64) if node.kind == DOUBLE else cells

@@ -38,10 +38,10 @@ class Words(NamedTuple):
 
 
 class AvroDecoder:
-    """Decodes the fields of `columns`, and steps over the others.
+    """Decodes the fields of `columns`, and skips the others.
 
     Args:
-        schema: what the payloads were written with. `fingerprint`: of that schema.
+        schema: the schema that the payloads were written with. `fingerprint`: its CRC-64-AVRO.
     """
 
     def __init__(self, schema: AvroNode, fingerprint: int, columns: Sequence[str]) -> None:
@@ -90,15 +90,18 @@ class AvroDecoder:
     def _reason(self, payload: bytes, result: int, node: int, at: int) -> str:
         if result == OTHER_HEADER:
             theirs, ours = (int.from_bytes(header[2:10], "little") for header in (payload, self._header.tobytes()))
-            return f"it was written with another schema: its fingerprint is {theirs:016x}, payloadSchema's {ours:016x}"
+            return (
+                f"it begins with the header of another schema: the fingerprint is {theirs:016x}, payloadSchema's is "
+                f"{ours:016x} (a payload without a header is read this way too if its data begin with C3 01)"
+            )
         hint = ""
         if payload.startswith(b"\0") and len(payload) > 5:
-            hint = "; it may have a Confluent header (0 and a schema id, 5 bytes), which is not understood"
+            hint = "; it may have a Confluent header (00 and a schema id, 5 bytes), which is not supported"
         path = self._paths[node] or "the record"
         reasons = {
             CUT_SHORT: f"it ends within {path}",
-            NO_DATUM: f"no such datum in {path}, at byte {at}",
-            TRAILING: f"there are bytes behind the datum, from byte {at} on",
+            NO_DATUM: f"byte {at} is not a valid datum of {path}",
+            TRAILING: f"the datum is followed by more bytes, from byte {at} on",
         }
         return reasons[result] + hint
 
@@ -109,7 +112,7 @@ def _is_struct_union(node: AvroNode) -> bool:
 
 
 def _inner(node: AvroNode, path: str) -> list[tuple[str, AvroNode]]:
-    """What a type holds, with the path of the column that takes it."""
+    """The types within a type, each with the path of the column that it is decoded into."""
     if node.kind == "record":
         return [
             (f"{path}.{name}" if path else name, child) for name, child in zip(node.names, node.children, strict=True)

@@ -1,4 +1,4 @@
-"""Avro schemas: what Spark makes of their types, the program the kernel decodes by, and the fingerprint.
+"""Avro schemas: their types in Spark, the nodes that the kernel's program is made of, and the fingerprint.
 
     {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, …]}
 
@@ -76,7 +76,7 @@ class AvroNode:
         return tuple(branch for branch in self.children if branch.kind != "null")
 
     def least_bytes(self) -> int:
-        """How many bytes a datum takes at least."""
+        """The minimal number of bytes of a datum."""
         match self.kind:
             case "null":
                 return 0
@@ -96,22 +96,22 @@ def parse_avro(text: str) -> AvroNode:
     """A record's schema.
 
     Raises:
-        InvalidRequest: no Avro schema, no record, or something that Spark has no type for.
+        InvalidRequest: not an Avro schema, not a record, or a type that Spark does not have.
     """
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise InvalidRequest(f"it is no JSON: {error}") from error
+        raise InvalidRequest(f"the schema is not valid JSON: {error}") from error
     found = _Parser().parse(body, "", "")
     if found.kind != "record":
         raise InvalidRequest(
-            f"the Avro schema is a {found.kind}; a payload must be a record, whose fields are the columns"
+            f"the Avro schema has the type {found.kind}; it must be a record, whose fields become the columns"
         )
     return found
 
 
 class _Parser:
-    """Walks a schema, knowing the names defined so far."""
+    """Walks a schema and collects the names that it defines."""
 
     def __init__(self) -> None:
         self._named: dict[str, AvroNode | None] = {}
@@ -122,7 +122,7 @@ class _Parser:
         if isinstance(body, str):
             return self._by_name(body, namespace, path)
         if not isinstance(body, dict) or "type" not in body:
-            raise InvalidRequest(f"{path or 'the schema'}: {json.dumps(body)[:60]} is no Avro type")
+            raise InvalidRequest(f"{path or 'the schema'}: {json.dumps(body)[:60]} is not an Avro type")
         kind = body["type"]
         if isinstance(kind, dict | list):
             return self.parse(kind, namespace, path)
@@ -145,10 +145,12 @@ class _Parser:
             return AvroNode(name, _PRIMITIVES[name])
         full = _full_name(str(name), namespace)
         if full not in self._named:
-            raise InvalidRequest(f"{path}: {name!r} is no Avro type{did_you_mean(str(name), (*_PRIMITIVES, 'record'))}")
+            raise InvalidRequest(
+                f"{path}: {name!r} is not an Avro type{did_you_mean(str(name), (*_PRIMITIVES, 'record'))}"
+            )
         found = self._named[full]
         if found is None:
-            raise InvalidRequest(f"{path}: {full} holds itself; Spark has no recursive types")
+            raise InvalidRequest(f"{path}: {full} contains itself; Spark has no recursive types")
         return found
 
     def _define(self, kind: str, body: dict[str, Any], namespace: str, path: str) -> AvroNode:
@@ -176,19 +178,19 @@ class _Parser:
         return found
 
     def _array(self, items: AvroNode, path: str) -> AvroNode:
-        if items.least_bytes() == 0:  # a few bytes could stand for any number of them
-            raise InvalidRequest(f"{path}: an array of items that take no bytes can't be decoded")
+        if items.least_bytes() == 0:  # a few bytes could encode any number of them
+            raise InvalidRequest(f"{path}: an array of items that take no bytes is not supported")
         return AvroNode("array", ArrayType(_spark(items, path), _is_nullable(items)), (items,))
 
     def _union(self, branches: list[AvroNode], path: str) -> AvroNode:
         kinds = [branch.kind for branch in branches]
         if "union" in kinds or not branches:
-            raise InvalidRequest(f"{path}: a union must have branches, and none of them a union")
+            raise InvalidRequest(f"{path}: a union must have branches, and none of them may be a union")
         union = AvroNode("union", None, tuple(branches))
         real = union.branches
         kind: DataType
         if not real:
-            raise InvalidRequest(f"{path}: a column of nothing but null can't be decoded")
+            raise InvalidRequest(f"{path}: a column that is always null is not supported")
         if len(real) == 1:
             kind = _spark(real[0], path)
         elif {branch.kind for branch in real} == {"int", "long"}:
@@ -200,12 +202,12 @@ class _Parser:
         return AvroNode("union", kind, tuple(branches))
 
     def _logical(self, plain: AvroNode, body: dict[str, Any], path: str) -> AvroNode:
-        """The type with its logical one, where Spark knows it; else it is read as what carries it."""
+        """The type with its logical type if Spark has it; else the underlying type."""
         logical = body.get("logicalType")
         if logical == "decimal" and plain.kind in ("bytes", "fixed"):
             precision, scale = int(body["precision"]), int(body.get("scale", 0))
             if not 1 <= precision <= _MOST_DIGITS or not 0 <= scale <= precision:
-                raise InvalidRequest(f"{path}: decimal({precision}, {scale}) is beyond Spark's {_MOST_DIGITS} digits")
+                raise InvalidRequest(f"{path}: decimal({precision}, {scale}) exceeds Spark's {_MOST_DIGITS} digits")
             return AvroNode(plain.kind, DecimalType(precision, scale), size=plain.size)
         kind = _LOGICAL.get((plain.kind, str(logical)))
         if kind is None:
@@ -215,7 +217,7 @@ class _Parser:
 
 def _spark(node: AvroNode, path: str) -> DataType:
     if node.type is None:
-        raise InvalidRequest(f"{path}: a column of nothing but null can't be decoded")
+        raise InvalidRequest(f"{path}: a column that is always null is not supported")
     return node.type
 
 

@@ -1,5 +1,5 @@
-"""Spark's DDL for schemas, `id BIGINT, user STRUCT<name: STRING, tags: ARRAY<STRING>>`, read without a Spark session:
-where the source is planned there is none.
+"""Spark's DDL for schemas, `id BIGINT, user STRUCT<name: STRING, tags: ARRAY<STRING>>`, parsed without a Spark session:
+there is none where the source is planned.
 
 Source: `DataType.fromDDL` and the grammar rules `colTypeList` and `dataType` of Spark's `SqlBaseParser.g4`.
 """
@@ -48,7 +48,7 @@ _MOST_DIGITS = 38
 
 
 class _Tokens:
-    """The words and signs of a DDL text, with where they stand."""
+    """The tokens of a DDL text, with their positions."""
 
     def __init__(self, text: str) -> None:
         self._found: list[tuple[str, int]] = []
@@ -57,7 +57,7 @@ class _Tokens:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise InvalidRequest(f"not understood at {text[at : at + 20]!r}")
+                raise InvalidRequest(f"syntax error at {text[at : at + 20]!r}")
             self._found.append((match.group().strip(), match.start()))
             at = match.end()
         self._at = 0
@@ -71,13 +71,13 @@ class _Tokens:
         if not token or (expected and token.lower() not in expected):
             wanted = " or ".join(repr(word) for word in expected) or "a name or type"
             raise InvalidRequest(
-                f"expected {wanted}, found {token!r}" if token else f"it ends where {wanted} should be"
+                f"expected {wanted}, found {token!r}" if token else f"expected {wanted}, found the end"
             )
         self._at += 1
         return token
 
     def takes(self, word: str) -> bool:
-        """Whether the next one is that, which is then taken."""
+        """Takes the next token if it is `word`; returns whether it was."""
         if self.peek().lower() != word:
             return False
         self._at += 1
@@ -88,7 +88,7 @@ def parse_ddl(text: str) -> StructType:
     """The schema of `name type, …`, or of `struct<…>`.
 
     Raises:
-        InvalidRequest: what was expected, and what is there.
+        InvalidRequest: what was expected, and what was found.
     """
     tokens = _Tokens(text)
     if tokens.peek().lower() == "struct" and "<" in text.split(",", 1)[0].split(":", 1)[0]:
@@ -144,9 +144,11 @@ def _type(tokens: _Tokens) -> DataType:
         tokens.take(">")
         return StructType(fields)
     if name in _REFUSED:
-        raise InvalidRequest(f"a payload can't be decoded into {name}: write {_REFUSED[name]}, and cast after reading")
+        raise InvalidRequest(f"the type {name} is not supported: write {_REFUSED[name]}, and cast after reading")
     if name not in _PLAIN:
-        raise InvalidRequest(f"{word!r} is no type{did_you_mean(word, (*_PLAIN, 'decimal', 'array', 'map', 'struct'))}")
+        raise InvalidRequest(
+            f"{word!r} is not a type{did_you_mean(word, (*_PLAIN, 'decimal', 'array', 'map', 'struct'))}"
+        )
     return _PLAIN[name]()
 
 
@@ -158,8 +160,10 @@ def _decimal(tokens: _Tokens) -> DecimalType:
         numbers.append(tokens.take())
     tokens.take(")")
     if not all(number.isdecimal() for number in numbers):
-        raise InvalidRequest(f"decimal({', '.join(numbers)}): precision and scale are whole numbers")
+        raise InvalidRequest(f"decimal({', '.join(numbers)}): precision and scale must be whole numbers")
     precision, scale = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0
     if not 1 <= precision <= _MOST_DIGITS or scale > precision:
-        raise InvalidRequest(f"decimal({precision}, {scale}): 1 to {_MOST_DIGITS} digits, of which scale are decimals")
+        raise InvalidRequest(
+            f"decimal({precision}, {scale}): the precision must be 1 to {_MOST_DIGITS}, and the scale not above it"
+        )
     return DecimalType(precision, scale)

@@ -1,4 +1,4 @@
-"""From stored batches to the columns asked for: the one place that knows modes and the corrupt-record column."""
+"""From stored batches to the requested columns. Modes and the corrupt-record column are implemented here only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
 
 from natslog.errors import MalformedPayload
 from pyspark_natslog.payload.options import PayloadOptions
@@ -20,14 +21,14 @@ logger = logging.getLogger("pyspark_natslog")
 
 _CHUNK_BYTES = 2 * 1024 * 1024  # payload decoded at once: small enough for caches, large enough for Arrow
 _CHUNK_ROWS = 64 * 1024
-_WORTH_LEAVING_OUT = 0.25  # of the bytes: below, batches as they lie in the file cost less than batches made anew
+_WORTH_LEAVING_OUT = 0.25  # of the bytes: below it, sending batches as stored costs less than building new ones
 
 
 class Shaper:
-    """Turns stored batches into what Spark expects: these columns in this order.
+    """Turns stored batches into batches of these columns in this order.
 
     Args:
-        payload: how payloads are read. `columns`: metadata and payload columns, in the order wanted.
+        payload: how payloads are read. `columns`: metadata and payload columns, in the requested order.
     """
 
     def __init__(self, payload: PayloadOptions, columns: Sequence[str]) -> None:
@@ -39,7 +40,7 @@ class Shaper:
 
     @property
     def needed_columns(self) -> list[str]:
-        """The stored columns that the wanted ones are made of; `offset` to name rows by."""
+        """The stored columns that the requested ones are made of; and `offset`, which errors name."""
         stored = (name for name in self._metadata if name != "stream")
         return list(dict.fromkeys(["offset", *stored, *(["value"] if self._typed else [])]))
 
@@ -48,7 +49,7 @@ class Shaper:
         return bool(self._typed)
 
     def needs_little_of(self, batch: Any) -> bool:
-        """Whether much of these stored bytes is in columns that are not read: long headers, say."""
+        """Whether many of these stored bytes are in columns that are not read, for example in long headers."""
         needed = sum(batch.column(name).nbytes for name in self.needed_columns)
         return bool(batch.nbytes - needed > batch.nbytes * _WORTH_LEAVING_OUT)
 
@@ -71,9 +72,7 @@ class Shaper:
         parents = decoded.parents
         if self._payload.mode == "FAILFAST" and decoded.malformed.any():
             raise _failure(decoded, chunk, stream)
-        shaped = {name: decoded.arrays.get(name) for name in self._typed}
-        if self._payload.corrupt_column in shaped:
-            shaped[self._payload.corrupt_column] = self._corrupt(decoded, payloads)
+        shaped = self._payload_columns(decoded, payloads)
         if parents is not None:
             taken = pa.array(parents)
             metadata = metadata.take(taken)
@@ -84,8 +83,18 @@ class Shaper:
             return found.filter(pa.array(~malformed))
         return found
 
+    def _payload_columns(self, decoded: Decoded, payloads: Payloads) -> dict[str, Any]:
+        """The wanted columns that are made of payloads, by name."""
+        column, corrupt = self._payload.column, self._payload.corrupt_column
+        shaped = {name: decoded.arrays.get(name) for name in self._typed}
+        if column is not None and column in shaped:
+            shaped[column] = _nested(self._payload.fields, decoded, payloads)
+        if corrupt is not None and corrupt in shaped:
+            shaped[corrupt] = self._corrupt(decoded, payloads)
+        return shaped
+
     def _corrupt(self, decoded: Decoded, payloads: Payloads) -> Any:
-        """The column of malformed payloads: as text, or where the format is binary in base64; null for all others."""
+        """The column of malformed payloads: JSON as text, others in base64; null for the other payloads."""
         rows = len(payloads) if decoded.parents is None else len(decoded.parents)
         if not decoded.malformed.any():
             return pa.nulls(rows, pa.string())
@@ -102,6 +111,18 @@ class Shaper:
         return base64.b64encode(payload).decode()
 
 
+def _nested(fields: StructType, decoded: Decoded, payloads: Payloads) -> Any:
+    """The decoded fields as one struct column, on the same buffers; null where a payload holds nothing."""
+    kind = to_arrow_type(fields, timezone="UTC")
+    blank = payloads.are_empty if decoded.blank is None else decoded.blank
+    blank = blank if decoded.parents is None else blank[decoded.parents]
+    return pa.StructArray.from_arrays(
+        [decoded.arrays[name] for name in fields.names],
+        fields=[kind.field(at) for at in range(kind.num_fields)],
+        mask=pa.array(blank) if blank.any() else None,
+    )
+
+
 def _failure(decoded: Decoded, chunk: Any, stream: str) -> MalformedPayload:
     row = int(np.flatnonzero(decoded.malformed)[0])
     offset = chunk.column("offset")[row].as_py()
@@ -114,16 +135,14 @@ def _failure(decoded: Decoded, chunk: Any, stream: str) -> MalformedPayload:
 
 
 def _warn_without_numba() -> None:
-    from natslog.wire.compiled import HAVE_NUMBA  # takes as long as all the rest; untyped reads do without
+    from natslog.wire.compiled import HAVE_NUMBA  # a slow import, which untyped reads do not need
 
     if not HAVE_NUMBA:
-        logger.warning(
-            'numba is not installed here: payloads are decoded slowly; pip install "natslog[spark]" cures it'
-        )
+        logger.warning("numba is not installed, so payloads are decoded slowly: run pip install 'natslog[spark]'")
 
 
 def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
-    """The format's decoder of the columns wanted; of all, where only the corrupt-record column is."""
+    """The format's decoder for the requested columns; for all, if only the corrupt-record column is requested."""
     from pyspark_natslog.payload.string_rows import StringDecoder
 
     if payload.format == "string":
@@ -132,9 +151,10 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
     assert schema is not None, "typed formats have a schema"
     if payload.format != "arrow":
         _warn_without_numba()
-    names = [name for name in payload.columns.names if name != payload.corrupt_column]
-    chosen = [name for name in names if name in wanted] or names
-    columns = StructType([StructField(name, payload.types[name]) for name in chosen])
+    names = payload.fields.names
+    is_all = payload.column is not None  # one column has all fields, whatever their names are
+    chosen = names if is_all else [name for name in names if name in wanted] or names
+    columns = StructType([payload.fields[name] for name in chosen])
     if payload.format == "json":
         from pyspark_natslog.payload.json_rows import JsonDecoder
 

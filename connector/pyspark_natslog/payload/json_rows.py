@@ -1,4 +1,4 @@
-"""JSON payloads, one object each, into typed columns; the work is `kernels_json`'s."""
+"""JSON payloads, one object each, into typed columns. The kernels are in `kernels_json`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pyspark_natslog.payload.rows import Decoded, Payloads
 from pyspark_natslog.payload.tree import CELL, COUNT, FLOAT, Columns, Tree
 
 _REASONS = {
-    BROKEN: "it is no sound JSON at byte {at}",
-    NO_OBJECT: "it is no JSON object",
-    TRAILING: "there is more behind the JSON object, from byte {at} on",
-    WRONG_VALUE: "column {path} is {type}; the value at byte {at} is not",
-    NO_TEXT: "it is not UTF-8",
+    BROKEN: "it is not valid JSON at byte {at}",
+    NO_OBJECT: "it is not a JSON object",
+    TRAILING: "the JSON object is followed by more bytes, from byte {at} on",
+    WRONG_VALUE: "field {path} is {type}, and the value at byte {at} is not",
+    NO_TEXT: "it is not valid UTF-8",
 }
 
 
@@ -72,6 +72,7 @@ class JsonDecoder:
             arrays=assembling.arrays(tree, columns),
             malformed=malformed,
             reason=lambda row: self._reason(int(results[row]), int(where[row, 0]), int(where[row, 1] - offsets[row])),
+            blank=results == BLANK,
         )
 
     def _reason(self, result: int, node: int, at: int) -> str:
@@ -80,10 +81,10 @@ class JsonDecoder:
 
 
 def _fill_hard_reals(tree: Tree, columns: Columns, text: Any, notes: Any) -> None:
-    """The numbers that the kernel has left, by Arrow's exact parser; notes that no longer stand are passed over."""
+    """Parses the numbers that the kernel has noted by Arrow's exact parser; skips notes of entries taken back since."""
     if not len(notes):
         return
-    edges = np.empty(2 * len(notes) + 1, np.int32)  # notes stand in the order of the text: each number, each gap
+    edges = np.empty(2 * len(notes) + 1, np.int32)  # notes have the order of the text: each number, each gap
     edges[0:-1:2], edges[1::2] = notes[:, 2], notes[:, 3]
     edges[-1] = edges[-2]
     spans = pa.Array.from_buffers(pa.string(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(text)])
@@ -102,6 +103,6 @@ def _fill_hard_reals(tree: Tree, columns: Columns, text: Any, notes: Any) -> Non
 def _reals(numbers: Any, kind: Any) -> Any:
     try:
         return pc.cast(numbers, pa.float32() if kind is np.float32 else pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # one is beyond the range: infinite, as Spark has it
+    except pa.ArrowInvalid:  # one is out of range: infinite, as in Spark
         with np.errstate(over="ignore"):
             return np.array([kind(number) for number in numbers.to_pylist()])

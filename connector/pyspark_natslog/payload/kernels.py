@@ -1,10 +1,10 @@
-"""Kernels on the columns being built: entries, nulls, taking back; and on bytes: UTF-8.
+"""Kernels on the columns being built: add an entry or a null, take entries back; and on bytes: check UTF-8.
 
-Compiled where numba is installed, else the same functions run as they are (`natslog.wire.compiled`). After a change
-here touch every `kernels*.py` of this folder: numba goes by the file that a kernel stands in.
+They are compiled if numba is installed; otherwise the same functions run uncompiled (`natslog.wire.compiled`). After a
+change here touch every `kernels*.py` of this folder: numba's cache checks only the file that defines a kernel.
 
 Invariant: a node's entries are written in order of position, so the bytes or items of position `p` begin where those of
-`p - 1` end; taking an entry back means forgetting its count.
+`p - 1` end; taking an entry back means reducing the count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark_natslog.payload.tree import (
 )
 
 Word: TypeAlias = Any
-"""A number as the kernels have it: Python's or numpy's."""
+"""A number in a kernel: Python's or numpy's."""
 
 
 @uncounted
@@ -66,7 +66,7 @@ def put_wide(c: Any, node: Word, position: Word, low: Word, high: Word) -> None:
 
 @uncounted
 def put_bytes(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word) -> None:
-    """A string or binary: these bytes, as they are."""
+    """A string or binary with these bytes."""
     at = last_end(c, node, position)
     copy_bytes(text, start, end - start, c.data, c.table[node, BYTES] + at)
     put(c, node, position, at + end - start)
@@ -74,7 +74,7 @@ def put_bytes(c: Any, node: Word, position: Word, text: Any, start: Word, end: W
 
 @uncounted
 def put_null(c: Any, node: Word, position: Word) -> None:
-    """A null there, and in all below that has an entry for it."""
+    """A null at this position of the node, and of all nodes below that have an entry for it."""
     at, end = node, c.table[node, END]
     while at < end:
         kind = c.table[at, KIND]
@@ -92,10 +92,10 @@ def put_null(c: Any, node: Word, position: Word) -> None:
 
 @uncounted
 def take_back(c: Any, node: Word, position: Word) -> None:
-    """Forgets all entries of the subtree from this position on."""
+    """Removes all entries of the subtree from this position on."""
     c.table[node, COUNT] = position
     at, end = node, c.table[node, END]
-    while at < end:  # parents come first: each tells its children how many they keep
+    while at < end:  # parents come first: each sets how many entries its children keep
         kind, count = c.table[at, KIND], c.table[at, COUNT]
         if kind in (STRUCT, LIST, MAP):
             kept = count if kind == STRUCT else (c.cells[c.table[at, CELL] + count - 1] if count > 0 else 0)
@@ -108,7 +108,7 @@ def take_back(c: Any, node: Word, position: Word) -> None:
 
 @uncounted
 def close_struct(c: Any, node: Word, position: Word) -> None:
-    """The struct is there; what it did not bring is null."""
+    """Ends a struct that is not null; children without a value are null."""
     child, end = node + 1, c.table[node, END]
     while child < end:
         if c.table[child, COUNT] <= position:
@@ -120,7 +120,7 @@ def close_struct(c: Any, node: Word, position: Word) -> None:
 
 @uncounted
 def close_repeated(c: Any, node: Word, position: Word) -> None:
-    """The list or map ends with the items there are."""
+    """Ends a list or map with the items that have been added."""
     put(c, node, position, c.table[node + 1, COUNT])
 
 

@@ -1,8 +1,8 @@
 """The Avro kernel: whole batches of datums of one schema into columns.
 
 Theory of operation. The schema is a program: its types in pre-order, each with the column node it fills, or none where
-it is only stepped over. One pass over each datum, with an explicit stack of open records, arrays and maps. A datum ends
-where its payload ends; whatever else happens makes the whole row malformed: behind a wrong byte nothing has a meaning.
+it is only stepped over. One pass over each datum, with an explicit stack of open records, arrays and maps. A datum must
+end where its payload ends; any error makes the whole row malformed, because bytes after a wrong byte have no meaning.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The JSON kernel: whole batches of payloads, one object each, into columns, as Spark's `from_json` reads them.
 
 Theory of operation. One pass over each payload with an explicit stack of open containers. A value that is not of its
-column's type is a *wrong value*: it becomes null, or, inside a list or map, the whole list or map does; the rest of
-the row stays (Spark calls these partial results). Text that is no JSON is a *broken row*: nothing of it stays. Keys
-that no column has are stepped over, but their JSON must be sound.
+column's type is a *wrong value*: it becomes null, or, inside a list or map, the whole list or map does; the rest of the
+row is kept (Spark calls these partial results). Text that is not JSON is a *broken row*: nothing of it is kept. Keys
+without a column are skipped, but their JSON must be valid.
 
-As Spark: keys in order or not, the last of equal keys counts; strings in single or double quotes; NaN, Infinity, INF;
-text columns take any value, as it is written. Other than Spark: bytes behind the object make the row broken.
+As in Spark: keys come in any order, and the last of equal keys counts; strings have single or double quotes; NaN,
+Infinity and INF are numbers; text columns accept any value, as it is written. Unlike Spark: bytes after the object make
+the row broken.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ from pyspark_natslog.payload.tree import (
 )
 
 GOOD, BLANK, BROKEN, NO_OBJECT, TRAILING, WRONG_VALUE, NO_TEXT = range(7)
-"""What became of a row."""
+"""The result of a row."""
 
 _NODE, _POSITION, _START = 0, 1, 2
 _US_PER_S = 1_000_000
@@ -114,8 +115,8 @@ def _same(text: Any, start: Word, end: Word, c: Any, node: Word) -> bool:
 
 @uncounted
 def _child_named(c: Any, struct: Word, text: Any, start: Word, end: Word, scratch: Any) -> Word:
-    """The struct's child of that name, or -1. Messages of one kind keep the order of their keys: the one behind the
-    last that was found is tried first.
+    """The struct's child of that name, or -1. Messages of one kind have their keys in one order, so the child after
+    the last one found is tried first.
     """
     children_end = c.table[struct, END]
     hint = c.table[struct, HINT]
@@ -143,8 +144,8 @@ def _search(c: Any, struct: Word, text: Any, start: Word, end: Word) -> Word:
 
 @uncounted
 def _put_real(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, hard: Any, single: bool) -> bool:
-    """A float or double. What has too many digits for the quick way is noted in `hard` (node, position, start, end),
-    and its cell holds the number of the note: so it is known whether the entry still stands at the end.
+    """A float or double. A number with too many digits for the fast path is noted in `hard` (node, position, start,
+    end), and its cell has the number of the note, which shows at the end whether the entry was taken back.
     """
     first = int(text[start])
     quoted = first in (QUOTE, SINGLE_QUOTE)
@@ -189,7 +190,7 @@ def _put_time(c: Any, node: Word, position: Word, kind: Word, text: Any, start: 
 
 @uncounted
 def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, scratch: Any, hard: Any) -> bool:
-    """The value `text[start:end]` as an entry of the node; False, and nothing written, where it is of another type."""
+    """The value `text[start:end]` as an entry of the node; False, and nothing is written, if it has another type."""
     kind = c.table[node, KIND]
     first = int(text[start])
     quoted = first in (QUOTE, SINGLE_QUOTE)
@@ -223,7 +224,7 @@ def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end:
 
 @uncounted
 def _put_written(c: Any, node: Word, position: Word, kind: Word, text: Any, start: Word, end: Word) -> bool:
-    """The same for what JSON has no type of its own for: decimals, times, bytes. In quotes, no escapes are left."""
+    """The same for values without a JSON type of their own: decimals, times, bytes. Escapes are already removed."""
     quoted = int(text[start]) in (QUOTE, SINGLE_QUOTE)
     if kind == DECIMAL:
         good, low, high = parse_decimal(
@@ -328,7 +329,7 @@ def _decode_row(
             continue
         if result == GOOD:
             found[0], found[1], result = child, begin, WRONG_VALUE
-        if kind != STRUCT:  # the outermost list or map below a struct goes as a whole
+        if kind != STRUCT:  # the outermost list or map below a struct becomes null
             while c.table[stack[depth, _NODE], KIND] != STRUCT:
                 child, entry, begin = stack[depth, _NODE], stack[depth, _POSITION], stack[depth, _START]
                 depth -= 1

@@ -1,6 +1,6 @@
-"""Kernels on the text of one value, as Spark reads it: numbers, decimals, dates, times, base64.
+"""Kernels that parse the text of one value as Spark does: numbers, decimals, dates, times, base64.
 
-Each returns whether the text is such a value first, then what it is.
+The first value that each returns is whether the text is valid; the parsed value follows.
 
 Source: Spark's `JacksonParser`, `SparkDateTimeUtils.stringToDate` and `stringToTimestamp`; days from the civil calendar
 as in Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms".
@@ -17,7 +17,7 @@ from pyspark_natslog.payload.kernels import Word
 
 DOT, MINUS, PLUS, UPPER_E, LOWER_E, COLON, SLASH = 46, 45, 43, 69, 101, 58, 47
 WRONG, EXACT, HARD = 0, 1, 2
-"""What became of a real number: no number, here it is, or too many digits for the quick way."""
+"""The result of a real number: not a number, parsed, or too many digits for the fast path."""
 
 _POWERS = np.array([10.0**exponent for exponent in range(23)])
 _TENS = np.array([(10**power & 2**64 - 1, 10**power >> 64) for power in range(39)], np.uint64).view(np.int64)
@@ -60,7 +60,7 @@ def parse_integer(text: Any, start: Word, end: Word, bits: Word) -> tuple[bool, 
 
 @uncounted
 def parse_real(text: Any, start: Word, end: Word, single: bool) -> tuple[Word, Word]:
-    """A JSON number, rounded once: exactly what the nearest float is, or HARD.
+    """A JSON number, rounded once: exactly the nearest float, or HARD.
 
     Source: Clinger's fast path: mantissa and power of ten are both exact, so their product or quotient is rounded once.
     """
@@ -124,7 +124,7 @@ def parse_decimal(text: Any, start: Word, end: Word, precision: Word, scale: Wor
     negative = text[start] == MINUS
     begin = start + 1 if negative or text[start] == PLUS else start
     whole, point, digits_end, exponent = 0, -1, end, 0
-    for at in range(begin, end):  # where are point and exponent?
+    for at in range(begin, end):  # find point and exponent
         byte = int(text[at])
         if byte == DOT and point < 0:
             point = at
@@ -200,7 +200,7 @@ def fits_precision(low: Word, high: Word, precision: Word) -> bool:
 
 @uncounted
 def days_of(year: Word, month: Word, day: Word) -> tuple[bool, Word]:
-    """Days since 1970-01-01, False where the calendar has no such day."""
+    """Days since 1970-01-01; False if the calendar has no such day."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     most = 31 if month in (1, 3, 5, 7, 8, 10, 12) else (30 if month != 2 else (29 if leap else 28))
     if month < 1 or month > 12 or day < 1 or day > most:
@@ -261,7 +261,7 @@ def trimmed(text: Any, start: Word, end: Word) -> tuple[Word, Word]:
 
 @uncounted
 def parse_date(text: Any, start: Word, end: Word) -> tuple[bool, Word]:
-    """Days since 1970-01-01; what follows a full date behind a blank or T is not looked at."""
+    """Days since 1970-01-01; text after a full date and a blank or T is ignored."""
     start, end = trimmed(text, start, end)
     good, days, at = parse_date_part(text, start, end)
     return good and (at == end or text[at] == 32 or text[at] == 84), days
@@ -370,7 +370,7 @@ def _sextet(byte: Word) -> Word:
 
 @uncounted
 def decode_base64(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
-    """Writes the bytes to `out` from `at` on; returns where they end, or -1. Padding is required, as Spark has it."""
+    """Writes the bytes to `out` from `at` on; returns where they end, or -1. Padding is required, as in Spark."""
     if (end - start) % 4:
         return -1
     padding = 0

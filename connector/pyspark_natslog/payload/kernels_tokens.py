@@ -1,4 +1,4 @@
-"""Kernels on JSON's text: where a value ends and whether it is sound, what a string says.
+"""Kernels on JSON's text: where a value ends and whether it is valid, and the characters of a string.
 
 As Jackson reads it for Spark: single quotes are quotes too, NaN, Infinity and INF are numbers.
 """
@@ -14,7 +14,7 @@ from pyspark_natslog.payload.kernels import Word
 from pyspark_natslog.payload.kernels_scalars import DOT, LOWER_E, MINUS, PLUS, UPPER_E, is_digit
 
 MOST_NESTED = 1000
-"""Levels of containers a payload may have, as Jackson allows."""
+"""The maximum depth of containers in a payload, as in Jackson."""
 
 QUOTE, SINGLE_QUOTE, BACKSLASH, COMMA, COLON = 34, 39, 92, 44, 58
 OPEN_OBJECT, CLOSE_OBJECT, OPEN_LIST, CLOSE_LIST = 123, 125, 91, 93
@@ -56,7 +56,7 @@ def _hex4(text: Any, at: Word, end: Word) -> Word:
 
 @uncounted
 def string_end(text: Any, start: Word, end: Word) -> Word:
-    """Behind the closing quote of the string that starts here; -1 where there is none, or the string is not sound."""
+    """The position after the closing quote of the string that starts here; -1 if the string is not valid."""
     quote = text[start]
     at = start + 1
     while at < end:
@@ -82,7 +82,7 @@ def string_end(text: Any, start: Word, end: Word) -> Word:
 
 @uncounted
 def _word_end(text: Any, at: Word, end: Word, word: Word) -> Word:
-    """Behind that word of `_WORDS`, or -1 where it does not stand here."""
+    """The position after that word of `_WORDS`, or -1 if it is not here."""
     length = _WORD_LENGTHS[word]
     if at + length > end:
         return -1
@@ -111,7 +111,7 @@ def literal_end(text: Any, at: Word, end: Word) -> Word:
 
 @uncounted
 def _number_end(text: Any, start: Word, end: Word) -> Word:
-    r"""Behind the number, or -1: `-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?`."""
+    r"""The position after the number, or -1: `-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?`."""
     at = start + 1 if text[start] == MINUS else start
     begin = at
     while at < end and is_digit(int(text[at])):
@@ -139,7 +139,7 @@ def _number_end(text: Any, start: Word, end: Word) -> Word:
 
 @uncounted
 def scalar_end(text: Any, at: Word, end: Word) -> Word:
-    """Behind the string, number or literal that starts here, or -1."""
+    """The position after the string, number or literal that starts here, or -1."""
     if at >= end:
         return -1
     byte = int(text[at])
@@ -156,7 +156,7 @@ def scalar_end(text: Any, at: Word, end: Word) -> Word:
 
 @uncounted
 def value_end(text: Any, at: Word, end: Word, levels: Any) -> Word:
-    """Behind the value that starts here, or -1 where it is not sound JSON."""
+    """The position after the value that starts here, or -1 if it is not valid JSON."""
     depth, state = 0, AT_FIRST
     while True:
         at = skip_blanks(text, at, end)
@@ -201,7 +201,7 @@ def value_end(text: Any, at: Word, end: Word, levels: Any) -> Word:
 
 @uncounted
 def read_key(text: Any, at: Word, end: Word) -> tuple[Word, Word, Word]:
-    """The key that starts here: (its first byte, the one behind it, where its value starts), the last -1 if unsound."""
+    """The key that starts here: (its first byte, the byte after it, where its value starts or -1 if it is invalid)."""
     if text[at] != QUOTE and text[at] != SINGLE_QUOTE:
         return 0, 0, -1
     after = string_end(text, at, end)

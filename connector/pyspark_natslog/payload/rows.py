@@ -1,4 +1,4 @@
-"""What goes into a decoder and what comes out of it."""
+"""The input and the output of a decoder."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class Payloads:
     def __getitem__(self, row: int) -> bytes:
         return bytes(self.text[self.offsets[row] : self.offsets[row + 1]])
 
+    @property
+    def are_empty(self) -> Any:
+        """A bool per payload (numpy): it has no bytes."""
+        return np.diff(self.offsets) == 0
+
     def buffer(self, row: int) -> Any:
         """The payload as an Arrow buffer, not copied."""
         return pa.py_buffer(self.text[self.offsets[row] : self.offsets[row + 1]])
@@ -47,7 +52,8 @@ class Decoded:
 
     Attributes:
         arrays: by name; one entry per row.
-        malformed: a bool per payload (numpy). `reason`: of a malformed payload, why; half a sentence for a person.
+        malformed: a bool per payload (numpy). `reason`: why a payload is malformed; a clause that follows a colon.
+        blank: a bool per payload (numpy): it holds nothing. None: those that have no bytes.
         parents: the payload of each row, where that is not simply its own number: one may hold many rows, or none.
     """
 
@@ -55,6 +61,7 @@ class Decoded:
     malformed: Any
     reason: Callable[[int], str]
     parents: Any | None = None
+    blank: Any | None = None
 
 
 class Decoder(Protocol):

@@ -1,4 +1,4 @@
-"""`payloadSchema` as it is given: DDL, Spark's JSON, Avro's JSON, or the path of a file that holds one of them."""
+"""Parses `payloadSchema`: DDL, Spark's JSON, Avro's JSON, or the path of a file that contains one of them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def parse_payload_schema(text: str) -> PayloadSchema:
     """The columns that a schema gives.
 
     Raises:
-        InvalidRequest: no such file, not understood, or a type that can't be decoded into.
+        InvalidRequest: the file cannot be read, the text is not a schema, or a type is not supported.
     """
     if _is_path(text):
         text = _read(text)
     found = _parse_json(text) if text[:1] in ("{", "[", '"') else PayloadSchema(parse_ddl(text))
     if not found.columns.fields:
-        raise InvalidRequest("it names no columns")
+        raise InvalidRequest("the schema has no columns")
     _check_names(found.columns, "")
     for path, kind in _types(found.columns, ""):
         if not is_decodable(kind):
-            raise InvalidRequest(f"{path}: a payload can't be decoded into {kind.simpleString()}")
+            raise InvalidRequest(f"{path}: the type {kind.simpleString()} is not supported")
     return found
 
 
@@ -60,21 +60,21 @@ def _read(text: str) -> str:
     path = Path(text.removeprefix("file://").removeprefix("file:")).expanduser()
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InvalidRequest(f"the file {text} is larger than any schema")
+            raise InvalidRequest(f"the file {text} is larger than {_MOST_BYTES} bytes, which is no schema")
         return path.read_text().strip()
     except OSError as error:
         raise InvalidRequest(
-            f"cannot read the file {text}: {error.strerror}; the driver reads it, where it runs"
+            f"cannot read the file {text}: {error.strerror}; the driver reads it, so it must be on the driver's machine"
         ) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the file {text} holds no text") from error
+        raise InvalidRequest(f"the file {text} is not text in UTF-8") from error
 
 
 def _parse_json(text: str) -> PayloadSchema:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise InvalidRequest(f"it begins like JSON, but is none: {error}") from error
+        raise InvalidRequest(f"the schema begins like JSON and is not valid JSON: {error}") from error
     if isinstance(body, dict) and body.get("type") == "struct":
         return PayloadSchema(_spark_json(body))
     found = parse_avro(text)
@@ -85,8 +85,10 @@ def _parse_json(text: str) -> PayloadSchema:
 def _spark_json(body: dict[str, Any]) -> StructType:
     try:
         return StructType.fromJson(body)
-    except Exception as error:  # PySpark raises whatever it stumbles over: KeyError, ValueError, its own errors
-        raise InvalidRequest(f"it is no schema in Spark's JSON (as StructType.json() writes it): {error!r}") from error
+    except Exception as error:  # PySpark raises KeyError, ValueError and errors of its own
+        raise InvalidRequest(
+            f"this is not Spark's JSON of a schema (as StructType.json() returns it): {error!r}"
+        ) from error
 
 
 def _types(kind: DataType, path: str) -> Iterator[tuple[str, DataType]]:
@@ -109,4 +111,4 @@ def _check_names(kind: DataType, path: str) -> None:
             lower = [name.lower() for name in inner.names]
             twice = next((name for name in inner.names if lower.count(name.lower()) > 1), None)
             if twice is not None:
-                raise InvalidRequest(f"it names {twice!r} twice{f' in {inner_path}' if inner_path else ''}")
+                raise InvalidRequest(f"the name {twice!r} occurs twice{f' in {inner_path}' if inner_path else ''}")

@@ -1,4 +1,4 @@
-"""Payloads as text: `value string`, on the very buffers of the stored column."""
+"""Payloads as text: `value string`, on the buffers of the stored column, without a copy."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ class StringDecoder:
         bitmap = pa.py_buffer(np.packbits(usable, bitorder="little")) if bad else None
         buffers = [bitmap, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.text)]
         values = pa.Array.from_buffers(pa.string(), len(payloads), buffers, bad)
-        return Decoded({"value": values}, malformed=usable == 0, reason=lambda _row: "it is not UTF-8")
+        return Decoded({"value": values}, malformed=usable == 0, reason=lambda _row: "it is not valid UTF-8")

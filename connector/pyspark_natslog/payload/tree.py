@@ -5,8 +5,8 @@ at `END`. Every node collects entries as Arrow lays them out: a validity byte ea
 strings, lists and maps, the end of its bytes or items. A struct's children have an entry for each of its own; so
 "position" means the same for a struct and all below it down to the next list or map.
 
-How many entries a node can get is known before decoding (no element takes less than a byte), so that room for them is
-reserved once and the kernels never ask for more; pages that nothing is written to cost nothing.
+How many entries a node can get is known before decoding (no element takes less than a byte). So memory for them is
+reserved once, and the kernels never need more; pages that are not written to cost nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Node:
     """One node of the tree.
 
     Attributes:
-        path: how a person names it (`user.tags.element`). `end`: where its subtree ends.
+        path: as in messages (`user.tags.element`). `end`: where its subtree ends.
         is_repeated: below a list or map, so that it has any number of entries for a row.
         words: of an Avro enum.
     """
@@ -158,7 +158,7 @@ def _flatten(
 
 
 def _inner(kind: DataType) -> list[tuple[str, DataType, bool]]:
-    """(name, type, whether it repeats) of what a type holds."""
+    """(name, type, whether it repeats) of the types within a type."""
     if isinstance(kind, StructType):
         return [(inner.name, inner.dataType, False) for inner in kind.fields]
     if isinstance(kind, ArrayType):
@@ -178,7 +178,7 @@ def is_decodable(kind: DataType) -> bool:
 
 
 def as_nullable(kind: DataType) -> Any:
-    """The type with every part nullable, as Spark makes of a schema that is read: what arrives may lack anything."""
+    """The type with every part nullable, as Spark makes a schema that it reads: a payload may lack any part."""
     if isinstance(kind, StructType):
         return StructType([StructField(inner.name, as_nullable(inner.dataType), True) for inner in kind.fields])
     if isinstance(kind, ArrayType):

@@ -1,9 +1,9 @@
-"""Rows that NATS would not take, as messages to the dead letter subject.
+"""Rows that cannot be sent, as messages to the dead letter subject.
 
-A dead letter has the row's value (cut to what the server takes) and, in headers, why it is one and where it was to go
-and came from: `Natslog-Error`, `Natslog-Subject`, `Natslog-Stream` and `Natslog-Offset` (where the rows have these
-columns, as those of the source do), `Natslog-Truncated` with the whole value's size. The row's own key and headers stay
-where they are allowed. Its message id is the row's place in the query, so that a repeated batch stores it once.
+A dead letter has the row's value (cut to what the server accepts) and, in headers, the reason, the row's subject and
+its origin: `Natslog-Error`, `Natslog-Subject`, `Natslog-Stream` and `Natslog-Offset` (where the rows have these
+columns, as those of the source do), `Natslog-Truncated` with the whole value's size. The row's own key and headers are
+kept if they are allowed. Its message id is the row's place in the query, so that a repeated batch stores it once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split_dead(
     """The rows that can be sent, and letters for the others, if there are any.
 
     Args:
-        batch: what the rows were made from; `stream` and `offset` are looked for in it.
+        batch: the batch that the rows were made from; its columns `stream` and `offset` are used if it has them.
         places: string array, each row's place in the query.
     """
     reasons = unsendable_rows(rows, max_payload_bytes)
@@ -66,7 +66,7 @@ def _letter(
 
 
 def _own_headers(rows: Rows, row: int) -> list[dict[str, str]]:
-    """The row's key and headers, without those that a message cannot hold."""
+    """The row's key and headers, without those that a message cannot contain."""
     alone = rows.take(np.array([row]))
     key = alone.keys[0].as_py() if alone.keys is not None else None
     pairs = alone.headers[0].as_py() if alone.headers is not None else None
@@ -83,7 +83,7 @@ def _is_sendable_header(pair: dict[str, str]) -> bool:
 
 
 def _in_a_line(text: str) -> str:
-    """The text itself where a header line can hold it, else as JSON."""
+    """The text itself if a header line can contain it, else as JSON."""
     return text if text.isprintable() and text == text.strip() else json.dumps(text)
 
 

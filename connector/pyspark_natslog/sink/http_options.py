@@ -1,4 +1,4 @@
-"""What the sink is told where rows go straight into a stream, over HTTP (`path=http`)."""
+"""Options of the sink that appends rows to a stream over HTTP (`path=http`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HTTP = ("path", "servers", "stream", "subject", *CONNECTION)
 
 @dataclass(frozen=True, slots=True)
 class HttpSinkOptions:
-    """`subject`: of rows without that column; None where the column is there, or the stream's own is meant."""
+    """`subject`: of all rows; None: the column `subject`, or else the stream's own subject."""
 
     servers: tuple[str, ...] = field(repr=False)
     stream: str
@@ -30,12 +30,15 @@ class HttpSinkOptions:
         Raises:
             ConfigError: unknown (the nearest known one is named), wrong, or of the other path.
         """
-        why = "is for rows that go over NATS, and path=http sends them straight to the stream: leave one of them out"
+        why = "is for rows that are published to NATS, and path=http appends rows to the stream: remove one of the two"
         refuse(options, NATS_ONLY, why)
         given = Given(options, _HTTP)
         stream, subject = given.text("stream"), given.text("subject")
         if stream is None:
-            raise ConfigError('path=http needs the stream to append to: .option("stream", "orders")', option="stream")
+            raise ConfigError(
+                'option stream is missing: path=http requires the stream to append to, .option("stream", "orders")',
+                option="stream",
+            )
         with naming("stream"):
             check_name(stream)
         if subject is not None:
@@ -52,7 +55,7 @@ class HttpSinkOptions:
         """On the driver, before the job starts.
 
         Raises:
-            ConfigError: rows would have no subject, or one that the stream does not take.
+            ConfigError: rows would have no subject.
             StreamNotFound, BrokerUnavailable.
         """
         with self.client() as client:
@@ -60,7 +63,7 @@ class HttpSinkOptions:
         has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
         if self.subject is None and not has_subjects and has_wildcard:
             raise ConfigError(
-                f'stream {self.stream!r} takes {covered_by!r}: name one subject of it (.option("subject", …)) or send '
-                "a column subject",
+                f'stream {self.stream!r} has the subjects {covered_by!r}: choose one with .option("subject", …), or '
+                "add a column subject",
                 option="subject",
             )

@@ -1,9 +1,9 @@
-"""The sink straight into a stream (`path=http`): tasks stage their rows at the stream's leader, the driver commits.
+"""The sink that appends to a stream (`path=http`): tasks stage their rows at the stream's leader, the driver commits.
 
-Theory of operation. A task sends its Arrow batches as they come, as parts of bounded size, and returns their names with
-whose batch they are: only tasks are told the query's id. The driver's commit names the parts of the attempts that Spark
-counts, and the broker appends them as one run, once for each (query, batch): a batch that Spark runs again after a
-crash is found there. A batch write is a producer of its own, with one batch.
+Theory of operation. A task sends its Arrow batches as parts of bounded size, and returns their names together with
+query and batch, because only tasks get the query's id. The driver's commit names the parts of the attempts that Spark
+counts, and the broker appends them as one run, once for each (query, batch): if Spark runs a batch again after a crash,
+the broker finds it there. A batch write is a producer of its own, with one batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMN_TYPES = {
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task staged, and for whom."""
+    """The parts that a task staged, with producer and batch."""
 
     producer: str
     batch: int
@@ -43,11 +43,11 @@ class Staged(WriterCommitMessage):
 
 
 class _Appending:
-    """What tasks and driver do; pickled to executors."""
+    """The work of tasks and driver; pickled to executors."""
 
     def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
         if overwrite:
-            raise ConfigError('the sink can only append: mode("append"); a stream\'s rows are never replaced')
+            raise ConfigError('the sink can only append, mode("append"): rows of a stream are never replaced')
         self._options = options
         self._columns = _checked_columns(schema, options)
         self._write_id = None if of_query else f"write-{secrets.token_hex(16)}"
@@ -72,8 +72,8 @@ class _Appending:
             return Staged(producer, batch, uploader.finish())
 
     def _batch_of(self, task: TaskContext) -> tuple[str, int]:
-        """A query's own; else this write's, whose only batch it is, also within `foreachBatch`: a batch may be written
-        from more than once, and a second write must not be taken for the first.
+        """Query and batch; for a batch write its own id and batch 0, also within `foreachBatch`: a batch may be written
+        more than once, and a second write must not be taken for a repetition of the first.
         """
         if self._write_id is not None:
             return self._write_id, 0
@@ -81,7 +81,7 @@ class _Appending:
         return query, int(batch)
 
     def _selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The sink's columns; a constant subject stands before the column, as over NATS."""
+        """The sink's columns; the option `subject` takes precedence over the column, as over NATS."""
         columns: list[Any] = [rows.column(name) for name in self._columns]
         at = self._columns.index("headers") if "headers" in self._columns else None
         if at is not None:
@@ -98,7 +98,7 @@ class _Appending:
             client.commit_append(self._options.stream, *key, parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What a failed task staged is dropped with the rest of its batch, or by the broker after an hour."""
+        """Parts of a failed task are deleted with the rest of its batch, or by the broker after an hour."""
         keys = {(message.producer, message.batch) for message in messages if isinstance(message, Staged)}
         with self._options.client() as client:
             for producer, batch in keys:
@@ -113,10 +113,10 @@ def _checked_columns(schema: StructType, options: HttpSinkOptions) -> tuple[str,
     """
     types = {column.name: column.dataType.simpleString() for column in schema.fields}
     if "value" not in types:
-        raise ConfigError(f"the sink needs a column value (string or binary){did_you_mean('value', tuple(types))}")
+        raise ConfigError(f"the sink requires a column value (string or binary){did_you_mean('value', tuple(types))}")
     for name, kinds in _COLUMN_TYPES.items():
         if name in types and types[name] not in kinds:
-            raise ConfigError(f"column {name!r} is {types[name]}; the sink takes {' or '.join(kinds)}: cast it")
+            raise ConfigError(f"column {name!r} is {types[name]}; the sink accepts {' or '.join(kinds)}: cast it")
     return tuple(
         name for name in _COLUMN_TYPES if name in types and not (name == "subject" and options.subject is not None)
     )

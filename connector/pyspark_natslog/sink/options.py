@@ -1,4 +1,4 @@
-"""What the sink is told: where rows go, when they count as written, and what becomes of rows that cannot be sent."""
+"""Options of the sink: where rows go, when they count as written, and what happens to rows that cannot be sent."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _HTTP_ONLY = ("servers", "stream", *CONNECTION)
 
 
 def goes_over_http(options: Mapping[str, str]) -> bool:
-    """Whether rows go straight into a stream. Raises ConfigError: `path` is neither `nats` nor `http`."""
+    """Whether rows are appended to a stream. Raises ConfigError: `path` is neither `nats` nor `http`."""
     path = Given({name: value for name, value in options.items() if name.lower() == "path"}, ("path",))
     return path.one_of("path", "nats", ("nats", "http")) == "http"
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the sink was told; files are read where they are used.
+    """The checked options; files are read where they are used.
 
     Attributes:
-        dead_letter_subject: where rows go that cannot be sent; None: they fail the write.
+        dead_letter_subject: the subject for rows that cannot be sent; None: they fail the write.
         credentials: arguments for `NatsCredentials`.
     """
 
@@ -60,7 +60,7 @@ class SinkOptions:
         Raises:
             ConfigError: unknown (the nearest known one is named), wrong or clashing.
         """
-        why = 'is for rows that go straight into a stream: add .option("path", "http"), or leave it out'
+        why = 'is for rows that are appended to a stream over HTTP: add .option("path", "http"), or remove it'
         refuse(options, _HTTP_ONLY, why)
         given = Given(options, _SINK)
         return cls(
@@ -88,16 +88,16 @@ def _dead_letter_subject(given: Given) -> str | None:
     on_error = given.one_of("onError", "fail", ("fail", "deadletter"))
     if on_error == "deadletter" and subject is None:
         raise ConfigError(
-            'option onError "deadletter" needs option deadLetterSubject: "orders.rejected", say', option="onError"
+            'option onError "deadletter" requires .option("deadLetterSubject", "orders.rejected")', option="onError"
         )
     if on_error == "fail" and subject is not None:
         raise ConfigError(
-            'option deadLetterSubject is used with onError "deadletter" only: give both', option="deadLetterSubject"
+            'option deadLetterSubject requires .option("onError", "deadletter")', option="deadLetterSubject"
         )
     return subject
 
 
 def _credentials(given: Given) -> dict[str, str | None]:
     if given.has("natsTlsKeyFile") and not given.has("natsTlsCertFile"):
-        raise ConfigError("option natsTlsKeyFile belongs to natsTlsCertFile: give both", option="natsTlsKeyFile")
+        raise ConfigError("option natsTlsKeyFile requires natsTlsCertFile: set both", option="natsTlsKeyFile")
     return {argument: given.text(name) for name, argument in _CREDENTIALS.items()}

@@ -44,9 +44,11 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
     """Raises ConfigError before the job starts where columns are missing or of a wrong type."""
     types = {column.name: column.dataType.simpleString() for column in schema.fields}
     if "value" not in types:
-        raise ConfigError(f"the sink needs a column value (string or binary){did_you_mean('value', tuple(types))}")
+        raise ConfigError(f"the sink requires a column value (string or binary){did_you_mean('value', tuple(types))}")
     if options.subject is None and "subject" not in types:
-        raise ConfigError('the sink needs a subject: .option("subject", "alerts.quakes") or a column subject')
+        raise ConfigError(
+            'the sink requires a subject: set .option("subject", "alerts.quakes"), or add a column subject'
+        )
     allowed = dict(_COLUMN_TYPES)
     if options.message_id_column is not None:
         allowed[options.message_id_column] = ("string",)
@@ -55,7 +57,7 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
             raise ConfigError(f"option msgIdColumn: there is no column {options.message_id_column!r}{hint}")
     for name, kinds in allowed.items():
         if name in types and types[name] not in kinds:
-            raise ConfigError(f"column {name!r} is {types[name]}; the sink takes {' or '.join(kinds)}: cast it")
+            raise ConfigError(f"column {name!r} is {types[name]}; the sink accepts {' or '.join(kinds)}: cast it")
 
 
 class Published(WriterCommitMessage):
@@ -67,13 +69,11 @@ class Published(WriterCommitMessage):
 
 
 class _TaskWriter:
-    """What a task does; runs on executors."""
+    """The work of a task; runs on executors."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
         if overwrite:
-            raise ConfigError(
-                'the sink can only append: mode("append"); messages that were published cannot be taken back'
-            )
+            raise ConfigError('the sink can only append, mode("append"): published messages cannot be replaced')
         check_columns(options, schema)
         self.options = options
         self._run_id = None if of_query else secrets.token_hex(16)
@@ -104,7 +104,7 @@ class _TaskWriter:
         return Published(sent, dead)
 
     def _id_prefix(self) -> str:
-        """A query's own; else this write's, also within `foreachBatch`: a batch may be written from more than once."""
+        """Query and batch; for a batch write its own id, also within `foreachBatch`, which may write a batch twice."""
         task = TaskContext.get()
         assert task is not None, "Spark calls write inside a task"
         run = self._run_id or ":".join(batch_of_query(task))
@@ -140,10 +140,10 @@ class _TaskWriter:
 
 
 def batch_of_query(task: TaskContext) -> tuple[str, str]:
-    """The ids of the streaming query and of its batch that the task works for."""
+    """The ids of the streaming query and of the batch that the task belongs to."""
     query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
-    assert query, "Spark tells the tasks of a query its id"
-    assert batch is not None, "and that of the batch"
+    assert query, "tasks of a query get its id"
+    assert batch is not None, "tasks of a query get the id of the batch"
     return query, batch
 
 
@@ -154,7 +154,9 @@ def _as(column: Any, kind: pa.DataType) -> Any:
 def _warn_of_dead_letters(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     dead = sum(message.dead_letters for message in messages if isinstance(message, Published))
     if dead:
-        logger.warning("%d rows could not be sent and went to %r as dead letters", dead, options.dead_letter_subject)
+        logger.warning(
+            "%d rows could not be sent; they were published to %r as dead letters", dead, options.dead_letter_subject
+        )
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -171,7 +173,7 @@ class BatchWriter(DataSourceArrowWriter):
         _warn_of_dead_letters(self._task.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What was published stays; a retry sends the same ids."""
+        """Published messages remain; a retry sends the same ids."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -188,4 +190,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _warn_of_dead_letters(self._task.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """What was published stays; the retried batch sends the same ids."""
+        """Published messages remain; the retried batch sends the same ids."""

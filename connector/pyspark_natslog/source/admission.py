@@ -1,7 +1,8 @@
-"""How much of what waits one trigger takes: rows and bytes shared among streams, and waiting for a worthwhile batch.
+"""How many waiting rows one trigger takes: limits of rows and bytes are shared among streams, and a batch may wait for
+a minimum of rows.
 
-Spark hands a Python source one built-in limit at a time, so the source combines its options itself: Spark's limit only
-tells whether they apply (`ReadAllAvailable` of `Trigger.Once` says that they do not).
+Spark gives a Python source one built-in limit at a time, so the source combines its options itself. Spark's limit only
+determines whether they apply (they do not with `ReadAllAvailable`, of `Trigger.Once`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark_natslog.source.options import Admission
 
 Reach = Callable[[str, int | None], tuple[int, int]]
-"""For a stream: the rows from its position that take at most so many bytes (None: all that wait), and their bytes."""
+"""For a stream: the rows from its position that take at most this many bytes (None: all that wait), and their bytes."""
 
 
 class Admitter:
-    """Decides, trigger by trigger; remembers when it last let something through."""
+    """Determines how much each trigger takes; stores the time of the last trigger that took rows."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._admitted_at: float | None = None
 
     def default_limit(self) -> ReadLimit:
-        """The limit that Spark is to hand back."""
+        """The limit that Spark passes to `latestOffset`."""
         admission = self._admission
         if admission.max_rows is not None:
             return ReadMaxRows(admission.max_rows)
@@ -34,11 +35,11 @@ class Admitter:
         return ReadAllAvailable() if admission.min_rows is None else ReadMinRows(admission.min_rows)
 
     def admit(self, waiting: Mapping[str, int], reach: Reach, *, drains: bool) -> dict[str, int]:
-        """How many rows of each stream are taken now.
+        """The number of rows of each stream that are taken now.
 
         Args:
-            waiting: rows that each stream has ready.
-            drains: everything up to a fixed target is wanted (`availableNow`): nothing is waited for.
+            waiting: the rows of each stream that can be read.
+            drains: everything up to a fixed target is read (`availableNow`), without waiting for a minimum.
         """
         if not drains and self._is_too_early(sum(waiting.values())):
             return dict.fromkeys(waiting, 0)
@@ -59,8 +60,8 @@ class Admitter:
 
 
 def share_limit(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
-    """`limit` rows (or bytes) divided among streams in proportion to what waits in each; none that waits is starved,
-    and all that fits is given out.
+    """`limit` rows (or bytes) divided among streams in proportion to what waits in each. Each stream with waiting rows
+    gets at least one, if the limit allows, and the whole limit is used.
     """
     total = sum(waiting.values())
     if total <= limit:
@@ -76,7 +77,7 @@ def share_limit(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def _within_bytes(admitted: dict[str, int], max_bytes: int, reach: Reach) -> dict[str, int]:
-    """Rows that take about `max_bytes`, at least one of each stream that waits."""
+    """Rows that take about `max_bytes`, at least one of each stream that has waiting rows."""
     sizes = {name: reach(name, None)[1] for name, rows in admitted.items() if rows}
     if sum(sizes.values()) <= max_bytes:
         return admitted

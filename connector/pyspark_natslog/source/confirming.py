@@ -1,7 +1,7 @@
-"""Before anything is called lost, or shorter than it was, the brokers are asked again.
+"""Confirms a loss before it is reported: the brokers are asked again.
 
-A leader that was replaced a moment ago knows less than was read of its successor. So what one answer says is not enough
-for a query to fail, or to go back: it must stay so for a while, in the answers of the newest leader epoch.
+A leader that has just been replaced has fewer messages than were read from its successor. So one answer is not enough
+for a query to fail or to go back: the answers of the newest leader epoch must show the loss for `PERSISTS_S`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OUTDATED_ANSWERS = 20
 
 
 def confirmed(ask: Callable[[], Answer], is_loss: Callable[[Answer], bool]) -> Answer:
-    """The last answer: at once where it is no loss, and where it is, when there was no other one for `PERSISTS_S`.
+    """The first answer that shows no loss, or the last one after `PERSISTS_S` in which all answers showed a loss.
 
     Raises:
         What `ask` raises.
@@ -34,7 +34,7 @@ def confirmed(ask: Callable[[], Answer], is_loss: Callable[[Answer], bool]) -> A
 
 
 def newest(client: NatslogClient, stream: str) -> StreamState | None:
-    """As the leader of the newest epoch describes it; None where there is no such stream. Raises NatslogError."""
+    """The state by the leader of the newest epoch; None if there is no such stream. Raises NatslogError."""
     try:
         return StreamState.of(client.newest_position(stream))
     except StreamNotFound:
@@ -42,13 +42,13 @@ def newest(client: NatslogClient, stream: str) -> StreamState | None:
 
 
 class OutdatedAnswers:
-    """Bounds how often a range is asked for again that is there, by the newest leader's word, and was refused."""
+    """Bounds the retries of a range that was refused although the newest leader has it."""
 
     def __init__(self) -> None:
         self._left = _OUTDATED_ANSWERS
 
     def one_more(self, error: NatslogError) -> None:
-        """Waits a moment. Raises the error where it was met too often."""
+        """Waits `_AGAIN_AFTER_S`. Raises the error after `_OUTDATED_ANSWERS` calls."""
         self._left -= 1
         if self._left < 0:
             raise error

@@ -1,10 +1,10 @@
-"""A query's progress, shown to operators as a cursor at the brokers: `natslog cursor ls`.
+"""Writes a query's progress to the brokers as a cursor, which operators see in `natslog cursor ls`.
 
-Theory of operation. `note` says how far the query has come and returns at once; a thread writes it, at most once a
-second for each stream and at most ten times a second in all, always the newest. Spark ends the process that a source
-lives in with SIGTERM, without a word to the source: so the first note sees to it that the last one is still written.
+Theory of operation. `note` takes a position of the query and returns at once. A thread writes the newest position, at
+most once a second for each stream and at most ten times a second in all. Spark ends the source's process with SIGTERM,
+without calling the source: so the first note installs a handler that writes the last position.
 
-Invariant. Nothing here fails the query or makes it wait. What cannot be written is tried again, and said now and then.
+Invariant. Nothing here fails the query or makes it wait. A write that fails is retried, with a warning once a minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Notes: TypeAlias = "queue.SimpleQueue[Offsets | _Close]"
 
 
 class CursorMirror:
-    """Writes the cursor `consumer` on each stream. Picklable (a copy starts afresh)."""
+    """Writes the cursor `consumer` on each stream. Picklable (a copy has no notes)."""
 
     def __init__(self, consumer: str, servers: tuple[str, ...], options: ClientOptions) -> None:
         self._consumer, self._servers, self._options = consumer, servers, options
@@ -53,7 +53,7 @@ class CursorMirror:
         return CursorMirror, (self._consumer, self._servers, self._options)
 
     def note(self, position: Offsets) -> None:
-        """Everything below this position is done."""
+        """The query has completed everything below this position."""
         if self._thread is None:
             writer = _Writer(self._consumer, NatslogClient(self._servers, _briefly(self._options)), self._notes)
             self._thread = threading.Thread(target=writer.run, name="cursor", daemon=True)
@@ -62,7 +62,7 @@ class CursorMirror:
         self._notes.put(position)
 
     def close(self) -> None:
-        """Returns when the last note is written, or could not be within two seconds."""
+        """Returns when the last note is written, or after two seconds."""
         if self._thread is not None:
             self._notes.put(_Close())
             self._thread.join(_LAST_WITHIN_S)
@@ -84,7 +84,7 @@ def _briefly(options: ClientOptions) -> ClientOptions:
 
 
 class _Writer:
-    """What the thread does: takes notes, and writes the newest when it is time."""
+    """Runs in the thread: takes notes, and writes the newest when a write is due."""
 
     def __init__(self, consumer: str, client: NatslogClient, notes: _Notes) -> None:
         self._consumer, self._client, self._notes = consumer, client, notes
@@ -102,7 +102,7 @@ class _Writer:
         self._client.close()
 
     def _take_notes(self) -> None:
-        """Waits for one, or until what is pending may be written; then takes all there are."""
+        """Waits for a note, or until pending positions may be written; then takes all notes."""
         has_pending = self._wanted != self._written
         wait_s = max(0.0, self._not_before_s - time.monotonic()) if has_pending else None
         try:
@@ -122,9 +122,9 @@ class _Writer:
         for name, at in pending.items():
             try:
                 self._client.set_cursor(self._consumer, name, at.offset, expected_id=at.id)
-            except (StreamNotFound, StreamRecreated) as error:  # the query fails with it too: not to be tried again
+            except (StreamNotFound, StreamRecreated) as error:  # the query fails with it too: it is not retried
                 self._warn(name, error)
-            except (NatslogError, ValueError, TypeError) as error:  # not now, or an answer of another shape
+            except (NatslogError, ValueError, TypeError) as error:  # unavailable, or an unexpected answer
                 self._warn(name, error)
                 if not isinstance(error, NatslogError) or error.retriable:
                     wait_s = _AGAIN_AFTER_S
@@ -135,4 +135,6 @@ class _Writer:
     def _warn(self, stream: str, error: Exception) -> None:
         if time.monotonic() >= self._logged_until_s:
             self._logged_until_s = time.monotonic() + _LOG_EVERY_S
-            logger.warning("cursor %s on %s is not up to date, the query goes on: %s", self._consumer, stream, error)
+            logger.warning(
+                "cursor %s on stream %s is not up to date; the query continues: %s", self._consumer, stream, error
+            )

@@ -1,13 +1,13 @@
-"""How far a query is behind, for the progress that Spark reports of it.
+"""How far a query is behind, for the progress that Spark reports.
 
     {"orders": {"id": "3ef2…", "offset": 5000, "rows_behind": 42, "bytes_behind": 7310, "seconds_behind": 1.2}}
 
-Theory of operation. Spark asks for the latest offsets right after it has planned a batch, so what is behind is what the
-batch leaves unread. Most queries leave nothing, and then no request is made: all is 0. Otherwise rows are a difference
-of offsets; bytes and seconds come from a broker, one request for all streams.
+Theory of operation. Spark requests the latest offsets right after it has planned a batch, so the lag is what the batch
+leaves unread. For most queries that is nothing; then no request is made, and all values are 0. Otherwise rows are a
+difference of offsets; bytes and seconds come from a broker, by one request for all streams.
 
-Invariant. This is a report: it never fails, and never waits longer than `_WAIT_S`. What is not known by then is null; a
-broker that was slow or away is not asked again for a while.
+Invariant. The report never fails, and never waits longer than `_WAIT_S`. Values that are unknown by then are null.
+After a failure or a slow answer no request is made for `_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """What a query has not read of a stream yet; None is unknown."""
+    """The part of a stream that a query has not read yet; None: unknown."""
 
     rows: int
     bytes: int | None
@@ -41,10 +41,10 @@ class StreamLag:
 
 
 class LagReport:
-    """Adds what is behind to the latest offsets. For one thread; picklable (a copy starts afresh).
+    """Adds the lag to the latest offsets. For one thread; picklable (a copy has no state).
 
     Args:
-        servers, options: the brokers, as the source asks them; for this they are asked once, and briefly.
+        servers, options: as of the source; requests for the lag are not retried, and have a shorter timeout.
         clock: seconds of a monotonic clock.
     """
 
@@ -63,14 +63,14 @@ class LagReport:
         return LagReport, (self._servers, self._options, self._clock)
 
     def added_to(self, latest: OffsetsJson, end: OffsetsJson) -> dict[str, Any]:
-        """`latest` with what is behind in each stream for a reader at `end`; both as in the checkpoint."""
+        """`latest` with the lag of a reader at `end` in each stream; both as in the checkpoint."""
         starts = {name: _position(name, at, end) for name, at in latest.items()}
         rows = {name: max(0, int(at["offset"]) - starts[name]) for name, at in latest.items()}
         lags = self._ask({name: starts[name] for name, behind in rows.items() if behind})
         return {name: dict(at) | _behind(rows[name], lags.get(name)) for name, at in latest.items()}
 
     def _ask(self, positions: dict[str, int]) -> dict[str, StreamLag]:
-        """In a thread, so that the query does not wait for what may happen to a request."""
+        """Makes the request in a thread, so that the query does not wait for a slow one."""
         if not positions or self._clock() < self._paused_until_s or self._is_busy():
             return {}
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="lag")
@@ -79,7 +79,7 @@ class LagReport:
             return self._under_way.result(_WAIT_S)
         except TimeoutError:
             self._pause(f"no answer within {_WAIT_S * 1000:.0f} ms")
-        except Exception as error:  # whatever it is, a query must not end because of a report
+        except Exception as error:  # a query must not fail because of a report
             self._pause(f"{type(error).__name__}: {error}")
         return {}
 
@@ -100,7 +100,9 @@ class LagReport:
         self._paused_until_s = now_s + _PAUSE_S
         if now_s >= self._logged_until_s:
             self._logged_until_s = now_s + _LOG_EVERY_S
-            logger.warning("bytes and seconds behind are unknown for now, the query goes on: %s", why)
+            logger.warning(
+                "bytes_behind and seconds_behind are unknown for %.0f s; the query continues: %s", _PAUSE_S, why
+            )
 
     def close(self) -> None:
         if self._thread is not None:
@@ -109,7 +111,7 @@ class LagReport:
 
 
 def _position(name: str, latest: Mapping[str, Any], end: OffsetsJson) -> int:
-    """The position of the reader; at the start of a stream that it has not begun, or that was created again."""
+    """The position of the reader: 0 in a stream that it has not read yet, or that was created again."""
     at = end.get(name)
     return int(at["offset"]) if at is not None and at["id"] == latest["id"] else 0
 

@@ -1,4 +1,4 @@
-"""The one place that decides what missing data means."""
+"""What missing data means: every loss is reported here."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Loss:
     start: int
     end: int | None
     why: str
-    remedy: str = "a longer retention (natslog stream edit --max-age) prevents the next one"
+    remedy: str = "a longer retention (natslog stream edit --max-age) prevents further losses"
 
     def __str__(self) -> str:
-        upto = "on" if self.end is None else f"to {self.end}"
+        upto = "and later" if self.end is None else f"to {self.end}"
         return f"stream {self.stream!r}: offsets {self.start} {upto} are lost: {self.why}"
 
 
 def report_loss(options: SourceOptions, loss: Loss) -> None:
-    """Fails, or says so and goes on, as `failOnDataLoss` wants it.
+    """Raises or logs the loss, by `failOnDataLoss`.
 
     Raises:
         DataLoss: with the range and the remedy.
     """
     if not options.fail_on_data_loss:
-        logger.warning("%s; going on, as failOnDataLoss is false", loss)
+        logger.warning("%s; the query continues, because failOnDataLoss is false", loss)
         return
     raise DataLoss(
-        f'{loss}. Read them from a copy, or accept the loss: .option("failOnDataLoss", "false") goes on behind it; '
-        f"{loss.remedy}",
+        f'{loss}. Read them from a copy, or accept the loss: with .option("failOnDataLoss", "false") the query '
+        f"continues after it; {loss.remedy}",
         stream=loss.stream,
         start=loss.start,
         end=loss.end,
@@ -57,11 +57,11 @@ def left_of(
     end: int,
     error: NatslogError,
 ) -> tuple[int, int]:
-    """What can still be read of `[start, end)`, after what happened between planning and reading was reported as loss.
-    All of it, where nothing is lost: the answer was outdated, and the range is to be asked for again.
+    """The part of `[start, end)` that can still be read; the rest, lost between planning and reading, is reported as
+    loss. The whole range if nothing is lost: the answer was outdated, and the range must be requested again.
 
     Raises:
-        DataLoss: with `failOnDataLoss`. The error itself, where it is damage that the facts do not explain.
+        DataLoss: with `failOnDataLoss`. The error itself, if it is damage that its facts do not explain.
     """
 
     def lacks_some(state: StreamState | None) -> bool:
@@ -90,27 +90,31 @@ def left_of(
 
 
 def _behind_damage(options: SourceOptions, stream: str, start: int, end: int, error: CorruptLog) -> int:
-    """Damage on a broker's disk that no in-sync replica has whole."""
+    """Where reading continues after a damaged range that no in-sync replica has undamaged."""
     damaged_from, damaged_to = (error.facts.get(name) for name in ("start", "end"))
     if "file" not in error.facts or not isinstance(damaged_from, int) or not damaged_from <= start:
         raise error
     lost_to = end if not isinstance(damaged_to, int) else min(damaged_to, end)
     if lost_to <= start:
         raise error
-    remedy = "restore the file from a replica or a copy (`natslog verify` checks it); replicas repair it by themselves"
-    report_loss(options, Loss(stream, start, lost_to, f"quarantined by the broker: {error.message}", remedy))
+    remedy = "restore the file from a copy (`natslog verify` checks it); replicas of a stream repair it automatically"
+    report_loss(options, Loss(stream, start, lost_to, f"the broker has quarantined them: {error.message}", remedy))
     return lost_to
 
 
 def recreated(stream: str, start: int, end: int | None, *, was: str, is_now: str) -> Loss:
-    """Offsets of a stream that is gone; another one has its name."""
+    """Offsets of a deleted stream; another one has its name."""
     why = f"the stream was deleted and created again (id {is_now}, not {was})"
-    return Loss(stream, start, end, why, "give a stream with other messages another name")
+    return Loss(stream, start, end, why, "use another name for a stream with other messages")
 
 
 def shorter(stream: str, start: int, end: int, high_watermark: int) -> Loss:
-    """Offsets that were once read, or known, and that the log does not have any more."""
-    why = f"the log ends at {high_watermark}: it is shorter than it was"
+    """Offsets that were read or planned earlier and that the log no longer has."""
+    why = f"the log ends at {high_watermark} and is shorter than before"
     return Loss(
-        stream, start, end, why, "a broker's disk was put back, or its log was cut by `natslog cluster recover`"
+        stream,
+        start,
+        end,
+        why,
+        "the cause is an older copy of a broker's disk, or a log that `natslog cluster recover` truncated",
     )

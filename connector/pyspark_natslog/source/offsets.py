@@ -3,12 +3,12 @@
     {"orders": {"id": "3ef2…", "offset": 42}, "returns": {"id": "9a01…", "offset": 7, "start": 0}}
     {"orders": {"id": "3ef2…", "offset": 90000, "tasks": [[1, 40000], [0, 90000]]}}
 
-`start` is there in the first position of a stream that joined a running query (`streamPattern`, `group`, or named
-since): Spark knows no earlier one, and a batch that is repeated must begin where it began. `tasks` is there where the
-batch that ends here has more than one task: which one reads up to which offset, in turn. A repeated batch is cut as it
-was, whatever became of the stored batches, their leaders and the driver's cores meanwhile: the sink's message ids count
-on it. Spark compares the JSON as text: names are sorted, and `id` comes before `offset`, always. Format version 1 has
-no version field; a later one will.
+The first position of a stream that joined a running query (`streamPattern`, `group`, or named since) has `start`: Spark
+has no earlier position, and a repeated batch must begin at the same offset. A position has `tasks` if the batch that
+ends there has more than one task: which one reads up to which offset, in turn. A repeated batch is divided in the same
+way, even if the stored batches, their leaders or the driver's cores have changed: the sink's message ids depend on it.
+Spark compares the JSON as text: names are sorted, and `id` comes before `offset`, always. Format version 1 has no
+version field; a later one will.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Offsets = dict[str, StreamOffset]
 
 
 def to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
-    """The form Spark keeps; always the same text for the same positions."""
+    """The form that Spark stores; always the same text for the same positions."""
     return {name: offsets[name].to_json() for name in sorted(offsets)}
 
 
@@ -53,13 +53,14 @@ def from_json(body: Mapping[str, Any]) -> Offsets:
     """Positions from Spark.
 
     Raises:
-        ConfigError: not what this source wrote: the checkpoint is another query's.
+        ConfigError: this source did not write it: the checkpoint belongs to another query.
     """
     try:
         return {name: _one(at) for name, at in body.items()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"the checkpoint holds {body!r}, which is no natslog offset: use another checkpointLocation for this query"
+            f"the checkpoint contains {body!r}, which is not an offset of natslog: it belongs to another query; set "
+            "another checkpointLocation"
         ) from error
 
 

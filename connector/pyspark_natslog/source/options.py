@@ -1,4 +1,4 @@
-"""What the source is told: which streams, from where to where, in which portions and columns."""
+"""Options of the source: which streams, which range, how much per trigger and task, and which columns."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How much one trigger takes. `min_rows` waits for so many, but no longer than `max_delay_s`."""
+    """How much one trigger takes. A batch waits for `min_rows`, but not longer than `max_delay_s`."""
 
     max_rows: int | None
     max_bytes: int | None
@@ -71,7 +71,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a range becomes tasks. `min_tasks` None: as many as there are cores, where that is worth it."""
+    """How a range becomes tasks. `min_tasks` None: one per core, if the range is large enough."""
 
     min_tasks: int | None
     max_rows: int | None
@@ -82,7 +82,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the source was told. Picklable; holds no secret but a `token` given in clear."""
+    """The checked options. Picklable; contains no secret except a `token` that was given as text."""
 
     servers: tuple[str, ...] = field(repr=False)
     selection: Selection
@@ -104,7 +104,7 @@ class SourceOptions:
         """Checked options.
 
         Args:
-            streaming: whether for a stream; None where Spark only wants the schema and does not say.
+            streaming: whether for a stream; None if Spark only requests the schema.
 
         Raises:
             ConfigError: unknown (the nearest known one is named), missing, wrong or clashing.
@@ -127,7 +127,7 @@ class SourceOptions:
             admission=_admission(given),
             cutting=_cutting(given),
             include_headers=given.flag("includeHeaders", False),
-            columns=_columns(given, payload.replace_value(ALL_COLUMNS)),
+            columns=_columns(given, payload),
             subject_filter=subject_filter,
             payload=payload,
             reports_lag=given.flag("lag", True),
@@ -155,7 +155,7 @@ class SourceOptions:
 def _check_kind(given: Given, streaming: bool | None) -> None:
     for name in _BATCH_ONLY if streaming else ():
         if given.has(name):
-            why = "; a stream has no end" if name.startswith("ending") else ""
+            why = "; a streaming query has no end" if name.startswith("ending") else ""
             raise ConfigError(f"option {name} is for batch reads (spark.read){why}", option=name)
     for name in _STREAM_ONLY if streaming is False else ():
         if given.has(name):
@@ -174,7 +174,9 @@ def _selection(given: Given) -> Selection:
     pattern, group = given.text("streamPattern"), given.text("group")
     if pattern is not None:
         if not pattern:
-            raise ConfigError('option streamPattern is empty: "orders-*", say', option="streamPattern")
+            raise ConfigError(
+                'option streamPattern is empty: give a glob, for example "orders-*"', option="streamPattern"
+            )
         return Selection(pattern=pattern)
     if group is not None:
         with naming("group"):
@@ -186,13 +188,13 @@ def _stream_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(
-            'option stream is missing: .option("stream", "orders"), or streamPattern, or group', option="stream"
+            'option stream is missing: set .option("stream", "orders"), or streamPattern, or group', option="stream"
         )
     for name in names:
         with naming("stream"):
             check_name(name)
     if len(set(names)) != len(names):
-        raise ConfigError(f"option stream names {', '.join(names)}: each once, please", option="stream")
+        raise ConfigError(f"option stream {', '.join(names)!r} names a stream twice: name each once", option="stream")
     return names
 
 
@@ -204,14 +206,17 @@ def _cursor(given: Given) -> str | None:
     return text
 
 
-def _columns(given: Given, known: tuple[str, ...]) -> tuple[str, ...] | None:
+def _columns(given: Given, payload: PayloadOptions) -> tuple[str, ...] | None:
     text = given.text("columns")
     if text is None:
         return None
+    known = payload.replace_value(ALL_COLUMNS)
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:
-            raise ConfigError(f"option columns: unknown column {name!r}{did_you_mean(name, known)}", option="columns")
+            is_field = payload.column is not None and name in payload.fields.names
+            hint = f"; it is a field of {payload.column}: name that" if is_field else did_you_mean(name, known)
+            raise ConfigError(f"option columns: unknown column {name!r}{hint}", option="columns")
     if not names or len(set(names)) != len(names):
         raise ConfigError("option columns must name at least one column, each once", option="columns")
     if given.flag("includeHeaders", False) and "headers" not in names:
@@ -228,12 +233,13 @@ def _admission(given: Given) -> Admission:
     )
     if admission.min_rows is None and given.has("maxTriggerDelay"):
         raise ConfigError(
-            "option maxTriggerDelay ends the wait for minOffsetsPerTrigger: give both", option="maxTriggerDelay"
+            "option maxTriggerDelay limits the wait for minOffsetsPerTrigger: set that too, or remove maxTriggerDelay",
+            option="maxTriggerDelay",
         )
     if admission.min_rows is not None and admission.max_rows is not None and admission.min_rows > admission.max_rows:
         raise ConfigError(
             f"options minOffsetsPerTrigger {admission.min_rows} and maxOffsetsPerTrigger {admission.max_rows} clash: "
-            "the first must not be the larger",
+            "the minimum must not be above the maximum",
             option="minOffsetsPerTrigger",
         )
     return admission

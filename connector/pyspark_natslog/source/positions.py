@@ -1,4 +1,4 @@
-"""Turning options into offsets: where a read starts and ends, checked against what the log holds."""
+"""Resolves options to offsets: where a read starts and ends, checked against the log."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def resolve_start(
         return position
     reachable = log_start if end is None else min(log_start, end)
     if position < reachable:
-        report_loss(options, Loss(state.name, position, reachable, "the log starts later"))
+        report_loss(options, Loss(state.name, position, reachable, f"the log starts at {log_start}"))
     return reachable
 
 
 def _confirmed(client: NatslogClient, state: StreamState, is_missing: Callable[[StreamState], bool]) -> StreamState:
-    """As the newest leader describes it, where something seems to be missing; as it is, where it was deleted since."""
+    """The state by the newest leader, if data seem to be missing; unchanged if the stream was deleted since."""
     now = confirmed(partial(newest, client, state.name), lambda now: now is not None and is_missing(now))
     return state if now is None else now
 
@@ -65,8 +65,8 @@ def _named(client: NatslogClient, bound: Bound, state: StreamState) -> int:
         state = _confirmed(client, state, lambda now: position > now.high_watermark)
     if position > state.high_watermark:
         raise ConfigError(
-            f"stream {state.name!r}: offset {position} is above its high watermark {state.high_watermark}; it holds "
-            f"{state.log_start_offset} to {state.high_watermark}",
+            f"stream {state.name!r}: offset {position} is above the high watermark {state.high_watermark}; offsets "
+            f"{state.log_start_offset} to {state.high_watermark} can be read",
             stream=state.name,
             offset=position,
         )

@@ -1,4 +1,4 @@
-"""What a task does on an executor: the rows of its ranges, as they come from the file."""
+"""Runs in a task on an executor: reads the rows of its ranges."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def read_task(options: SourceOptions, columns: Sequence[str], partition: InputPa
     """All rows of a task's ranges.
 
     Raises:
-        DataLoss: a part of them is gone, and that is to fail.
+        DataLoss: a part of them is missing, with `failOnDataLoss`.
     """
     if not isinstance(partition, Task):
-        return  # Spark makes one empty partition where a batch read has none
+        return  # Spark makes one empty partition if a batch read has none
     with options.client() as client:
         for one in partition.ranges:
             yield from _read_range(client, options, columns, one)

@@ -22,8 +22,8 @@ from pyspark_natslog.source.splits import OffsetRange, plan_tasks
 class BatchReader(DataSourceReader):
     """Reads `[start, end)` of each stream, as the options say; by default all that is committed now.
 
-    It takes no pushed filters, and so has no `pushFilters`: Spark hands what one scan of a DataFrame pushed to all its
-    scans (ADR 7).
+    It accepts no pushed filters, and so has no `pushFilters`: Spark applies the filters that one scan of a DataFrame
+    pushes to all its scans (ADR 7).
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -36,7 +36,7 @@ class BatchReader(DataSourceReader):
             states = options.selection.states(client)
             for name in options.selection.names:
                 if name not in states:
-                    raise StreamNotFound(f"there is no stream {name!r}: create it, or correct option stream")
+                    raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
             ranges = [self._range(client, state) for state in states.values()]
             return plan_tasks(client, options, ranges, os.cpu_count() or 1)
 
@@ -47,11 +47,11 @@ class BatchReader(DataSourceReader):
         if start > end and self._may_cross(state.name):
             start = end
         if start > end:
-            raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is beyond the end, offset {end}")
+            raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is above the end, offset {end}")
         return OffsetRange(state.name, state.id, start, end)
 
     def _may_cross(self, stream: str) -> bool:
-        """The end is asked for before the start is; where the start is a time, messages may have come between."""
+        """The end is resolved before the start; if the start is a time, messages may have been recorded meanwhile."""
         first_us, last_us = self._options.start.time_us_of(stream), self._options.end.time_us_of(stream)
         if first_us is None:
             return False

@@ -1,4 +1,4 @@
-"""The source's columns in Spark's words, and stored batches brought into that shape without copying values."""
+"""The source's columns as Spark's types, and stored batches converted to them without copying values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spark_schema(columns: Sequence[str], payload: Mapping[str, DataType] = {"val
 
 
 def checked_columns(schema: StructType, payload: Mapping[str, DataType]) -> tuple[str, ...]:
-    """The columns a schema asks for.
+    """The columns of a schema.
 
     Args:
         payload: types of the payload's columns.
@@ -78,6 +78,6 @@ def _column(batch: pa.RecordBatch, stream: str, name: str) -> Any:
     if name == "stream":
         return pa.repeat(pa.scalar(stream), batch.num_rows)
     column = batch.column(name)
-    if name == "headers":  # Spark names the list's items otherwise; the buffers are the same
+    if name == "headers":  # Spark has another name for the items of a list; the buffers are the same
         return column.cast(_SPARK_HEADERS)
     return column

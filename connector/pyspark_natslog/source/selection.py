@@ -1,4 +1,4 @@
-"""Which streams a read means: by name, by glob, or by consumer group; and what the brokers say of them now."""
+"""Which streams are read: by name, by glob, or by consumer group; and their current state at the brokers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Selection:
     group: str | None = None
 
     def could_hold(self, name: str) -> bool:
-        """Whether a stream of this name may be meant; of a group this is not known before a request."""
+        """Whether a stream of this name may be selected; for a group this is unknown before a request."""
         if self.pattern is not None:
             return fnmatchcase(name, self.pattern)
         return self.group is not None or name in self.names
 
     def states(self, client: NatslogClient) -> dict[str, StreamState]:
-        """All streams meant that are there now, by name. One that has no leader for the moment is waited for."""
+        """All selected streams that exist now, by name. Waits for a stream that has no leader at the moment."""
         found = {}
         for name, ask in self._questions(client).items():
             try:
                 found[name] = StreamState.of(ask())
-            except StreamNotFound:  # never there, or deleted: the caller knows which
+            except StreamNotFound:  # never created, or deleted: the caller distinguishes
                 continue
         return found
 
@@ -65,5 +65,5 @@ class Selection:
 
 
 def _position(client: NatslogClient, body: dict[str, Any]) -> dict[str, Any]:
-    """The list's own word, where it says how far the stream is."""
+    """The position in the list, if it has one; else it is requested."""
     return body if "high_watermark" in body else client.position(body["name"])

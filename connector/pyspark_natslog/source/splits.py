@@ -1,8 +1,8 @@
 """From ranges of streams to tasks: cut on batch boundaries by bytes, rows and count, evened out, and packed.
 
-A range is cut by its brokers, who know the batches. What is large is cut into as many parts as it is worth among all
-ranges of the read, so that one huge stream among small ones uses all cores; what is small shares a task with others,
-because a task costs some 50 ms before its first row.
+Brokers divide a range, because they store the batches. A large range is divided into parts by its share of all ranges
+of the read, so that one huge stream among small ones uses all cores. Small ranges share a task, because a task takes
+some 50 ms before its first row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ASKED_AT_ONCE = 8
 class OffsetRange:
     """Offsets `[start, end)` of the stream with this id; `urls` are the brokers that have it, nearest first.
 
-    `leader_epoch`: the newest one known when it was planned, so that a task does not take an older leader's word.
+    `leader_epoch`: the newest one known when it was planned, so that a task accepts no answer of an older leader.
     """
 
     stream: str
@@ -47,7 +47,7 @@ class OffsetRange:
 
 
 class Task(InputPartition):
-    """What one task reads, and all it needs to read it on its own."""
+    """What one task reads, with all facts that it needs."""
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         super().__init__(tuple((one.stream, one.start, one.end) for one in ranges))
@@ -60,7 +60,7 @@ def plan_tasks(
     """Tasks that cover each range once.
 
     Raises:
-        DataLoss: a part of a range is gone, and that is to fail.
+        DataLoss: a part of a range is missing, with `failOnDataLoss`.
     """
     ranges = [one for one in ranges if one.rows > 0]
     if not ranges:
@@ -77,7 +77,7 @@ Numbered = tuple[tuple[int, int], ...]
 
 
 def numbers_of(tasks: Sequence[InputPartition]) -> dict[str, Numbered]:
-    """How the tasks share each stream's range; nothing where one task has all."""
+    """How the tasks share each stream's range; empty if one task reads everything."""
     shares: dict[str, list[tuple[int, int]]] = {}
     for number, task in enumerate(tasks if len(tasks) > 1 else []):
         assert isinstance(task, Task), "planned here"
@@ -99,8 +99,8 @@ def plan_again(
     ranges: Sequence[OffsetRange],
     numbered: Mapping[str, Numbered],
 ) -> list[InputPartition]:
-    """The tasks as they were when the batch was planned first: each has the same rows in the same order, but for what
-    was lost since.
+    """The tasks as of the batch's first plan: each has the same rows in the same order, without rows that were lost
+    since.
 
     Raises:
         DataLoss: as `plan_tasks`.
@@ -127,7 +127,7 @@ def _shared(piece: OffsetRange, share: Numbered) -> list[tuple[int, OffsetRange]
 
 
 def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_splits: int = 1) -> list[OffsetRange]:
-    """The range in parts that the options allow; without what was lost of it."""
+    """The range in parts that the options allow, without lost rows."""
     cutting, start, end, outdated = options.cutting, whole.start, whole.end, OutdatedAnswers()
     while start < end:
         try:
@@ -158,14 +158,14 @@ def _range(whole: OffsetRange, split: Split, epoch: int) -> OffsetRange:
 
 
 def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cores: int) -> int:
-    """How many tasks there should be, as far as there is something for each."""
+    """How many tasks there should be, if there are rows for each."""
     if options.cutting.min_tasks is not None:
         return options.cutting.min_tasks
     rows = sum(piece.rows for cut in pieces for piece in cut)
     if rows < _WORTH_SPLITTING_ROWS and _bytes_of(pieces) < _WORTH_SPLITTING_BYTES:
         return 1
     rounds = -(-_full_tasks(options, pieces) // cores)
-    return max(1, rounds) * cores  # or the last round would leave cores idle
+    return max(1, rounds) * cores  # otherwise the last round would leave cores idle
 
 
 def _full_tasks(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]]) -> int:
@@ -177,7 +177,7 @@ def _bytes_of(pieces: Sequence[Sequence[OffsetRange]]) -> int:
 
 
 def _shares(pieces: Sequence[Sequence[OffsetRange]], wanted: int) -> Callable[[Sequence[OffsetRange]], int]:
-    """Of how many parts each range should be so that all are about equal."""
+    """The number of parts for each range, so that all parts are about equal."""
     total_bytes = max(1, _bytes_of(pieces))
     return lambda cut: -(-wanted * sum(piece.bytes for piece in cut) // total_bytes)
 
@@ -212,8 +212,8 @@ class _Bin:
 
 
 def pack(pieces: Sequence[OffsetRange], options: SourceOptions, wanted: int) -> list[InputPartition]:
-    """At least `wanted` tasks if there are so many pieces, of about equal size, none beyond the limits that its pieces
-    do not break alone.
+    """At least `wanted` tasks if there are as many pieces, of about equal size. A task exceeds the limits only if a
+    single piece does.
     """
     cutting = options.cutting
     bins = [_Bin() for _ in range(min(wanted, len(pieces)))]

@@ -1,13 +1,14 @@
 """Streaming reads: `spark.readStream.format("natslog")`.
 
-Theory of operation. Spark keeps the positions; this reader answers "how far is there, within the limits?" and "how is
-this range cut?". Its methods run one at a time in one process on the driver, `read` on copies in executors; so whatever
-a task needs is in its `Task`. A call that raises ends the query: brokers that are away are waited for.
+Theory of operation. Spark stores the positions. This reader determines the end of the next batch within the limits, and
+the tasks of a range. Its methods run one at a time in one process on the driver, and `read` runs on copies in
+executors; so a `Task` contains everything that it needs. An exception ends the query: so calls wait for unavailable
+brokers.
 
-Invariants. `partitions(start, end)` covers exactly `[start, end)` of each stream, however often it is asked, by the
-same tasks each time (they are planned with the end, which carries them), and whatever is missing of it goes through
-`report_loss`. A stream that joins, or is read anew because it was created again, carries the offset where it began in
-its first position. A position that does not move stays the same text.
+Invariants. `partitions(start, end)` covers exactly `[start, end)` of each stream at every call, by the same tasks (they
+are planned with the end, which contains them); missing rows are reported by `report_loss`. The first position of a
+stream that joins, or that was created again, contains the offset where it started. A position that does not move has
+the same text.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ Answer = TypeVar("Answer")
 States = dict[str, StreamState]
 
 _OUTAGE_TIMEOUTS = 6
-"""A query waits this many times `fetchTimeout` for brokers or leaders to come back before it fails."""
+"""A query waits this many times `fetchTimeout` for brokers or leaders to become available before it fails."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's source. Picklable: connections are made where they are used."""
+    """The source of one query. Picklable: connections are opened where they are used."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -66,9 +67,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states = self._retry_until_available(self._states)
         for name in options.selection.names:
             if name not in states:
-                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct option stream")
+                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
         if not states:
-            logger.warning("no stream of %s is there yet; those that come are read from their start", options.selection)
+            logger.warning(
+                "no stream matches %s yet; streams that are created later are read from their start", options.selection
+            )
         resolve = partial(resolve_start, self._client, options, options.start)
         starts = {name: self._retry_until_available(partial(resolve, state)) for name, state in states.items()}
         return to_json({name: StreamOffset(states[name].id, start) for name, start in starts.items()})
@@ -77,14 +80,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admitter.default_limit()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fixes how far this run goes."""
+        """Fixes the end of this run."""
         states = self._retry_until_available(self._states)
         self._target = {name: StreamOffset(state.id, state.high_watermark) for name, state in states.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = from_json(start)
         ask = partial(self._states_for, {name: (at, at.offset) for name, at in position.items()})
-        if self._target is not None:  # the same position would end the run, undrained
+        if self._target is not None:  # returning the same position would end the run too early
             states = self._retry_until_available(ask)
         else:
             try:
@@ -118,8 +121,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.selection.states(self._client)
 
     def _states_for(self, wanted: Mapping[str, tuple[StreamOffset, int]]) -> States:
-        """The same. Where something of what is wanted (a stream from a position on, to an end) is not there, it was not
-        for a while, and by the word of the newest leader.
+        """As `_states`. A part of what is wanted (a stream from a position to an end) is missing in the result only if
+        the newest leader has confirmed it for some time.
         """
 
         def is_missing(name: str, state: StreamState | None) -> bool:
@@ -141,8 +144,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return confirmed(ask, lambda states: bool(missing(states)))
 
     def _begin(self, position: Offsets, states: States) -> Offsets:
-        """Where reading goes on in each stream there is, after what was lost was reported. One that is new, or new
-        under its name, has `start`.
+        """Where reading continues in each existing stream; losses are reported. A stream that is new, or was created
+        again, has `start`.
         """
         begin = {}
         for name, at in position.items():
@@ -151,7 +154,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif self._options.selection.could_hold(name):
                 report_loss(self._options, Loss(name, at.offset, None, "the stream was deleted"))
             else:
-                logger.warning("stream %r is not among the streams to be read any more: its position is dropped", name)
+                logger.warning(
+                    "the options no longer select stream %r: its position is removed from the checkpoint", name
+                )
         for name in states.keys() - position.keys():
             if self._target is None or name in self._target:
                 start = states[name].log_start_offset
@@ -159,11 +164,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin
 
     def _limit(self, state: StreamState) -> int:
-        """How far this stream is read: with `availableNow`, never beyond what was there when the run began."""
+        """How far this stream is read: with `availableNow`, not beyond its end when the run started."""
         if self._target is None:
             return state.high_watermark
         target = self._target.get(state.name)
-        if target is None or target.id != state.id:  # created again since: what it holds now is its target
+        if target is None or target.id != state.id:  # created again since: its target is its current end
             target = self._target[state.name] = StreamOffset(state.id, state.high_watermark)
         return min(state.high_watermark, target.offset)
 
@@ -177,7 +182,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admitter.admit(waiting, reach, drains=self._target is not None)
 
     def _effective_start(self, at: StreamOffset, state: StreamState) -> StreamOffset:
-        """Where reading can go on; what lies between is reported as lost."""
+        """Where reading can continue; the range before it is reported as lost."""
         log_start = state.log_start_offset
         if state.id != at.id:
             report_loss(self._options, recreated(state.name, at.offset, None, was=at.id, is_now=state.id))
@@ -191,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return at
 
     def _retry_until_available(self, ask: Callable[[], Answer]) -> Answer:
-        """The answer, also of brokers that are away for a while, or streams without a leader."""
+        """The answer; waits while brokers are unavailable, or streams have no leader."""
         while True:
             try:
                 answer = ask()
@@ -203,12 +208,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return answer
 
     def _should_raise(self, error: NatslogError) -> bool:
-        """Whether this ends the query: it does not pass by itself, or has not for too long."""
+        """Whether this error ends the query: it is not retriable, or the outage has lasted too long."""
         if not error.retriable:
             return True
         now = time.monotonic()
         self._away_since = self._away_since or now
-        logger.warning("the query waits (%.0f s so far): %s", now - self._away_since, error.message)
+        logger.warning("the query has been waiting for %.0f s: %s", now - self._away_since, error.message)
         return now - self._away_since > _OUTAGE_TIMEOUTS * self._options.client_options.timeout_s
 
     # ---- which ranges ----
@@ -228,7 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._retry_until_available(partial(plan_again, self._client, self._options, known, numbered))
 
     def _range(self, name: str, begun: int, last: StreamOffset, state: StreamState | None) -> OffsetRange | None:
-        """What is still there of one stream's part of a batch."""
+        """The part of a batch in one stream that can still be read."""
         if state is None:
             report_loss(self._options, Loss(name, begun, last.offset, "the stream was deleted"))
             return None
@@ -245,7 +250,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint is the position; nothing is kept elsewhere."""
+        """Spark's checkpoint is the position; nothing else is stored."""
 
     def stop(self) -> None:
         self._client.close()
@@ -259,7 +264,7 @@ def _first(first: StreamOffset | None, last: StreamOffset) -> StreamOffset:
 
 
 def _moved(at: StreamOffset, before: StreamOffset | None, rows: int) -> StreamOffset:
-    """The position after `rows` more. `start` is kept by one that has just joined, and by one that does not move."""
+    """The position after `rows` more. A position that does not move keeps `start`, as does one that has just joined."""
     if rows == 0:
         return at
     has_joined = before is None or before.id != at.id

@@ -1,6 +1,6 @@
-"""The streaming reader, and what operators see of it: lag in its progress, and a cursor at the brokers.
+"""The streaming reader with what operators see of it: lag in its progress, and a cursor at the brokers.
 
-Spark calls `latestOffset` with the end of the last batch that is done, at every trigger; `commit` comes a batch later.
+Spark calls `latestOffset` at every trigger with the end of the last completed batch; it calls `commit` a batch later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_natslog.source.stream_reader import StreamReader
 
 
 class WatchedStreamReader(StreamReader):
-    """Reads as `StreamReader` does; neither a report nor a cursor can fail it or make it wait for long."""
+    """Reads as `StreamReader` does. Neither a report nor a cursor can fail or delay the query."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)

@@ -154,7 +154,7 @@ def test_without_prometheus_client_the_error_names_the_remedy(monkeypatch: pytes
 def test_second_server_of_one_listener_is_refused_and_close_frees_the_port() -> None:
     listener = LagListener()
     port = listener.start_http_server(0)
-    with pytest.raises(ConfigError, match="close it first"):
+    with pytest.raises(ConfigError, match="already serves metrics"):
         listener.start_http_server(0)
     listener.close()
     assert listener.start_http_server(port) == port

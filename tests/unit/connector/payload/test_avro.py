@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -43,6 +44,12 @@ def decode(
     lists = {name: array.to_pylist() for name, array in decoded.arrays.items()}
     rows = [{name: lists[name][row] for name in lists} for row in range(len(payloads))]
     return rows, [decoded.reason(row) if decoded.malformed[row] else None for row in range(len(payloads))]
+
+
+def begins_like_another_header(payload: bytes, schema: Any) -> bool:
+    """Whether the first ten bytes are the marker C3 01 and a fingerprint that is not the schema's."""
+    own = MAGIC + fingerprint(json.dumps(schema)).to_bytes(8, "little")
+    return len(payload) >= len(own) and payload.startswith(MAGIC) and not payload.startswith(own)
 
 
 # ---- random schemas with values of them ----
@@ -142,7 +149,9 @@ def test_decode_random_data_equals_fastavro(case: Any, data: st.DataObject) -> N
     header = MAGIC + fingerprint(json.dumps(schema)).to_bytes(8, "little")
     wrapped = [header + payload if at % 2 else payload for at, payload in enumerate(payloads)]
     found, reasons = decode(schema, wrapped)
-    assert reasons == [None] * len(rows)
+    refused = [begins_like_another_header(payload, schema) for payload in wrapped]
+    assert [reason is not None for reason in reasons] == refused
+    rows = [dict.fromkeys(row) if is_refused else row for row, is_refused in zip(rows, refused, strict=True)]
     assert same(rows, found), (schema, rows, found)
     kept = data.draw(st.sampled_from(list(parse_avro(json.dumps(schema)).names)))
     assert same([{kept: row[kept]} for row in rows], decode(schema, wrapped, [kept])[0]), "a column alone"
@@ -159,8 +168,9 @@ def test_cut_or_longer_datum_is_malformed_and_its_neighbours_are_not(case: Any, 
     cut = data.draw(st.integers(0, max(0, len(payloads[at]) - 1)))
     payloads[at] = payloads[at][:cut] if data.draw(st.booleans()) else payloads[at] + b"\0"
     found, reasons = decode(schema, payloads)
-    assert [reason is not None for reason in reasons] == [row == at for row in range(len(rows))]
-    expected = [dict.fromkeys(row) if number == at else row for number, row in enumerate(rows)]
+    malformed = [row == at or begins_like_another_header(payload, schema) for row, payload in enumerate(payloads)]
+    assert [reason is not None for reason in reasons] == malformed
+    expected = [dict.fromkeys(row) if bad else row for row, bad in zip(rows, malformed, strict=True)]
     assert same(expected, found)
 
 
@@ -208,7 +218,7 @@ def test_other_headers_are_named() -> None:
     schema = record(("s", "string"), ("d", {"type": "int", "logicalType": "date"}))
     datum = encode(schema, {"s": "hello", "d": date(2024, 1, 1)})
     _, reasons = decode(schema, [MAGIC + b"12345678" + datum, b"\0\0\0\0\x07" + datum, b""])
-    assert "written with another schema: its fingerprint is 3837363534333231, payloadSchema's" in str(reasons[0])
+    assert "the header of another schema: the fingerprint is 3837363534333231, payloadSchema's" in str(reasons[0])
     assert "Confluent header" in str(reasons[1])
     assert reasons[2] == "it ends within s"
 
@@ -220,9 +230,41 @@ def test_other_header_is_malformed_where_it_could_be_read_as_a_datum() -> None:
     payload = MAGIC + header + encode(old, {"note": "hello"})
     new = record(("seq", "long"), ("value", "double"), ("note", "string"))
     found, reasons = decode(new, [payload, encode(new, {"seq": 1, "value": 0.5, "note": "x"})])
-    assert "written with another schema: its fingerprint is" in str(reasons[0])
+    assert "begins with the header of another schema: the fingerprint is" in str(reasons[0])
     assert found == [{"seq": None, "value": None, "note": None}, {"seq": 1, "value": 0.5, "note": "x"}]
     assert reasons[1] is None
+
+
+_PAIR = {"type": "fixed", "name": "Pair", "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "value"),
+    [("long", -98), (_PAIR, MAGIC), ("double", struct.unpack("<d", MAGIC + b"abcdef")[0])],
+    ids=["number", "fixed", "double"],
+)
+def test_plain_datum_that_begins_like_a_header_is_malformed(first: Any, value: Any) -> None:
+    """Nothing tells it from a datum of another schema, which would be read as other values than were written."""
+    schema = record(("a", first), ("note", "string"))
+    plain = encode(schema, {"a": value, "note": "eight or more"})
+    assert plain.startswith(MAGIC)
+    header = MAGIC + fingerprint(json.dumps(schema)).to_bytes(8, "little")
+    found, reasons = decode(schema, [plain, header + plain])
+    assert "if its data begin with C3 01" in str(reasons[0])
+    assert reasons[1] is None
+    assert found == [{"a": None, "note": None}, {"a": value, "note": "eight or more"}]
+
+
+def test_plain_block_of_98_items_is_malformed_and_a_short_datum_is_not() -> None:
+    items = record(("a", {"type": "array", "items": "int"}))
+    block = MAGIC + b"\xc4\x01" + b"\x02" * 98 + b"\0"  # -98 items in 98 bytes
+    assert fastavro.schemaless_reader(io.BytesIO(block), fastavro.parse_schema(items)) == {"a": [1] * 98}
+    found, reasons = decode(items, [block])
+    assert (found, "begins with the header of another schema" in str(reasons[0])) == ([{"a": None}], True)
+    short = record(("a", "int"), ("note", "string"))
+    datum = encode(short, {"a": -98, "note": "sixsix"})
+    assert len(datum) == 9, "a header has ten bytes"
+    assert decode(short, [datum]) == ([{"a": -98, "note": "sixsix"}], [None])
 
 
 @settings(max_examples=100, deadline=None)
@@ -238,15 +280,15 @@ def test_fingerprint_equals_fastavros(case: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"type": "array", "items": "int"}, "is a array; a payload must be a record"),
-        (record(("a", "strin")), "'strin' is no Avro type; did you mean 'string'"),
-        (record(("a", "null")), "nothing but null"),
+        ({"type": "array", "items": "int"}, "has the type array; it must be a record"),
+        (record(("a", "strin")), "'strin' is not an Avro type; did you mean 'string'"),
+        (record(("a", "null")), "is always null"),
         (record(("a", {"type": "array", "items": {"type": "record", "name": "E", "fields": []}})), "take no bytes"),
-        (record(("a", ["null", "R"])), "holds itself"),
+        (record(("a", ["null", "R"])), "contains itself"),
         (record(("a", {"type": "array"})), "lacks 'items'"),
-        (record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 50})), "beyond Spark's 38 digits"),
-        (record(("a", [["int"], "null"])), "none of them a union"),
-        ({"fields": []}, "is no Avro type"),
+        (record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 50})), "exceeds Spark's 38 digits"),
+        (record(("a", [["int"], "null"])), "none of them may be a union"),
+        ({"fields": []}, "is not an Avro type"),
     ],
 )
 def test_schema_that_spark_has_no_type_for_is_refused(schema: Any, words: str) -> None:

@@ -404,11 +404,11 @@ def test_reasons_name_the_place() -> None:
     _, reasons = decode(parse_ddl("u struct<tags: array<int>>, n int"), payloads)
     assert reasons == [
         None,
-        "it is no sound JSON at byte 17",
-        "it is no JSON object",
-        "there is more behind the JSON object, from byte 9 on",
-        "it is not UTF-8",
-        "column u.tags is array<int>; the value at byte 13 is not",
+        "it is not valid JSON at byte 17",
+        "it is not a JSON object",
+        "the JSON object is followed by more bytes, from byte 9 on",
+        "it is not valid UTF-8",
+        "field u.tags is array<int>, and the value at byte 13 is not",
     ]
 
 

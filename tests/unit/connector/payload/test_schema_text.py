@@ -48,26 +48,26 @@ def test_ddl_as_people_write_it() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a", "it ends where a name or type should be"),
+        ("a", "expected a name or type, found the end"),
         ("a int b int", "expected ','.*found 'b'"),
-        ("a int,", "it ends where a name or type should be"),
-        ("a array<int", "it ends where '>' should be"),
+        ("a int,", "expected a name or type, found the end"),
+        ("a array<int", "expected '>', found the end"),
         ("a map<string>", "expected ',', found '>'"),
         ("a map<int, int>", "a: the keys of a map must be string, not int"),
-        ("a decimal(50, 1)", r"decimal\(50, 1\): 1 to 38 digits"),
+        ("a decimal(50, 1)", r"decimal\(50, 1\): the precision must be 1 to 38"),
         ("a decimal(x)", "whole numbers"),
-        ("a interval", "can't be decoded into interval: write string"),
-        ("a varchar(10)", "can't be decoded into varchar: write string"),
-        ("a integr", "'integr' is no type; did you mean 'integer'"),
-        ("a int, A string", "names 'a' twice"),
-        ("s struct<x int, X int>", "names 'x' twice in s"),
+        ("a interval", "the type interval is not supported: write string"),
+        ("a varchar(10)", "the type varchar is not supported: write string"),
+        ("a integr", "'integr' is not a type; did you mean 'integer'"),
+        ("a int, A string", "the name 'a' occurs twice"),
+        ("s struct<x int, X int>", "the name 'x' occurs twice in s"),
         ("<", "expected a column's name, found '<'"),
         ("'x' int", "expected a column's name"),
-        ("", "names no columns"),
-        ('{"type": "struct", "fields": [{"name": 1}]}', "no schema in Spark's JSON"),
-        ('{"type": "struct", "fields": []}', "names no columns"),
-        ('{"a": 1}', "is no Avro type"),
-        ("{", "begins like JSON, but is none"),
+        ("", "the schema has no columns"),
+        ('{"type": "struct", "fields": [{"name": 1}]}', "not Spark's JSON of a schema"),
+        ('{"type": "struct", "fields": []}', "the schema has no columns"),
+        ('{"a": 1}', "is not an Avro type"),
+        ("{", "begins like JSON and is not valid JSON"),
         ("./missing.avsc", "cannot read the file ./missing.avsc: No such file or directory; the driver reads it"),
         ("/", "cannot read the file /: Is a directory"),
     ],
@@ -86,5 +86,5 @@ def test_file_holds_any_form(tmp_path: Path) -> None:
         for given_path in (str(path), f"file://{path}"):
             assert parse_payload_schema(given_path).columns == expected
     (tmp_path / "binary.avsc").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidRequest, match="holds no text"):
+    with pytest.raises(InvalidRequest, match="is not text in UTF-8"):
         parse_payload_schema(str(tmp_path / "binary.avsc"))

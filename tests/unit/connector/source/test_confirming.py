@@ -81,7 +81,7 @@ def test_log_that_stays_shorter_is_loss(serve: Callable[[Answers], str]) -> None
     with pytest.raises(DataLoss, match="offsets 1200 to 1300 are lost"):
         reader.latestOffset(at(1300), ReadAllAvailable())
     assert new.asked > 3, "it was asked again"
-    with pytest.raises((ConfigError, InvalidRequest), match="above its high watermark 1200"):
+    with pytest.raises((ConfigError, InvalidRequest), match="above the high watermark 1200"):
         reader_of(serve(new), startingOffsets='{"orders": 1300}').initialOffset()
 
 
