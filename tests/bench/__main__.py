@@ -12,6 +12,7 @@ from tests.bench import (
     cluster,
     cluster_losses,
     lag_overhead,
+    long_polls,
     publishing,
     report,
     skewed_read,
@@ -34,10 +35,11 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag",
+        "failover, idle, unacked, catchup, lag, polls",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
+    parser.add_argument("--readers", type=int, default=2000, help="of one stream, by polls")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
     peaks: list[float] = []
@@ -58,6 +60,7 @@ def main() -> None:
         "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
         "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind), given.pairs),
         "lag": lambda: lag_overhead.overhead(given.pairs),
+        "polls": lambda: long_polls.delivered(given.readers),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     for name in chosen:

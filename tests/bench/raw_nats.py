@@ -161,7 +161,10 @@ def flood(port: int, subject: str, size: int, seconds: float) -> dict[str, float
 
 
 def paced(port: int, subject: str, size: int, rate: float, seconds: float, warm_s: float) -> dict[str, float]:
-    """One message each 1/`rate` s, whatever the answers; latency counts from when a message was due."""
+    """One message each 1/`rate` s, whatever the answers; latency counts from when a message was due.
+
+    `started` is the time of the first one on the clock that all processes of a machine share (`time.perf_counter`).
+    """
     connection = RawConnection(port)
     body = payload(size)
     due: list[float] = []
@@ -196,6 +199,7 @@ def paced(port: int, subject: str, size: int, rate: float, seconds: float, warm_
     return {
         "acked": acks,
         "sent": len(due),
+        "started": started,
         "p50_ms": latencies[count // 2] * 1e3,
         "p99_ms": latencies[min(count - 1, count * 99 // 100)] * 1e3,
     }

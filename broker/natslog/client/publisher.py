@@ -60,7 +60,7 @@ class _Slice:
         # Without an id a stream could not recognise a second copy: such rows are sent once.
         known = np.zeros(len(rows), np.bool_) if rows.ids is None else pc.is_valid(rows.ids)
         self.has_id = np.asarray(known, np.bool_)
-        self.sent_at = time.monotonic()
+        self.first_sent_at = self.sent_at = time.monotonic()
 
 
 class Publisher:
@@ -73,6 +73,8 @@ class Publisher:
         max_in_flight: rows sent and not acked at any time (and no more than some 32 MiB of them).
         why_hopeless: is called in a thread after one second without an ack, once for each subject that waits for one.
             Returns why no ack will come, which ends the waiting, or None.
+        on_acked: called in the publisher's thread with a time in seconds, and the number of rows that were acked so
+            long after they were first sent.
 
     Raises (on entering):
         NatsUnavailable: no server answers. NatsLoginRefused: it does not accept the credentials.
@@ -89,6 +91,7 @@ class Publisher:
         ack_timeout_s: float = 30.0,
         max_in_flight: int = MAX_IN_FLIGHT,
         why_hopeless: Callable[[str], str | None] | None = None,
+        on_acked: Callable[[float, int], None] | None = None,
     ) -> None:
         self._link = NatsLink(url, name=name, credentials=credentials)
         self._connect_timeout_s = connect_timeout_s
@@ -96,6 +99,7 @@ class Publisher:
         self._max_in_flight = max_in_flight
         self._why_hopeless = why_hopeless
         self._asked_of = ""
+        self._on_acked = on_acked
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._next_sequence = 0
         self._slices: deque[_Slice] = deque()
@@ -338,8 +342,11 @@ class Publisher:
             if len(rows):
                 before = np.count_nonzero(waiting.waiting)
                 waiting.waiting[rows] = False
-                self.acked += int(before - np.count_nonzero(waiting.waiting))
+                count = int(before - np.count_nonzero(waiting.waiting))
+                self.acked += count
                 self._last_progress = time.monotonic()
+                if self._on_acked is not None and count:
+                    self._on_acked(self._last_progress - waiting.first_sent_at, count)
                 self._progress.set()
 
     def _note_refusal(self, answer: bytes) -> None:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, broker_of
 from natslog.http.sending import Body, UnreadableFile
 from natslog.log import FileRange, ReadPlan
+from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 from natslog.subjects import wildcard_regex
@@ -37,7 +38,8 @@ NDJSON = "application/x-ndjson"
 
 _STORED_PART_BYTES = 32 * 1024 * 1024
 _REWRITTEN_PART_BYTES = 8 * 1024 * 1024
-_QUICK_BYTES = 256 * 1024
+QUICK_BYTES = 256 * 1024
+"""What is made of so much takes no slot."""
 _MAX_DECODED_BYTES = 16 * 1024 * 1024
 _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
@@ -70,14 +72,17 @@ class Question:
     @property
     def opening(self) -> bytes:
         """The beginning of the response body."""
-        if self.ndjson:
-            return b""
-        names = MESSAGE_SCHEMA.names if self.columns is None else self.columns
-        return ipc.schema_message(pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
+        return b"" if self.ndjson else _schema_message(self.columns)
 
     @property
     def ending(self) -> bytes:
         return b"" if self.ndjson else ipc.END_OF_STREAM
+
+
+@lru_cache(maxsize=64)
+def _schema_message(columns: tuple[str, ...] | None) -> bytes:
+    names = MESSAGE_SCHEMA.names if columns is None else columns
+    return ipc.schema_message(pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
 
 
 class Part:
@@ -86,13 +91,22 @@ class Part:
     Attributes:
         next_offset: where the part after this one begins.
         is_whole: it consists of stored batches, none of them cut.
+        is_framed: it holds what opens and ends the answer, too.
     """
 
     def __init__(
-        self, stream: HostedStream, next_offset: int, pieces: Sequence[Answer | FileRange], held: ExitStack
+        self,
+        stream: HostedStream,
+        next_offset: int,
+        pieces: Sequence[Answer | FileRange],
+        held: ExitStack,
+        *,
+        is_whole: bool,
+        is_framed: bool = False,
     ) -> None:
         self.next_offset = next_offset
-        self.is_whole = all(isinstance(piece, FileRange) for piece in pieces)
+        self.is_whole = is_whole
+        self.is_framed = is_framed
         self.length = sum(piece.length for piece in pieces)
         self._stream, self._pieces, self._held = stream, pieces, held
 
@@ -136,7 +150,8 @@ class PartMaker:
         """
         with ExitStack() as held:
             plan, pieces = await self._pieces(start, end, held)
-            return Part(self._stream, plan.next_offset, pieces, held.pop_all())
+            is_whole = all(isinstance(piece, FileRange) for piece in pieces)
+            return Part(self._stream, plan.next_offset, pieces, held.pop_all(), is_whole=is_whole)
 
     async def _pieces(
         self, start: int, end: int | None, held: ExitStack
@@ -145,11 +160,11 @@ class PartMaker:
         async with AsyncExitStack() as making:
             plan = held.enter_context(await self._planned(start, end))
             threads = self._readers
-            if self._made_bytes(plan) > _QUICK_BYTES:
+            if self._made_bytes(plan) > QUICK_BYTES:
                 plan.close()  # while other requests run, this one keeps no file open
                 threads = await making.enter_async_context(self._answers.slot(self._host))
                 plan = held.enter_context(await self._planned(start, end))
-            if self._rewrites(plan):
+            if _rewrites(plan, self._asked):
                 body = await in_thread(threads, _rewritten, plan, self._asked)
                 plan.close()
                 return plan, [held.enter_context(await self._answers.keep(body))]
@@ -165,7 +180,7 @@ class PartMaker:
 
     def _made_bytes(self, plan: ReadPlan) -> int:
         """Stored bytes of what is made in memory."""
-        if self._rewrites(plan):
+        if _rewrites(plan, self._asked):
             return plan.length
         return plan.uneven_bytes if self._is_cut(plan) else 0
 
@@ -174,10 +189,41 @@ class PartMaker:
         begins_purged = bool(plan.ranges) and plan.ranges[0].start < self._stream.usable_log().first_readable_offset
         return plan.uneven_bytes > 0 and (self._asked.exact or begins_purged)
 
-    def _rewrites(self, plan: ReadPlan) -> bool:
-        """An answer in several parts that are whole has no rewritten ones among them."""
-        may_change = self._asked.exact or self._asked.max_bytes is not None
-        return self._asked.changes_rows or (may_change and _is_crumbly(plan))
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The answer to a question about `[start, end)`, without what opens and ends it: pieces that follow one another
+    can be joined. `is_whole`: it consists of stored batches.
+    """
+
+    start: int
+    end: int
+    body: bytes
+    is_whole: bool
+
+
+def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> Piece | None:
+    """At most about `asked.max_bytes` from `start` on; None where stored batches cannot be cut at both ends.
+
+    Raises:
+        OffsetOutOfRange, CorruptLog, OSError: it cannot be read.
+    """
+    with _plan(stream, asked, start, end) as plan:
+        if _rewrites(plan, asked):
+            body = bytes(_rewritten(plan, asked))
+            return Piece(start, plan.next_offset, body, is_whole=False)
+        if plan.uneven_bytes:
+            return None
+        stored = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
+        if sum(map(len, stored)) < plan.length:
+            return None  # whoever reads it by itself finds out why
+        return Piece(start, plan.next_offset, b"".join(stored), is_whole=True)
+
+
+def _rewrites(plan: ReadPlan, asked: Question) -> bool:
+    """An answer in several parts that are whole has no rewritten ones among them."""
+    may_change = asked.exact or asked.max_bytes is not None
+    return asked.changes_rows or (may_change and _is_crumbly(plan))
 
 
 def _plan(stream: HostedStream, asked: Question, start: int, end: int | None) -> ReadPlan:

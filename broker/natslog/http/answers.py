@@ -107,17 +107,24 @@ class Answers:
 
 
 class Answer:
-    """One that is ready to be sent: all of it in memory, or its first bytes and a file. A context manager."""
+    """One that is ready to be sent: all of it in memory, or its first bytes and a file. A context manager; it may be
+    entered by several requests that send it, and is given back when the last of them leaves.
+    """
 
     def __init__(self, answers: Answers, size_bytes: int, body: memoryview, file: BinaryIO | None = None) -> None:
         self._answers, self._size_bytes, self._body, self._file = answers, size_bytes, body, file
+        self._users = 0
         answers.held_bytes += len(body)
         answers.disk_bytes += size_bytes if file is not None else 0
 
     def __enter__(self) -> Answer:
+        self._users += 1
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        if self._users:
+            return
         self._answers.held_bytes -= len(self._body)
         if self._file is not None:
             self._answers.disk_bytes -= self._size_bytes

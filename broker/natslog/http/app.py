@@ -16,6 +16,7 @@ from natslog.http.bodies import BODIES, Bodies
 from natslog.http.connections import MOST_CONNECTIONS, Connection, Connections, count_requests, raise_file_limit
 from natslog.http.context import ANSWERS, BROKER
 from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
+from natslog.http.polls import POLLS, Polls
 from natslog.http.status import SCRAPES, Scrapes
 from natslog.node.broker import Broker
 
@@ -33,6 +34,7 @@ def make_app(broker: Broker) -> web.Application:
     app[BODIES], app[SCRAPES] = Bodies(), Scrapes(broker)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
+    app[POLLS] = Polls(app[ANSWERS], broker.readers)
     app.add_routes(
         [
             *streams.routes,

@@ -61,20 +61,23 @@ class FairSlots:
             ) from None
 
     def _forget(self, host: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting[host]
+        turns = self._waiting.get(host, deque())
+        if turn not in turns:
+            return  # it was passed over
         turns.remove(turn)
         self.waiting -= 1
         if not turns:
             del self._waiting[host]
 
     def _pass_on(self) -> None:
-        if not self._waiting:
-            self._free += 1
-            return
-        host = next(iter(self._waiting))
-        turns = self._waiting.pop(host)
-        turn = turns.popleft()
-        self.waiting -= 1
-        if turns:
-            self._waiting[host] = turns  # behind the other hosts
-        turn.set_result(None)
+        while self._waiting:
+            host = next(iter(self._waiting))
+            turns = self._waiting.pop(host)
+            turn = turns.popleft()
+            self.waiting -= 1
+            if turns:
+                self._waiting[host] = turns  # behind the other hosts
+            if not turn.cancelled():  # it is where its request was cancelled, and has not run since
+                turn.set_result(None)
+                return
+        self._free += 1

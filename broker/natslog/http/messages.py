@@ -11,7 +11,6 @@ the last chunk, and an Arrow stream its end-of-stream marker.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -31,6 +30,7 @@ from natslog.http.context import (
     query,
     whole,
 )
+from natslog.http.polls import POLLS, Poll
 from natslog.http.sending import Body, disconnecting_slow_client
 from natslog.log import StreamLog
 from natslog.node.replicas.stream import HostedStream
@@ -92,18 +92,29 @@ def _wants_ndjson(accept: str) -> bool:
 @routes.get("/v1/streams/{name}/messages", allow_head=False)
 async def messages(request: web.Request) -> web.StreamResponse:
     stream, asked, states_end = await _serving(request)
-    await _wait_for_data(stream, stream.usable_log(), asked)
-    end = _end(stream.usable_log(), asked)
+    with request.app[POLLS].poll(stream, asked) as poll:
+        await poll.turn()
+        return await _answered(request, stream, asked, states_end, poll)
+
+
+async def _answered(
+    request: web.Request, stream: HostedStream, asked: Question, states_end: bool, poll: Poll
+) -> web.StreamResponse:
+    end = _end(stream.usable_log(), asked) if poll.end is None else poll.end
     maker = PartMaker(request, stream, asked)
-    with await _or_elsewhere(request, stream, maker.part(asked.start, end)) as part:
+    part = poll.take_part()
+    if part is None:
+        part = await _or_elsewhere(request, stream, maker.part(asked.start, end))
+    with part:
         is_last = asked.max_bytes is not None or part.next_offset >= end
-        length = len(asked.opening) + part.length + len(asked.ending) if is_last else None
+        opening, ending = (b"", b"") if part.is_framed else (asked.opening, asked.ending)
+        length = len(opening) + part.length + len(ending) if is_last else None
         headers = _headers(request, stream, part.next_offset if is_last else end, states_end)
         headers["Natslog-Batches"] = "whole" if part.is_whole and (is_last or not asked.exact) else "exact"
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
         with disconnecting_slow_client(request):
-            await body.send_bytes(asked.opening)
+            await body.send_bytes(opening)
             await part.send(body)
     at = part.next_offset
     while not is_last and at < end:
@@ -111,7 +122,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
             await part.send(body)
         at = part.next_offset
     with disconnecting_slow_client(request):
-        await body.send_bytes(asked.ending)
+        await body.send_bytes(ending)
         return await body.end()
 
 
@@ -207,18 +218,3 @@ def _redirect_to_another(request: web.Request, stream: HostedStream) -> web.HTTP
     others = [one for one in stream.record.isr if one != broker.cluster.me]
     urls = [url for one in others if (url := broker.url_of(one)) is not None]
     return web.HTTPTemporaryRedirect(urls[0] + request.path_qs) if urls else None
-
-
-async def _wait_for_data(stream: HostedStream, log: StreamLog, asked: Question) -> None:
-    """The long poll: returns when there is a message at `start`, or the time has expired."""
-    if asked.start != log.high_watermark or asked.end == asked.start or not asked.wait_ms:
-        return
-    try:
-        async with asyncio.timeout(asked.wait_ms / 1000):
-            while asked.start >= log.high_watermark:
-                advanced = stream.advanced
-                if advanced.is_set() or not stream.is_leading:
-                    return  # the broker is stopping, or the role has changed
-                await advanced.wait()
-    except TimeoutError:
-        return

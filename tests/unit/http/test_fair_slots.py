@@ -95,3 +95,21 @@ def test_client_that_leaves_while_it_waits_is_passed_over() -> None:
             pass
 
     run(story)
+
+
+def test_client_that_has_just_left_is_passed_over() -> None:
+    """Its task has not run since: it waits for a turn that nobody takes any more."""
+
+    async def story() -> None:
+        slots = FairSlots(1, 10, 60.0)
+        async with slots.slot("a"):
+            leaves = asyncio.create_task(slots.slot("b").__aenter__())
+            stays = asyncio.create_task(slots.slot("b").__aenter__())
+            await turns()
+            leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        await asyncio.wait_for(stays, 5)
+        assert slots.waiting == 0
+
+    run(story)
