@@ -68,8 +68,8 @@ def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stre
     refused = natslog("stream", "rm", stream, url=broker.url, input=said, check=False)
     assert refused.returncode == 1
     assert refused.stderr == (
-        f"error: stream {stream} with 0 messages is not deleted: confirmation is required and standard input is not a "
-        "terminal; pass --yes\n"
+        f"error: stream {stream} with 0 messages was not deleted: confirmation is required and standard input is not "
+        "a terminal; pass --yes\n"
     )
     natslog("stream", "info", stream, url=broker.url)
     natslog("stream", "rm", stream, "--yes", url=broker.url, input=said)
@@ -83,7 +83,7 @@ def test_rm_asks_on_a_terminal(broker: BrokerProcess, stream: str, answer: str) 
     is_there = natslog("stream", "info", stream, url=broker.url, check=False).returncode == 0
     assert (code, is_there) == ((0, False) if answer == "y" else (1, True))
     if answer == "n":
-        assert f"stream {stream} with 0 messages is not deleted\n" in shown
+        assert f"stream {stream} with 0 messages was not deleted\n" in shown
 
 
 def test_global_options_may_stand_behind_the_command(broker: BrokerProcess, stream: str) -> None:

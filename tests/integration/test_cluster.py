@@ -198,7 +198,7 @@ def test_number_of_replicas_is_edited_while_messages_come(cluster: Cluster, name
     sent += [b"%d" % at for at in range(100, 150)]
     publish_acked(cluster.nats.url, name, sent[100:])
     told = natslog("stream", "edit", name, "--replicas", "1", url=cluster.brokers[1].url).stdout
-    assert "being brought to brokers" in told or "changed: replicas" in told
+    assert "being moved to brokers" in told or "changed: replicas" in told
     eventually(lambda: client.stream(name)["replicas"] == 1, 20, what="one replica is left")
     assert client.stream(name)["min_isr"] == 1
     publish_acked(cluster.nats.url, name, [b"150"])

@@ -114,7 +114,7 @@ def test_purge_asks_and_tells_what_it_removed(broker: BrokerProcess, client: Nat
     code, shown = on_terminal("stream", "purge", filled, "--below", "10", url=broker.url, types="n\n")
     assert (code, len(all_values(client, filled))) == (1, 100), shown
     done = natslog("stream", "purge", filled, "--below", "10", "--yes", url=broker.url)
-    assert f"10 messages were removed: stream {filled} starts at offset 10" in done.stdout
+    assert f"10 messages were deleted: stream {filled} now starts at offset 10" in done.stdout
     body = json.loads(natslog("stream", "purge", filled, "--yes", "--json", url=broker.url).stdout)
     assert (body["purged"], body["log_start_offset"]) == (90, 100)
 
@@ -175,7 +175,7 @@ def test_sealed_stream_stays_so_after_a_restart_and_keeps_what_is_past_its_age(o
 def test_seal_asks_first(broker: BrokerProcess, filled: str) -> None:
     refused = natslog("stream", "seal", filled, url=broker.url, input="", check=False)
     assert refused.returncode == 1
-    assert f"stream {filled} is not sealed" in refused.stderr
+    assert f"stream {filled} was not sealed" in refused.stderr
     assert "read-only" in natslog("stream", "seal", filled, "--yes", url=broker.url).stdout
     assert "sealed" in natslog("stream", "ls", url=broker.url).stdout
     natslog("stream", "rm", filled, "--yes", url=broker.url)
@@ -192,7 +192,7 @@ def test_folder_of_a_stream_carries_its_name(broker: BrokerProcess, client: Nats
 
 
 def test_stream_that_cannot_be_resized_here_says_why(client: NatslogClient, filled: str) -> None:
-    with pytest.raises(Exception, match="3 replicas need as many brokers, and there are 1"):
+    with pytest.raises(Exception, match="3 replicas require 3 brokers, but only 1 are available"):
         client.edit_stream(filled, replicas=3)
     with pytest.raises(InvalidRequest, match="min_isr 2 is more than the number of replicas, 1"):
         client.edit_stream(filled, min_isr=2)

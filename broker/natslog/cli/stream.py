@@ -10,33 +10,40 @@ from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, pr
 from natslog.errors import InvalidRequest
 from natslog.units import format_size
 
-app = typer.Typer(help="Create, look at, change and remove streams.", no_args_is_help=True)
+app = typer.Typer(help="Create, show, change and delete streams.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
-MaxAge = Annotated[str | None, typer.Option("--max-age", help="Drop messages older than this: 12h, 7d; none: keep.")]
-MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most so much: 10GiB; none: no limit.")]
-MaxMessages = Annotated[str | None, typer.Option("--max-messages", help="Keep at most so many; none: no limit.")]
-Window = Annotated[
-    str | None, typer.Option("--dedupe-window", help="Store a Nats-Msg-Id once within this time: 2m; 0: off.")
+MaxAge = Annotated[
+    str | None, typer.Option("--max-age", help="Delete messages older than this: 12h, 7d; none: no limit.")
 ]
-Compression = Annotated[str | None, typer.Option("--compression", help="Of sealed segments: zstd, lz4 or none.")]
+MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most this size: 10GiB; none: no limit.")]
+MaxMessages = Annotated[
+    str | None, typer.Option("--max-messages", help="Keep at most this number of messages; none: no limit.")
+]
+Window = Annotated[
+    str | None,
+    typer.Option("--dedupe-window", help="Store each Nats-Msg-Id once within this time: 2m; 0: no deduplication."),
+]
+Compression = Annotated[
+    str | None, typer.Option("--compression", help="Compression of sealed segments: zstd, lz4 or none.")
+]
 
-Replicas = Annotated[int | None, typer.Option("--replicas", help="Number of brokers that keep it.")]
-MinIsr = Annotated[int | None, typer.Option("--min-isr", help="Replicas that must be in sync for writing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask.")]
+Replicas = Annotated[int | None, typer.Option("--replicas", help="Number of replicas.")]
+MinIsr = Annotated[int | None, typer.Option("--min-isr", help="Number of replicas that must be in sync for writes.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask for confirmation.")]
 
 Acks = Annotated[
     str | None,
     typer.Option(
         "--acks",
         help="Where acks go: reply (to each message's reply subject), header (to the subject in Natslog-Ack-To) or "
-        "never. Record the requests to a service with header or never.",
+        "never. To record the requests to a service, use header or never.",
     ),
 ]
 
 
 def _settings(**given: Any) -> dict[str, Any]:
-    """Options that were given, as the API wants them; `none` lifts a limit."""
+    """The given options in the form of the API; `none` removes a limit."""
     return {
         name: None if value == "none" and name != "compression" else value
         for name, value in given.items()
@@ -70,7 +77,7 @@ def create(
     acks: Acks = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a stream; again with the same settings changes nothing."""
+    """Create a stream. If it exists with the same settings, nothing changes."""
     settings = _settings(
         replicas=replicas,
         min_isr=min_isr,
@@ -144,7 +151,7 @@ def edit(
     acks: Acks = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change settings; what is not named stays. New replicas are copied in the background, then counted."""
+    """Change settings; other settings remain unchanged. New replicas are copied in the background before they count."""
     settings = _settings(
         subject=subject,
         replicas=replicas,
@@ -165,28 +172,28 @@ def edit(
     out.print(f"stream {name} changed: {', '.join(settings)}")
     if target := body.get("target_replica_ids"):
         out.print(
-            f"its replicas are being brought to brokers {', '.join(map(str, target))}; replicas and min_isr change "
-            f"when that is done (natslog stream info {name})"
+            f"its replicas are being moved to brokers {', '.join(map(str, target))}; replicas and min_isr change "
+            f"when this is complete (see natslog stream info {name})"
         )
 
 
 @app.command()
 def pause(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Refuse messages until resumed; reads go on."""
+    """Pause a stream: messages are refused until it is resumed. Reads continue."""
     body = global_of(context).client().edit_stream(name, paused=True)
-    print_json(body) if as_json else out.print(f"stream {name} is paused: messages are refused")
+    print_json(body) if as_json else out.print(f"stream {name} is paused: new messages are refused")
 
 
 @app.command()
 def resume(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Take messages again."""
+    """Resume a paused stream: messages are accepted again."""
     body = global_of(context).client().edit_stream(name, paused=False)
-    print_json(body) if as_json else out.print(f"stream {name} takes messages")
+    print_json(body) if as_json else out.print(f"stream {name} accepts messages")
 
 
 @app.command()
 def roll(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Close the active segment, so that other programs can read all that is stored (at the stream's leader)."""
+    """Close the active segment, so that other programs can read all stored messages (at the stream's leader)."""
     body = global_of(context).client().roll(name)
     print_json(body) if as_json else out.print(
         f"all offsets below {body['sealed_end']} are in {body['folder']}/*.arrow"
@@ -198,12 +205,12 @@ def purge(
     context: typer.Context,
     name: Name,
     below: Annotated[
-        int | None, typer.Option("--below", min=0, help="Remove only the messages below this offset.")
+        int | None, typer.Option("--below", min=0, help="Delete only the messages below this offset.")
     ] = None,
     yes: Yes = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove all messages, or those below an offset. Asks first; without a terminal, --yes is required.
+    """Delete all messages, or those below an offset. Asks for confirmation; without a terminal, --yes is required.
 
     Offsets are never used again: the next message gets the offset that it would have got.
     """
@@ -213,10 +220,10 @@ def purge(
         start, end = body["log_start_offset"], body["high_watermark"]
         upto = end if below is None else min(max(below, start), end)
         described = f"{upto - start} of {end - start} messages of stream {name} (offsets {start} to {upto - 1})"
-        confirm(f"Remove {described}?", or_else=f"{described} are not removed")
+        confirm(f"Delete {described}?", or_else=f"{described} were not deleted")
     body = client.purge(name, below)
     print_json(body) if as_json else out.print(
-        f"{body['purged']} messages were removed: stream {name} starts at offset {body['log_start_offset']}"
+        f"{body['purged']} messages were deleted: stream {name} now starts at offset {body['log_start_offset']}"
     )
 
 
@@ -230,7 +237,7 @@ def seal(context: typer.Context, name: Name, yes: Yes = False, as_json: JsonFlag
     client = global_of(context).client()
     if not yes:
         client.stream(name)
-        confirm(f"Make stream {name} permanently read-only?", or_else=f"stream {name} is not sealed")
+        confirm(f"Make stream {name} permanently read-only?", or_else=f"stream {name} was not sealed")
     body = client.seal(name)
     print_json(body) if as_json else out.print(f"stream {name} is sealed: it is permanently read-only")
 
@@ -242,12 +249,14 @@ def remove(
     yes: Yes = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete a stream; its files go after a grace period. Asks first; without a terminal, --yes is required."""
+    """Delete a stream; its files are deleted after a grace period. Asks for confirmation; without a terminal, --yes is
+    required.
+    """
     client = global_of(context).client()
     body = client.stream(name)
     messages = body.get("high_watermark", 0) - body.get("log_start_offset", 0)
     if not yes:
         described = f"stream {name} with {messages} messages"
-        confirm(f"Delete {described}?", or_else=f"{described} is not deleted")
+        confirm(f"Delete {described}?", or_else=f"{described} was not deleted")
     client.delete_stream(name)
-    print_json({"deleted": name, "messages": messages}) if as_json else out.print(f"stream {name} is deleted")
+    print_json({"deleted": name, "messages": messages}) if as_json else out.print(f"stream {name} was deleted")

@@ -1,13 +1,13 @@
-"""What the metadata leader decides from reports: who leads when a leader is gone, which moves are done, when a stream
-goes back to its preferred leader. Soft state only: a new metadata leader receives every report again.
+"""What the metadata leader decides from reports: the next leader when a leader has failed, the completion of moves, the
+return of a stream to its preferred leader. Soft state only: a new metadata leader receives every report again.
 
-Theory of operation. A leader is gone when it has no session with the metadata leader, when its process began a new
+Theory of operation. A leader has failed when it has no session with the metadata leader, when its process began a new
 life, or when a majority of those who hold everything committed report it as unresponsive (no session counts as a
 report). The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly
 (power lost everywhere), the longest log of enough of them. No other broker becomes leader: the stream waits. A leader
-that does not reach NATS takes no messages: leadership is transferred to an in-sync replica that does.
+without a working NATS connection accepts no messages: leadership is transferred to an in-sync replica that does.
 
-Invariant: every decision names the version of the record that it was made for, so that a stale one changes nothing.
+Invariant: every decision names the version of the record that it was made for, so that an outdated one changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REACHABILITY_LASTS_MS = 1500.0
 
 @dataclass(frozen=True, slots=True)
 class LeadershipTransfer:
-    """The leader, alive, is requested to transfer its leadership."""
+    """A live leader is requested to transfer its leadership."""
 
     stream_id: StreamId
     leader: BrokerId
@@ -72,7 +72,7 @@ class Controller:
     # ---- reports ----
 
     def reported_unresponsive(self, stream_id: StreamId, epoch: Epoch, by: BrokerId, now_ms: float) -> None:
-        """A replica has not been answered by the leader of this epoch for a while."""
+        """A replica has received no answer from the leader of this epoch for a while."""
         known_epoch, reports = self._unresponsive.get(stream_id, (epoch, {}))
         if epoch > known_epoch:
             reports = {}
@@ -91,12 +91,12 @@ class Controller:
             known.known[by] = (last_epoch, end_offset)
 
     def reported_nats(self, broker: BrokerId, reaches_nats: bool, now_ms: float) -> None:
-        """Whether a broker's NATS server answers it, as it reports again and again."""
+        """Whether a broker's NATS server responds, as the broker reports repeatedly."""
         known = self._reaches_nats.get(broker)
         if known is None or known[0] != reaches_nats:
             self._reaches_nats[broker] = (reaches_nats, now_ms)
 
-    # ---- what follows ----
+    # ---- decisions ----
 
     def decide(self, state: Metadata, alive: Collection[BrokerId], now_ms: float, wall_us: int = 0) -> Decisions:
         """Args: alive: registered brokers that have a session. `wall_us`: the time now, for tombstones."""

@@ -1,8 +1,8 @@
 """The metadata state machine: brokers, streams, tombstones, cursors. `apply(command)` is all that ever changes it.
 
 Deterministic: the same commands in the same order give the same state everywhere; ids, times and placements are decided
-by the proposer and ride in the command. A refused command raises and changes nothing. The commands come out of the Raft
-log; `decide` applies a proposal once, however often it was sent.
+by the proposer and are part of the command. A refused command raises and changes nothing. The commands come out of the
+Raft log; `decide` applies a proposal once, however often it was sent.
 
 Invariants. A stream's id is never used twice. Files belong to a replica or to a tombstone; what has neither is left
 alone. A leader is in the ISR, the ISR within the replicas; a new leader has a higher epoch. Whoever holds all that is
@@ -124,7 +124,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         return found
 
     def outcome_of(self, proposal_id: str) -> Outcome | None:
-        """What became of a proposal that was applied lately."""
+        """The outcome of a proposal that was applied recently."""
         known = self.outcomes.get(proposal_id) or self.cursor_outcomes.get(proposal_id)
         return known if known is not None or self.answered is None else self.answered.find(proposal_id)
 
@@ -227,7 +227,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 keeping = sorted(name for name, record in self.streams.items() if number in record.replicas)
                 if keeping:
                     raise InvalidRequest(
-                        f"broker {number} keeps {len(keeping)} streams ({', '.join(keeping[:3])} …): drain it first",
+                        f"broker {number} holds replicas of {len(keeping)} streams ({', '.join(keeping[:3])} …): "
+                        "drain it first",
                         broker=number,
                     )
                 gone = [key for key, tombstone in self.tombstones.items() if tombstone.broker == number]
@@ -236,8 +237,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return self.brokers.pop(number, None) is not None
 
     def _register(self, broker: BrokerRecord, after: str, lives: tuple[str, ...]) -> bool:
-        """Its former life leads nothing any more; unless that ended in order, its logs are to be proven first. (A life
-        that is not known here may lie between the registered one and one that ended in order.)
+        """Its former life leads nothing any more; unless that life ended gracefully, its logs must be validated first.
+        (A life that is not known here may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
         if self.feature_level >= NONCE_LEVEL:
@@ -266,12 +267,14 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             leader = None if record.leader == broker else record.leader
             is_unproven = not is_clean and broker in record.candidates
             unproven = tuple(sorted({*record.unproven, broker})) if is_unproven else record.unproven
-            if is_unproven or leader != record.leader:  # again, too: what its former life said of its log is void
+            if (
+                is_unproven or leader != record.leader
+            ):  # also if repeated: statements of its former life about its log are void
                 self._replace(next_version(record, leader=leader, unproven=unproven))
 
     def _forget_copies(self, broker: BrokerId) -> None:
-        """It came back with another folder: whatever it held is gone. A stream that only it held has no replica to
-        lead.
+        """It returned with another data folder: all its replicas are lost. A stream with no other replica has no
+        possible leader.
         """
         for record in list(self.streams.values()):
             if broker in record.candidates:
@@ -320,7 +323,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return msgspec.structs.replace(record, sealed=True)
 
     def _delete(self, record: StreamRecord, deleted_us: int) -> None:
-        """With its cursors: positions in it mean nothing in another stream of that name."""
+        """With its cursors: their positions are not valid in another stream of that name."""
         self._entomb(record, record.replicas, deleted_us)
         del self.streams[record.name]
         for key in [key for key, cursor in self.cursors.items() if cursor.stream == record.name]:
@@ -343,7 +346,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if record.id != command.stream_id:
             raise StreamRecreated(
                 f"stream {record.name!r} was deleted and created again (its id is {record.id}, not "
-                f"{command.stream_id}): offset {command.offset} of the former one means nothing in it",
+                f"{command.stream_id}): offset {command.offset} of the former stream is not valid in it",
                 stream=record.name,
                 id=record.id,
             )
@@ -361,7 +364,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     # ---- replicas ----
 
     def _apply_of_broker(self, command: DisableReplicas | HoldReplicas | LeaveReplicas) -> bool:
-        """What a broker says of its own replicas: good for the incarnation that is registered."""
+        """A broker's statements about its own replicas: valid for the incarnation that is registered."""
         if not self._is_registered(command.broker, command.incarnation):
             return False
         records, changed = self.by_id(), False
@@ -433,7 +436,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         return self._replace(next_version(record, holders=tuple(sorted((*record.holders, broker)))))
 
     def _leave(self, record: StreamRecord, broker: BrokerId) -> bool:
-        """Never below `min_isr`, and not as the leader: what is there then is left to those who stay."""
+        """Never below `min_isr`, and not as the leader: the remaining replicas then have to handle the rest."""
         if broker not in record.isr or broker == record.leader or len(record.isr) <= record.settings.min_isr:
             return False
         left = [member for member in record.isr if member != broker]

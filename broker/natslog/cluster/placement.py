@@ -11,7 +11,7 @@ from natslog.model import BrokerId, StreamRecord
 
 
 class Loads:
-    """How many replicas and leaders each broker has, and is to have; what is placed counts at once."""
+    """How many replicas and leaders each broker has, and is to have; new placements count at once."""
 
     def __init__(self, state: Metadata) -> None:
         self._racks = {broker.id: broker.rack for broker in state.brokers.values()}
@@ -46,8 +46,8 @@ class Loads:
         free = [broker for broker in usable if broker not in wanted]
         if not free:
             raise NotEnoughBrokers(
-                f"stream {record.name!r} has {len(wanted)} replicas and no other broker is free to take that of broker "
-                f"{leaving}: start another broker first",
+                f"stream {record.name!r} has {len(wanted)} replicas and no other broker is available for the replica "
+                f"of broker {leaving}: start another broker first",
                 stream=record.name,
                 replicas=len(wanted),
             )
@@ -89,8 +89,8 @@ class Loads:
 
 def _not_enough(replicas: int, brokers: int) -> NotEnoughBrokers:
     return NotEnoughBrokers(
-        f"{replicas} replicas need as many brokers, and there are {brokers}: start more, or ask for fewer with "
-        "--replicas",
+        f"{replicas} replicas require {replicas} brokers, but only {brokers} are available: start more brokers, or "
+        "use fewer replicas with --replicas",
         brokers=brokers,
         replicas=replicas,
     )

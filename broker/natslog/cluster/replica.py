@@ -599,8 +599,8 @@ class Replica:
         assert record is not None, "a follower has a record"
         self._is_halted = True
         self._problem = CorruptLog(
-            f"stream {record.name!r}: {why}. Nothing was changed here: compare both brokers' logs with natslog verify, "
-            "keep a copy, and move the replica that is wrong",
+            f"stream {record.name!r}: {why}. Nothing was changed here: compare both brokers' logs with natslog "
+            "verify, keep a copy, and move the wrong replica to another broker",
             stream=record.name,
         )
         self._notices.append(Halted(self._problem.message))

@@ -102,8 +102,8 @@ def differences(existing: StreamSettings, asked: StreamSettings) -> dict[str, tu
 
 def sealed_already(record: StreamRecord) -> StreamSealed:
     return StreamSealed(
-        f"stream {record.name!r} is sealed: nothing is added to it or removed from it any more. Only its replicas and "
-        "min_isr can be edited; it can be deleted as a whole (natslog stream rm)",
+        f"stream {record.name!r} is sealed: no message can be added to it or removed from it. Only its replicas and "
+        "min_isr can be edited; the whole stream can be deleted (natslog stream rm)",
         stream=record.name,
     )
 

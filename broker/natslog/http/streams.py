@@ -70,7 +70,9 @@ async def list_streams(request: web.Request) -> web.Response:
     """
     values = query(request, "pattern", "group")
     if len(values.get("pattern", "")) > MAX_NAME_CHARS:
-        raise InvalidRequest(f"a pattern has at most {MAX_NAME_CHARS} characters, as names have", parameter="pattern")
+        raise InvalidRequest(
+            f"a pattern may have at most {MAX_NAME_CHARS} characters, as names do", parameter="pattern"
+        )
     broker = broker_of(request)
     is_current = await broker.up_to_date()
     positions = await broker.positions.everywhere()
@@ -169,10 +171,10 @@ def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
     if below is None:
         return Offset(log.high_watermark)
     if isinstance(below, bool) or not isinstance(below, int) or below < 0:
-        raise InvalidRequest(f"below {below!r} must be an offset: a whole number from 0 on", parameter="below")
+        raise InvalidRequest(f"below {below!r} must be an offset: a whole number of at least 0", parameter="below")
     if below > log.high_watermark:
         error = OffsetOutOfRange(
-            f"messages below offset {below} cannot be purged: stream {stream.name!r} holds offsets "
+            f"messages below offset {below} cannot be purged: stream {stream.name!r} has offsets "
             f"{log.first_readable_offset} to {log.high_watermark}",
             offset=below,
             log_start_offset=log.first_readable_offset,
@@ -203,7 +205,7 @@ async def offset_at(request: web.Request) -> web.Response:
     """The first offset at or after a time; beyond the newest message: the high watermark, and no timestamp."""
     values = query(request, "timestamp")
     if "timestamp" not in values:
-        raise InvalidRequest("name a time: ?timestamp=2026-11-20T10:30:00Z or epoch milliseconds")
+        raise InvalidRequest("give a time: ?timestamp=2026-11-20T10:30:00Z or epoch milliseconds")
     timestamp_us = parse_timestamp_us(values["timestamp"])
     stream = await leading(request)
     offset, found_us = await read_from_log(
@@ -238,7 +240,7 @@ async def splits(request: web.Request) -> web.Response:
     max_rows = whole(values, "max_rows", None, low=1)
     min_splits = whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS)
     if max_rows is not None and (end - start) // max_rows > _MAX_SPLITS:
-        raise InvalidRequest(f"max_rows {max_rows} would make more than {_MAX_SPLITS} splits of this range")
+        raise InvalidRequest(f"max_rows {max_rows} would divide this range into more than {_MAX_SPLITS} splits")
     cut = await read_from_log(
         request,
         stream,
@@ -253,7 +255,7 @@ async def splits(request: web.Request) -> web.Response:
 
 
 def _replica_urls(broker: Broker, record: StreamRecord, values: dict[str, str]) -> tuple[tuple[str, ...], ...]:
-    """URLs of in-sync replicas in groups, the group to be asked first in front: by default those of the asker's rack.
+    """URLs of in-sync replicas in groups, the preferred group first: by default those of the client's rack.
     Nothing where this broker does not know its own name.
     """
     read_from = values.get("read_from", "nearest")

@@ -1,6 +1,4 @@
-"""Which segments are past their time: pure arithmetic; a segment's newest message is asked for only when it
-decides.
-"""
+"""Which segments are past their limits: pure arithmetic; a segment's newest message is read only when it decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators change in the cluster, carried out at the metadata leader: members, drains, where replicas are.
+"""What operators change in the cluster, executed at the metadata leader: members, drains, where replicas are.
 
 Each call names the request that it was asked for by, so that a retry is applied once. What may break a cluster is
 checked before anything is changed.
@@ -45,7 +45,7 @@ class Operations:
         hello = await self._cluster.links.meet(normal_url(url))
         if self.member(hello.broker) is None:
             if hello.cluster_id:
-                raise ClusterMismatch(f"the broker at {url} belongs to a cluster already: give it an empty data folder")
+                raise ClusterMismatch(f"the broker at {url} already belongs to a cluster: give it an empty data folder")
             newcomer = Member(id=hello.broker, directory=hello.directory, url=hello.url, is_voter=False)
             await self._group.change_members(lambda membership: membership.with_member(newcomer))
         return hello.broker
@@ -66,12 +66,14 @@ class Operations:
         self._require_known(broker)
         staying = [one for one in state.brokers if one != broker and not state.brokers[one].is_draining]
         if not staying:
-            raise InvalidRequest(f"broker {broker} is the last one: a cluster keeps at least one broker", broker=broker)
+            raise InvalidRequest(
+                f"broker {broker} is the last one: a cluster must have at least one broker", broker=broker
+            )
         for record in state.streams.values():
             if broker in record.replicas and wanted_replicas(record) > len(staying):
                 raise NotEnoughBrokers(
-                    f"stream {record.name!r} has {wanted_replicas(record)} replicas, and without broker {broker} "
-                    f"there are {len(staying)} brokers: add one first (natslog cluster add URL)",
+                    f"stream {record.name!r} has {wanted_replicas(record)} replicas, but without broker {broker} "
+                    f"there are only {len(staying)} brokers: add one first (natslog cluster add URL)",
                     stream=record.name,
                     brokers=len(staying),
                 )
@@ -119,8 +121,8 @@ class Operations:
         self._require_leader()
         if broker in membership.voters and 2 * len(down) >= len(left):
             raise InvalidRequest(
-                f"without broker {broker} the cluster could decide nothing any more: of {sorted(left)}, {down} are "
-                "down. Start those, or remove them first",
+                f"without broker {broker} the cluster would have no majority: of brokers {sorted(left)}, {down} are "
+                "down. Start these brokers, or remove them first",
                 broker=broker,
                 down=down,
             )

@@ -69,7 +69,7 @@ def test_replace_keeps_the_place_in_the_order_and_racks_apart() -> None:
     state = state_of("abcab", ((1, 2, 3),))
     loads, record = Loads(state), state.streams["s0"]
     assert loads.replace(record, 2, (1, 3, 4, 5)) == (1, 5, 3), "rack b lost a replica and gets it back"
-    with pytest.raises(NotEnoughBrokers, match="no other broker is free"):
+    with pytest.raises(NotEnoughBrokers, match="no other broker is available"):
         loads.replace(record, 2, (1, 3))
 
 
