@@ -17,6 +17,7 @@ import pytest
 
 from natslog.arrow.ipc import END_OF_STREAM
 from natslog.client import NatslogClient
+from natslog.errors import OffsetOutOfRange
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, with_nats
 
 TOTAL = 600
@@ -188,3 +189,27 @@ def test_readers_that_leave_take_nothing_from_those_that_stay(
     for one in readers[1::2]:
         one.close()
     assert "Traceback" not in broker.output()
+
+
+def test_what_was_purged_is_not_sent_from_what_was_made_for_polls(
+    broker: BrokerProcess, nats_url: str, stream: str
+) -> None:
+    """The answer that several polls shared is in memory still."""
+
+    def at_once(start: int) -> list[Any]:
+        def ask(_: int) -> Any:
+            try:
+                return broker.client().fetch(stream, start, wait_ms=10_000)
+            except OffsetOutOfRange as error:
+                return error
+
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, at) for at in range(4)]
+            if start == 0 and broker.client().stream(stream)["high_watermark"] == 0:
+                publish_acked(nats_url, f"{stream}.odd", [b"%d" % at for at in range(20)])
+            return [one.result() for one in asking]
+
+    assert all(found.batches for found in at_once(0))
+    broker.client().purge(stream, 10)
+    publish_acked(nats_url, f"{stream}.odd", [b"next"])
+    assert {type(found) for found in at_once(0)} == {OffsetOutOfRange}

@@ -265,7 +265,7 @@ class _Queue:
         end = tail.end
         for poll in polls:
             poll.end = end
-        if not pieces or start < self.stream.usable_log().log_start_offset:
+        if not pieces or start < self.stream.usable_log().first_readable_offset:
             return
         is_whole = all(piece.is_whole for piece in pieces)
         bodies = [tail.question.opening, *(piece.body for piece in pieces), tail.question.ending]
