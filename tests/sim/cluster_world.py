@@ -47,6 +47,7 @@ READ_EVERY_MS = 100.0
 OPERATE_EVERY_MS = 400.0
 FAULTS_UNTIL_MS = 16_000.0
 RESUME_WITHIN_MS = 10_000.0
+RESIZED_SHARE = 0.3
 HANDOVER_MS = 2_000.0
 END_MS = FAULTS_UNTIL_MS + 12_000.0
 CLIENT = 0
@@ -55,7 +56,9 @@ SLOW_MS = {"step": 300.0, "proposed": 6000.0}
 
 
 class Cluster:
-    def __init__(self, seed: int, *, faults_until_ms: float = FAULTS_UNTIL_MS) -> None:
+    """Args: `resizes`: in some seeds the number of replicas and `min_isr` are edited."""
+
+    def __init__(self, seed: int, *, faults_until_ms: float = FAULTS_UNTIL_MS, resizes: bool = True) -> None:
         self.world = World(seed)
         chance = self.world.random
         self.world.late_ms = (50.0, chance.choice((1000.0, 6000.0)))
@@ -71,6 +74,7 @@ class Cluster:
             for number in self.numbers
         }
         self.is_reckless = chance.random() < 0.1
+        self.resizes = resizes and chance.random() < RESIZED_SHARE
         has_liar = min_isr > 1 and not self.is_reckless and chance.random() < 0.6
         self.liar = chance.choice(self.numbers) if has_liar else None
         self.checker = Checker(self, state)
@@ -196,12 +200,13 @@ class Cluster:
         chance = self.world.random
         kind, name = chance.random(), NAMES[chance.randrange(len(self.stream_ids))]
         if len(self.numbers) > 3 and kind < 0.3:
-            return MoveReplicas(name=name, target=tuple(chance.sample(self.numbers, chance.choice((2, 3, 3, 4)))))
-        if len(self.numbers) > 3 and kind < 0.4:
+            count = chance.choice((2, 3, 3, 4)) if self.resizes else 3
+            return MoveReplicas(name=name, target=tuple(chance.sample(self.numbers, count)))
+        if len(self.numbers) > 3 and kind < 0.5:
             return DrainBroker(broker=chance.choice(self.numbers), is_draining=chance.random() < 0.3)
-        if kind < 0.55:
+        if self.resizes and kind < 0.65:
             return resized(name, self.numbers, self.least_min_isr, chance)
-        if kind < 0.65:
+        if self.resizes and kind < 0.75:
             return edited_min_isr(name, chance.randint(self.least_min_isr, 3))
         return PauseStream(name=name, paused=chance.random() < 0.5)
 

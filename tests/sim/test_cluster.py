@@ -110,7 +110,7 @@ def test_writes_resume_while_a_majority_lives(deed: str) -> None:
 
 def writes_resume_without_leader(deed: str) -> None:
     for seed in range(8):
-        cluster = Cluster(seed, faults_until_ms=5000.0)
+        cluster = Cluster(seed, faults_until_ms=5000.0, resizes=False)
         cluster.faults.blow_share = 0.0
         cluster.begin()
         cluster.world.run_until(4000.0)
@@ -131,7 +131,7 @@ def test_last_replica_dies_after_two_have_stopped_in_order() -> None:
 
 def two_stop_and_the_last_dies() -> None:
     for seed in range(8):
-        cluster = Cluster(seed, faults_until_ms=6000.0)
+        cluster = Cluster(seed, faults_until_ms=6000.0, resizes=False)
         cluster.faults.blow_share, cluster.faults.kinds = 0.0, ["heal"]
         cluster.begin()
         cluster.world.run_until(4000.0)

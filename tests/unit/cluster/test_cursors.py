@@ -56,7 +56,7 @@ def test_cursors_go_with_their_stream_and_only_they() -> None:
     with pytest.raises(StreamNotFound):
         state.cursor("report", "orders")
     create(state, "orders", "another id")
-    with pytest.raises(StreamRecreated, match="deleted and created again.*offset 10 of the former one"):
+    with pytest.raises(StreamRecreated, match="deleted and created again.*offset 10 of the former stream"):
         state.apply(at(10))
     with pytest.raises(CursorNotFound):
         state.cursor("report", "orders")
