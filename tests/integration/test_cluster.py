@@ -298,7 +298,7 @@ def test_broker_is_added_takes_replicas_and_is_removed(cluster: Cluster, filled:
 
 
 def test_more_replicas_than_brokers_are_refused(cluster: Cluster, name: str) -> None:
-    with pytest.raises(NotEnoughBrokers, match="there are 3"):
+    with pytest.raises(NotEnoughBrokers, match="only 3 are available"):
         cluster.client(retries=0, patience_s=0).create_stream(name, name, replicas=4)
     with pytest.raises(InvalidRequest, match="min_isr 3 is more than the number of replicas, 2"):
         cluster.client().create_stream(name, name, replicas=2, min_isr=3)
