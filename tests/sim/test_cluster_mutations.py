@@ -19,7 +19,7 @@ from tests.sim.cluster_walk import first_red_walk
 from tests.sim.cluster_world import first_red
 from tests.sim.test_cluster import two_stop_and_the_last_dies, writes_resume_without_leader
 
-SEEDS = 130
+SEEDS = 300
 WALKS = 2000
 
 
