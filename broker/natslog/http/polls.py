@@ -87,9 +87,9 @@ class Poll:
         self.end: int | None = None
         self.part: Part | None = None
         self._polls, self._stream = polls, stream
-        is_one_part = asked.max_bytes is not None or asked.exact
+        admits_a_piece = asked.exact if asked.max_bytes is None else asked.max_bytes >= QUICK_BYTES
         self.question = (
-            replace(asked, start=0, wait_ms=0, max_bytes=QUICK_BYTES) if asked.end is None and is_one_part else None
+            replace(asked, start=0, wait_ms=0, max_bytes=QUICK_BYTES) if asked.end is None and admits_a_piece else None
         )
         self._turn: asyncio.Future[None] | None = None
 
@@ -233,8 +233,10 @@ class _Queue:
         """Gives each of them its answer, or says where that is to end."""
         groups: dict[tuple[Question, int], list[Poll]] = {}
         for poll in due:
-            if poll.question is not None and (poll.question in self._tails or self._asking[poll.question] > 1):
-                groups.setdefault((poll.question, poll.asked.start), []).append(poll)
+            if (question := self._shared_question(poll, {one for one, _ in groups})) is None:
+                poll.wake()  # what others share is not waited for
+            else:
+                groups.setdefault((question, poll.asked.start), []).append(poll)
         try:
             for question in dict.fromkeys(question for question, _ in groups):
                 await self._extend(question, max(start for asked, start in groups if asked == question))
@@ -243,6 +245,19 @@ class _Queue:
                     await self._share(tail, start, polls)
         except (NatslogError, OSError) as error:  # each of them finds out by itself
             logger.debug("stream %s: polls share no answer: %s", self.stream.name, error)
+
+    def _shared_question(self, poll: Poll, chosen: set[Question]) -> Question | None:
+        """What it asks together with others, where that is worth it: little is to be made for it, or it was made
+        already. In one turn there are answers to a few different questions only, so that a turn is short.
+        """
+        question, start = poll.question, poll.asked.start
+        if question is None or not (question in self._tails or self._asking[question] > 1):
+            return None
+        if question not in chosen and len(chosen) >= _MOST_TAILS:
+            return None
+        tail = self._tails.get(question)
+        is_made = tail is not None and bool(tail.pieces_from(start))
+        return question if is_made or self.stream.is_at_tail(start) else None
 
     async def _extend(self, question: Question, start: int) -> None:
         """To the high watermark; a new tail begins at `start`."""

@@ -156,7 +156,7 @@ async def purge_stream(request: web.Request) -> web.Response:
     below = _purge_bound(body, stream)
     started_at = log.first_readable_offset
     await broker.change_cluster(broker.stream_operations.purge(stream, below, request_id(request)))
-    start = max(started_at, below)
+    start = log.first_readable_offset
     found = {"name": stream.name, "log_start_offset": start, "purged": start - started_at}
     return stated(request, stream, found | {"high_watermark": log.high_watermark})
 
@@ -167,9 +167,9 @@ def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
     if unknown:
         raise InvalidRequest(f"unknown field {unknown[0]!r}; known is below", parameter=unknown[0])
     log = stream.usable_log()
-    below = body.get("below")
-    if below is None:
+    if "below" not in body:
         return Offset(log.high_watermark)
+    below = body["below"]
     if isinstance(below, bool) or not isinstance(below, int) or below < 0:
         raise InvalidRequest(f"below {below!r} must be an offset: a whole number of at least 0", parameter="below")
     if below > log.high_watermark:
@@ -186,11 +186,11 @@ def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
 
 @routes.post("/v1/streams/{name}/seal")
 async def seal_stream(request: web.Request) -> web.Response:
-    """Makes the stream permanently read-only; what is in its active segment is closed in the background."""
+    """Makes the stream permanently read-only; its active segment is closed in the background."""
     query(request)
-    broker, name = broker_of(request), request.match_info["name"]
-    await broker.change_cluster(broker.stream_operations.seal(name, request_id(request)))
-    return web.json_response(await _shown(broker, name))
+    stream, broker = await leading(request), broker_of(request)
+    await broker.change_cluster(broker.stream_operations.seal(stream, request_id(request)))
+    return stated(request, stream, stream_json(broker, stream.record, broker.positions.of(stream)))
 
 
 @routes.delete("/v1/streams/{name}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -28,6 +29,7 @@ from natslog.node.life import Life, stored_directory
 
 _SHOWN_NAME_BYTES = 64  # names of streams are ASCII
 _REMOVED = ".removed"
+_ID = re.compile("[0-9a-f]{32}")
 IDENTITY_VERSION = 3
 """From feature level 2 on; at level 1 it is 2, which natslog 0.1.0 reads."""
 REMEDY = (
@@ -78,7 +80,7 @@ def folders_by_id(streams: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in sorted(streams.iterdir()):
         stream_id = stream_id_of(folder)
-        if folder.suffix == _REMOVED or stream_id.startswith("damaged-"):
+        if folder.suffix == _REMOVED or not _ID.fullmatch(stream_id):
             continue
         if stream_id in found:
             raise DataDirError(

@@ -50,6 +50,7 @@ logger = logging.getLogger("natslog.node")
 
 _READY_WITHIN_S = 10.0
 _LED_WITHIN_S = 2.0
+_WRITTEN_WITHIN_S = 5.0
 _POLL_S = 0.05
 
 
@@ -157,6 +158,8 @@ class StreamOperations:
         is_resized = count != wanted_replicas(record) or (record.target_min_isr > 0 and "min_isr" in body)
         if is_resized and body.get("min_isr") is None:
             body = body | {"min_isr": _min_isr_for(record, count)}
+        if is_resized:
+            body = body | {"replicas": count}
         settings = parse_settings(body, record.settings)
         fields = set(setting_fields(body)) - {"replicas"}
         if is_resized or settings.min_isr != record.settings.min_isr:
@@ -190,11 +193,20 @@ class StreamOperations:
         await self._wait_until_reconciled(stream.name)
         self._upkeep.begin_round()
 
-    async def seal(self, name: str, request: Request | None = None) -> None:
-        """Raises StreamNotFound, InvalidRequest."""
+    async def seal(self, stream: HostedStream, request: Request | None = None) -> None:
+        """Seals a stream that is led here. When this returns, nothing is appended to it any more.
+
+        Raises:
+            StreamNotFound, InvalidRequest.
+        """
         self._require_level(STREAM_CHANGES_LEVEL, "sealing")
-        await self._propose(SealStream(name=name), request)
-        await self._wait_until_reconciled(name)
+        await self._propose(SealStream(name=stream.name), request)
+        await self._wait_until_reconciled(stream.name)
+        try:
+            async with asyncio.timeout(_WRITTEN_WITHIN_S):
+                await stream.written()
+        except TimeoutError:  # replicas are missing: what was received before is committed when they are back
+            logger.warning("stream %s is sealed, and its last messages are not committed yet", stream.name)
         self._upkeep.begin_round()
 
     async def delete(self, name: str, request: Request | None = None) -> None:

@@ -10,11 +10,13 @@ Invariant: the file, and the folder it is in, can be changed by this user and ro
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -27,11 +29,16 @@ from typing import Any
 import crc32c
 import numpy as np
 
+logger = logging.getLogger("natslog.wire")
+
 FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
 """Names the file to load instead of the one in the cache; empty: none is loaded."""
 
 _HERE = Path(__file__).parent
-_SOURCES = ("compiled", "kernels", "kernels_acks", "kernels_ids", "kernels_out", "layout", "native", "native_build")
+_SOURCES = (
+    *("compiled", "kernels", "kernels_acks", "kernels_ids", "kernels_out"),
+    *("layout", "machine_code", "native", "native_build"),
+)
 _OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python
 _lock = Lock()
 
@@ -112,8 +119,9 @@ def path_to_write() -> Path | None:
 
 def write(path: Path, symbols: Mapping[str, str], declared: list[str], code: bytes) -> None:
     """Args: `symbols`: by the kernel's name. `declared`: what the code may call. `code`: an object file."""
-    head = {"symbols": dict(symbols), "declared": declared, "crc": crc32c.crc32c(code)}
-    path.write_bytes(json.dumps(head).encode() + b"\n" + code)
+    head = json.dumps({"symbols": dict(symbols), "declared": declared}).encode()
+    path.write_bytes(b"%08x" % crc32c.crc32c(head + b"\n" + code) + b"\n" + head + b"\n" + code)
+    path.chmod(0o600)  # whatever the umask is: `_is_private`
 
 
 def target_machine() -> Any:
@@ -172,19 +180,24 @@ def _has_no_other_writer(path: Path) -> bool:
 def _loaded(path: Path) -> Library | None:
     import llvmlite.binding as llvm
 
-    head, _, code = path.read_bytes().partition(b"\n")
     try:
-        described = json.loads(head)
-        symbols, declared, crc = described["symbols"], described["declared"], described["crc"]
-    except (ValueError, KeyError):
+        crc, _, proven = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        logger.warning("the compiled kernels in %s cannot be read (%s), so this process compiles them", path, error)
         return None
-    if crc32c.crc32c(code) != crc:
+    if crc != b"%08x" % crc32c.crc32c(proven):
+        logger.warning("the compiled kernels in %s are damaged: the file is removed, and made at the next start", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
         return None
-    _resolve(declared)
+    head, _, code = proven.partition(b"\n")
+    described = json.loads(head)
+    _resolve(described["declared"])
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return Library({name: engine.get_function_address(symbol) for name, symbol in symbols.items()}, engine)
+    addresses = {name: engine.get_function_address(symbol) for name, symbol in described["symbols"].items()}
+    return Library(addresses, engine)
 
 
 def _resolve(declared: list[str]) -> None:

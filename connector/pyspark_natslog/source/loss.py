@@ -78,7 +78,7 @@ def left_of(
         return end, end
     if start < state.log_start_offset:
         lost_to = min(state.log_start_offset, end)
-        report_loss(options, Loss(stream, start, lost_to, "retention removed these messages"))
+        report_loss(options, Loss(stream, start, lost_to, "retention or a purge removed these messages"))
         return lost_to, end
     if end > state.high_watermark:
         upto = max(start, state.high_watermark)

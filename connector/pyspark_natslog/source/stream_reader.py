@@ -188,7 +188,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_loss(self._options, recreated(state.name, at.offset, None, was=at.id, is_now=state.id))
             return StreamOffset(state.id, log_start, log_start)
         if at.offset < log_start:
-            report_loss(self._options, Loss(state.name, at.offset, log_start, "retention removed these messages"))
+            loss = Loss(state.name, at.offset, log_start, "retention or a purge removed these messages")
+            report_loss(self._options, loss)
             return StreamOffset(at.id, log_start)
         if at.offset > state.high_watermark:
             report_loss(self._options, shorter(state.name, state.high_watermark, at.offset, state.high_watermark))

@@ -131,16 +131,19 @@ def test_stream_whose_removal_was_cut_short_is_never_opened_as_a_whole_one(
 
 def test_folder_made_at_level_1_keeps_its_name_and_newer_ones_carry_the_streams(tmp_path: Path) -> None:
     folder = DataDir(tmp_path, 1)
-    old = folder.stream_folder("aa")
+    one, other = "aa" * 16, "bb" * 16
+    old = folder.stream_folder(one)
     old.mkdir()
-    new = folder.stream_folder("bb", "orders.v1")
+    new = folder.stream_folder(other, "orders.v1")
     new.mkdir()
-    assert (old.name, new.name) == ("aa", "orders.v1.bb")
-    (folder.streams / "orders.v1.bb.damaged-1").mkdir()
+    assert (old.name, new.name) == (one, f"orders.v1.{other}")
+    (folder.streams / f"orders.v1.{other}.damaged-1").mkdir()
+    for copied in (one, other):  # copies that somebody keeps there are left alone
+        (folder.streams / f"orders.{copied}.bak").mkdir()
     folder.release()
     again = DataDir(tmp_path, 1)
-    assert (again.stream_folder("aa", "returns"), again.stream_folder("bb", "renamed")) == (old, new)
-    again.remove_stream("bb")
+    assert (again.stream_folder(one, "returns"), again.stream_folder(other, "renamed")) == (old, new)
+    again.remove_stream(other)
     assert not new.exists()
     again.release()
 
@@ -148,7 +151,7 @@ def test_folder_made_at_level_1_keeps_its_name_and_newer_ones_carry_the_streams(
 def test_two_folders_of_one_stream_are_refused(tmp_path: Path) -> None:
     """One may be a copy that an operator put there: neither is preferred by chance."""
     folder = DataDir(tmp_path, 1)
-    for name in ("aa", "orders.aa"):
+    for name in ("aa" * 16, "orders." + "aa" * 16):
         (folder.streams / name).mkdir()
     folder.release()
     with pytest.raises(DataDirError, match="hold logs of the same stream"):
@@ -157,10 +160,10 @@ def test_two_folders_of_one_stream_are_refused(tmp_path: Path) -> None:
 
 def test_removal_that_a_crash_ended_goes_on_after_a_restart(tmp_path: Path) -> None:
     folder = DataDir(tmp_path, 1)
-    (folder.streams / "orders.aa.removed").mkdir()
+    (folder.streams / f"orders.{'aa' * 16}.removed").mkdir()
     folder.release()
     again = DataDir(tmp_path, 1)
-    again.remove_stream("aa")
+    again.remove_stream("aa" * 16)
     assert list(again.streams.iterdir()) == []
     again.release()
 

@@ -62,6 +62,7 @@ logger = logging.getLogger("natslog.node")
 
 _SUBSCRIBE_WITHIN_S = 2.0
 _TAIL_BYTES = 1024 * 1024
+_WRITTEN_POLL_S = 0.01
 
 
 class SessionMark(Protocol):
@@ -268,6 +269,13 @@ class HostedStream:
         while self._is_transferring:
             await self.reconciled.wait()
 
+    async def written(self) -> None:
+        """Returns when all that was received is appended, and committed as far as that is possible soon."""
+        if self._ingest is not None:
+            await self._ingest.drained()
+        while self.is_leading and self.usable_log().high_watermark < self.usable_log().log_end_offset:  # noqa: ASYNC110
+            await asyncio.sleep(_WRITTEN_POLL_S)  # `advanced` stays set where the broker stops
+
     def leave(self) -> bool:
         """Fetches no more. Returns whether this broker is to leave the in-sync replicas of the stream."""
         is_to_leave = self._replica.leave()
@@ -314,20 +322,23 @@ class HostedStream:
             has_records=append is not None,
             now_ms=monotonic_ms(),
         )
-        if step is not None:
-            try:
-                await self._change_log(step, append)
-            except NatslogError as error:
-                self._replica.failed(error)
-                self._act()
-                raise
-            except asyncio.CancelledError:  # the fetcher is closed; the result of the thread is in the log
-                self._replica.failed(ShuttingDown("fetching has ended"))
-                self._act()
-                raise
+        if step is None:
+            self._act()
+            return False
+        try:
+            await self._change_log(step, append)
+        except NatslogError as error:
+            self._replica.failed(error)
+            raise
+        except asyncio.CancelledError:  # the fetcher is closed; the result of the thread is in the log
+            self._replica.failed(ShuttingDown("fetching has ended"))
+            raise
+        else:
             self._replica.done()
-        self._act()
-        return step is not None
+        finally:
+            self._note_reconciled()
+            self._act()
+        return True
 
     def leader_starts_at(self, epoch: Epoch, log_start_offset: int) -> None:
         """The leader of this epoch has removed messages below this offset: its retention decides, and maintenance
