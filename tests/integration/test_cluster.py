@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats.errors import NoRespondersError
 
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import (
@@ -31,6 +35,7 @@ from tests.harness import (
     publish_acked,
     running,
     stream_folder,
+    with_nats,
     write_secret,
 )
 
@@ -203,6 +208,58 @@ def test_number_of_replicas_is_edited_while_messages_come(cluster: Cluster, name
     assert client.stream(name)["min_isr"] == 1
     publish_acked(cluster.nats.url, name, [b"150"])
     assert all_values(client, name) == [*sent, b"150"]
+
+
+def test_min_isr_that_is_edited_during_a_resize_is_that_of_the_new_replicas(cluster: Cluster, name: str) -> None:
+    client = cluster.client()
+    client.create_stream(name, name)
+    client.edit_stream(name, replicas=3, min_isr=2)
+    client.edit_stream(name, min_isr=1)
+    eventually(lambda: client.stream(name)["replicas"] == 3, 20, what="three replicas are in sync")
+    assert client.stream(name)["min_isr"] == 1
+
+
+def test_changes_through_a_follower_that_copies_are_answered(cluster: Cluster, filled: str) -> None:
+    """Whoever waits for the replica to be as its record says is told when a copy has ended."""
+    leader = cluster.client().stream(filled)["leader"]
+    follower = next(broker for broker in cluster.brokers if broker.number != leader)
+    has_ended = threading.Event()
+
+    def publish() -> None:
+        while not has_ended.is_set():
+            publish_acked(cluster.nats.url, filled, [b"." * 10_000] * 200)
+
+    with ThreadPoolExecutor(2) as threads:
+        publishing = [threads.submit(publish) for _ in range(2)]
+        try:
+            for seconds in range(60, 80):
+                assert client_of(follower).edit_stream(filled, max_age=f"{seconds}h")["max_age"]
+        finally:
+            has_ended.set()
+    for one in publishing:
+        one.result()
+
+
+def test_nothing_is_added_once_a_seal_was_answered_by_any_broker(cluster: Cluster, filled: str) -> None:
+    leader = cluster.client().stream(filled)["leader"]
+    follower = next(broker for broker in cluster.brokers if broker.number != leader)
+    acked: list[int] = []
+
+    async def publish(connection: Any) -> None:
+        """Until the stream answers no more."""
+        while True:
+            try:
+                answers = await asyncio.gather(*(connection.request(filled, b"x", timeout=1.0) for _ in range(50)))
+            except (TimeoutError, NoRespondersError):
+                return
+            acked.extend(json.loads(answer.data)["offset"] for answer in answers if b"offset" in answer.data)
+
+    with ThreadPoolExecutor(1) as threads:
+        publishing = threads.submit(with_nats, cluster.nats.url, publish)
+        eventually(lambda: len(acked) > 100, what="messages are acked")
+        sealed = client_of(follower).seal(filled)
+        publishing.result()
+    assert sealed["high_watermark"] == cluster.client().stream(filled)["high_watermark"] > max(acked)
 
 
 def test_purge_is_asked_of_any_broker_and_reaches_every_replica(cluster: Cluster, filled: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import urllib3
 
 from natslog.client import NatslogClient
 from natslog.client.appending import PartUploader
@@ -89,7 +90,15 @@ def test_purge_that_cannot_be_is_refused_and_removes_nothing(
         client.purge(filled, 101)
     with pytest.raises(StreamNotFound):
         client.purge("missing")
-    for body in ({"below": -1}, {"below": "7"}, {"below": True}, {"below": 1.5}, {"bellow": 7}, {"below": 10**30}):
+    for body in (
+        {"below": -1},
+        {"below": "7"},
+        {"below": True},
+        {"below": 1.5},
+        {"bellow": 7},
+        {"below": None},
+        {"below": 10**30},
+    ):
         answer = ask(broker, "POST", f"/v1/streams/{filled}/purge", body)
         assert answer.status in (400, 416), (body, answer.data)
     assert len(all_values(client, filled)) == 100
@@ -117,6 +126,18 @@ def test_purge_asks_and_tells_what_it_removed(broker: BrokerProcess, client: Nat
     assert f"10 messages were deleted: stream {filled} now starts at offset 10" in done.stdout
     body = json.loads(natslog("stream", "purge", filled, "--yes", "--json", url=broker.url).stdout)
     assert (body["purged"], body["log_start_offset"]) == (90, 100)
+
+
+def test_purge_that_is_sent_again_states_what_was_removed(
+    broker: BrokerProcess, client: NatslogClient, filled: str
+) -> None:
+    url, headers = f"{broker.url}/v1/streams/{filled}/purge", {"Natslog-Request-Id": "purge-it-once"}
+    with urllib3.PoolManager() as pool:
+        pool.request("POST", url, headers=headers, body=b"{}")
+        publish_acked(broker.nats_url, f"{filled}.odd.x", [b"100"])
+        again = json.loads(pool.request("POST", url, headers=headers, body=b"{}").data)
+    assert (again["log_start_offset"], again["purged"], again["high_watermark"]) == (100, 0, 101)
+    assert numbers(client, filled) == [100]
 
 
 # ---- seal ----

@@ -186,9 +186,10 @@ def _loaded(path: Path) -> Library | None:
         logger.warning("the compiled kernels in %s cannot be read (%s), so this process compiles them", path, error)
         return None
     if crc != b"%08x" % crc32c.crc32c(proven):
-        logger.warning("the compiled kernels in %s are damaged: the file is removed, and made at the next start", path)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        logger.warning("the compiled kernels in %s are damaged, so this process compiles them", path)
+        if FILE_VARIABLE not in os.environ:  # the next start makes it again
+            with contextlib.suppress(OSError):
+                path.unlink()
         return None
     head, _, code = proven.partition(b"\n")
     described = json.loads(head)
