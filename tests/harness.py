@@ -206,9 +206,10 @@ def on_terminal(*arguments: str, url: str | None = None, types: str = "") -> tup
 
 
 def stream_folder(folder: Path, stream_id: str) -> Path:
-    """Of a broker with this data folder: where the log of the stream is."""
-    (found,) = (one for one in (folder / "streams").iterdir() if stream_id_of(one) == stream_id and one.is_dir())
-    return found
+    """Of a broker with this data folder: where the log of the stream is, or would be with no name."""
+    streams = folder / "streams"
+    there = streams.iterdir() if streams.exists() else ()
+    return next((one for one in there if stream_id_of(one) == stream_id), streams / stream_id)
 
 
 def all_values(client: NatslogClient, stream: str) -> list[bytes]:

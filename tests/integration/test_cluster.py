@@ -639,7 +639,7 @@ def test_status_names_what_is_wrong_and_waits_until_it_is_over(tmp_path: Path) -
         eventually(lambda: not last.json("/v1/cluster")["is_current"])
         status = natslog("cluster", "status", "--wait", "1", url=last.url, check=False)
         assert status.returncode == 1
-        assert "problem: no majority of the brokers agrees on the metadata" in status.stdout
+        assert "problem: the metadata is unavailable because no majority of the brokers is connected" in status.stdout
         for broker in cluster.brokers[:2]:
             assert f"problem: broker {broker.number} at {broker.url} is down" in status.stdout
         assert " ok" not in status.stdout

@@ -127,9 +127,7 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
 
     use_release(broker, V0_1_0).spawn()
     assert broker.wait(60) != 0
-    assert (
-        "is of format version 3; this version of natslog supports versions up to 2: upgrade natslog" in broker.output()
-    )
+    assert "is of format version 3; this natslog knows up to 2: upgrade natslog" in broker.output()
 
     use_release(broker, None).start()
     check_all_is_there(broker, ["upgraded", "downgraded", "finalized"])
