@@ -23,6 +23,7 @@ def _is_stopped(pid: int) -> bool:
     return all(text.rpartition(")")[2].split()[0] == "T" for text in stats)
 
 
+@pytest.mark.timeout(60)
 def test_connection_whose_server_was_stopped_for_a_moment_still_notices_its_end(tmp_path: Path) -> None:
     """A PONG comes for a question whose time is up."""
 

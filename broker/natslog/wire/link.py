@@ -33,6 +33,7 @@ from natslog.wire.transport import FrameDemux, InPlaceTransport, Receiver
 logger = logging.getLogger("natslog.nats")
 
 _RETRY_S = 0.25
+_CANCELLATIONS = 20
 _CONNECT_TIMEOUT_S = 3
 _PENDING_BYTES = 64 * 1024 * 1024
 _PING_EVERY_S = 1
@@ -103,6 +104,16 @@ class _Client(Client):
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
+
+
+async def _end_reconnecting(client: Client) -> None:
+    """nats-py cancels this task once, which `asyncio.wait_for` may lose before Python 3.12: it would go on for ever."""
+    task = client._reconnection_task
+    for _ in range(_CANCELLATIONS):
+        if task is None or task.done():
+            return
+        task.cancel()
+        await asyncio.wait([task], timeout=_RETRY_S)
 
 
 @dataclass(slots=True)
@@ -419,3 +430,4 @@ class NatsLink:
                     break
         with contextlib.suppress(OSError, NatsError):  # aborted
             await client.close()
+        await _end_reconnecting(client)
