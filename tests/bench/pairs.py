@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -11,6 +12,11 @@ from typing import Any
 from rich.console import Console
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 170)
+
+
+def _ratio(one: float, other: float) -> float:
+    """Infinite where the other side got nothing done in its time."""
+    return one / other if other else math.inf
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Comparison:
     @property
     def ratios(self) -> list[float]:
         pairs = zip(self.ours, self.theirs, strict=True)
-        return [their / our if self.lower_is_better else our / their for our, their in pairs]
+        return [_ratio(their, our) if self.lower_is_better else _ratio(our, their) for our, their in pairs]
 
     @property
     def figure(self) -> float:
