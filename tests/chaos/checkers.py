@@ -23,6 +23,7 @@ from natslog.errors import NatslogError
 from natslog.log import LogOptions, StreamLog
 from natslog.log.verify import check_file, files_of
 from natslog.model import StreamSettings
+from natslog.node.data_dir import stream_id_of
 from tests.chaos.history import FaultEvent, History, Published, Violation, name_of
 from tests.chaos.linearizable import by_name, is_linearizable
 from tests.cluster_harness import Cluster, ClusterBroker
@@ -101,7 +102,9 @@ def check_files(folder: Path, broker: int, left: set[str]) -> list[Violation]:
         left: streams that this broker is no replica of any more: what is left of them is deleted later, and not
             repaired before.
     """
-    paths = [path for path in files_of(folder) if ".damaged-" not in str(path) and path.parent.name not in left]
+    paths = [
+        path for path in files_of(folder) if ".damaged-" not in str(path) and stream_id_of(path.parent) not in left
+    ]
     reports = [check_file(path) for path in paths]
     return [
         Violation("2 one history", f"broker {broker}: {report.file}: {'; '.join(report.problems)}")
