@@ -34,7 +34,7 @@ def make_app(broker: Broker) -> web.Application:
     app[BODIES], app[SCRAPES] = Bodies(), Scrapes(broker)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
-    app[POLLS] = Polls(app[ANSWERS], broker.readers)
+    app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(
         [
             *streams.routes,

@@ -2,7 +2,7 @@
 
 Theory of operation. The polls of a stream queue up. When there are messages for them, they have their *turn* a few at a
 time, in the order in which they came, and the event loop serves publishers and other requests between two turns. Who is
-answered and asks again is behind all others: nobody starves.
+answered and asks again is behind all others, so each poll has its turn.
 
 What polls are sent is the same messages, so it is made once. For a question that several polls ask, the queue keeps a
 *tail*: the pieces that were made last, each of which begins where the one before it ended. Before a turn the tail is
@@ -21,6 +21,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -48,11 +49,11 @@ class Polls:
     """Of one server.
 
     Args:
-        readers: their threads make what is not at hand.
+        readers: their threads make what is not at hand. `on_bug` is called with what must stop the broker.
     """
 
-    def __init__(self, answers: Answers, readers: Executor) -> None:
-        self.answers, self.readers = answers, readers
+    def __init__(self, answers: Answers, readers: Executor, on_bug: Callable[[str, BaseException], None]) -> None:
+        self.answers, self.readers, self.on_bug = answers, readers, on_bug
         self.held_bytes = 0
         self._queues: dict[StreamId, _Queue] = {}
 
@@ -196,8 +197,8 @@ class _Queue:
                     await self._news.wait()
         except TimeoutError:
             return
-        except Exception:
-            logger.exception("stream %s: the queue of its polls ended", self.stream.name)
+        except Exception as error:
+            self._polls.on_bug(f"the queue of polls of stream {self.stream.name}", error)
         finally:
             for poll in [*self._ready, *self._waiting]:
                 poll.wake()

@@ -92,7 +92,7 @@ class Broker:
         )
         try:
             self.cluster = ClusterNode(
-                config, self._data_dir, secrets=secrets_of_cluster, on_applied=self._on_applied, on_bug=self._halt
+                config, self._data_dir, secrets=secrets_of_cluster, on_applied=self._on_applied, on_bug=self.halt
             )
             self.staging = Staging(
                 self._data_dir.path / "staged",
@@ -112,7 +112,7 @@ class Broker:
             readers=self.readers,
             memory=self.memory,
             link_to=self.cluster.link_to,
-            on_bug=self._halt,
+            on_bug=self.halt,
         )
         self.operations = Operations(self.cluster)
         self.positions = Positions(self.cluster, self.hosting)
@@ -150,7 +150,7 @@ class Broker:
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
-        self.upkeep.start(self._halt)
+        self.upkeep.start(self.halt)
         self.has_started = True
         return self
 
@@ -209,7 +209,7 @@ class Broker:
         if not problems and self.has_started and self.failed is None:
             self._data_dir.end_life()
 
-    def _halt(self, what: str, error: BaseException) -> None:
+    def halt(self, what: str, error: BaseException) -> None:
         """A task that must not end has ended with an exception: the broker stops instead of continuing partially."""
         self.failed = self.failed or error
         logger.critical("error while stopping: %s failed", what, exc_info=error)
@@ -340,7 +340,7 @@ class Broker:
         if isinstance(error, NatslogError) or self.stopping:
             logger.debug("%s ended with: %s", task.get_name(), error)
         else:
-            self._halt(task.get_name(), error)
+            self.halt(task.get_name(), error)
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Completes a change even if the client that requested it disconnects meanwhile."""
