@@ -74,7 +74,7 @@ def test_pub_where_no_stream_records_says_so_and_creates_none(
     command = ("bench", "pub", f"{name}.x", "--count", "1000", "--nats-url", nats_url)
     refused = natslog(*command, url=broker.url, check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"error: no stream records '{name}.x', so no message would be acked. Create one: ")
+    assert refused.stderr.startswith(f"error: No stream records '{name}.x'. Create one: natslog stream create NAME")
     done = natslog(*command, "--no-ack", "--json", url=broker.url)
     assert done.stderr == f"no stream records '{name}.x': this measures the NATS server alone\n"
     found = json.loads(done.stdout)
@@ -87,8 +87,8 @@ def test_pub_to_a_stream_that_sends_no_acks_says_so(
 ) -> None:
     client.create_stream(name, name, acks="never")
     refused = natslog("bench", "pub", name, "--nats-url", nats_url, url=broker.url, check=False)
-    said = f"error: '{name}' is recorded without acks to the publisher, by {name} (acks never). "
-    assert (refused.returncode, refused.stderr) == (1, f"{said}Publish without waiting for acks: --no-ack\n")
+    said = f"error: Stream {name} records '{name}' with the setting acks=never, so it does not ack to reply subjects. "
+    assert (refused.returncode, refused.stderr) == (1, f"{said}To publish without waiting for acks, use --no-ack\n")
     assert client.position(name)["high_watermark"] == 0
 
 

@@ -287,6 +287,15 @@ def test_pub_with_ack_to_a_stream_that_never_acks_says_so_long_before_its_timeou
     assert f"Stream {name} records '{name}' with the setting acks=never" in done.stderr
 
 
+def test_pub_with_ack_to_a_sealed_stream_says_so_long_before_its_timeout(
+    broker: BrokerProcess, nats_url: str, stream: str
+) -> None:
+    natslog("stream", "seal", stream, "--yes", url=broker.url)
+    done = natslog("pub", f"{stream}.a", "x", *_FOREVER, nats_url, url=broker.url, check=False)
+    assert done.returncode == 1
+    assert f"Stream {stream} on '{stream}.a' is sealed" in done.stderr
+
+
 def test_pub_with_ack_waits_for_a_stream_that_is_paused(broker: BrokerProcess, nats_url: str, stream: str) -> None:
     natslog("stream", "pause", stream, url=broker.url)
     server = ["--server", broker.url]

@@ -12,7 +12,7 @@ import typer
 from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, out, position_of, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
-from natslog.subjects import check_subject, covers, is_wildcard
+from natslog.subjects import check_subject, is_wildcard
 from natslog.units import format_size, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -255,6 +255,8 @@ def _target(options: Global, subject: str | None, stream: str | None, ack: bool)
     Raises:
         InvalidRequest: there is none that would ack. StreamNotFound.
     """
+    from natslog.cli.recording import streams_on, why_never_acked
+
     if (subject is None) == (stream is None):
         raise InvalidRequest("give either a SUBJECT or --stream")
     with options.client() as client:
@@ -263,12 +265,12 @@ def _target(options: Global, subject: str | None, stream: str | None, ack: bool)
         assert subject is not None, "one of both is given"
         check_subject(subject, wildcards=False)
         try:
-            found = [body for body in client.streams() if covers(body["subject"], subject)]
+            found = streams_on(client, subject)
         except NatslogError as error:
             err.print(f"whether a stream records {subject!r} is unknown: {error.message}")
             return subject, None
-    if ack and not any(body["acks"] == "reply" for body in found):
-        raise InvalidRequest(f"{_why_unacked(subject, found)}. Publish without waiting for acks: --no-ack")
+    if ack and (why := why_never_acked(found, subject)) is not None:
+        raise InvalidRequest(f"{why} To publish without waiting for acks, use --no-ack")
     if not found:
         err.print(f"no stream records {subject!r}: this measures the NATS server alone")
     return subject, [body["name"] for body in found]
@@ -277,13 +279,6 @@ def _target(options: Global, subject: str | None, stream: str | None, ack: bool)
 def _plain(pattern: str) -> str:
     """A subject that the pattern covers."""
     return ".".join("bench" if is_wildcard(token) else token for token in pattern.split("."))
-
-
-def _why_unacked(subject: str, found: list[dict[str, Any]]) -> str:
-    if not found:
-        return f"no stream records {subject!r}, so no message would be acked. Create one: natslog stream create"
-    names = ", ".join(f"{body['name']} (acks {body['acks']})" for body in found)
-    return f"{subject!r} is recorded without acks to the publisher, by {names}"
 
 
 def _rates(messages: int, size_bytes: int, seconds: float) -> dict[str, float]:

@@ -23,7 +23,6 @@ import typer
 from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
-from natslog.subjects import covers
 
 if TYPE_CHECKING:
     from natslog.client.publisher import Publisher, Rows
@@ -129,42 +128,30 @@ def pub(
     _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
 
 
-def _streams_on(options: Global, subject: str) -> list[dict[str, Any]]:
-    """The streams that record the subject, as the brokers list them. Raises NatslogError: no broker answers."""
-    with options.client() as client:
-        return [stream for stream in client.streams() if covers(stream["subject"], subject)]
-
-
 def _why_never_acked(options: Global, subject: str) -> str | None:
     """Why no ack will ever come from this subject; None where one may, or no broker answers."""
+    from natslog.cli.recording import streams_on, why_never_acked
+
     try:
-        found = _streams_on(options, subject)
+        with options.client() as client:
+            found = streams_on(client, subject)
     except NatslogError:
         return None
-    if not found:
-        return _no_stream_on(subject)
-    silent = [stream for stream in found if stream.get("acks", "reply") != "reply"]
-    if len(silent) < len(found):
-        return None
-    return " ".join(
-        f"Stream {stream['name']} records {subject!r} with the setting acks={stream['acks']}, so it does not ack to "
-        "reply subjects: publish without --ack."
-        for stream in silent
-    )
-
-
-def _no_stream_on(subject: str) -> str:
-    return f"No stream records {subject!r}. Create one: natslog stream create NAME --subject …"
+    why = why_never_acked(found, subject)
+    return f"{why} Without --ack, pub does not wait for acks." if why and found else why
 
 
 def _why_none_listens(options: Global, subject: str) -> str:
     """Describes the streams that record the subject, as a broker reports them."""
+    from natslog.cli.recording import streams_on, why_never_acked
+
     try:
-        found = _streams_on(options, subject)
+        with options.client() as client:
+            found = streams_on(client, subject)
     except NatslogError as error:
         return f"The cause could not be determined: {error.message}"
-    if not found:
-        return _no_stream_on(subject)
+    if (why := why_never_acked(found, subject)) is not None:
+        return why
     return " ".join(
         f"Stream {stream['name']} records this subject but cannot accept messages now: {stream['problem']['message']}"
         if "problem" in stream
