@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from natslog.nats_server import NatsServer
 from natslog.wire.lanes import LANES
 from tests.harness import BrokerProcess, eventually, flushed, with_nats
@@ -16,6 +18,7 @@ from tests.harness import BrokerProcess, eventually, flushed, with_nats
 MIB = 2**20
 
 
+@pytest.mark.long
 def test_flood_on_one_stream_is_counted_and_leaves_the_others_connected(tmp_path: Path) -> None:
     settings = tmp_path / "nats.conf"
     settings.write_text("max_payload: 1MB, max_pending: 4MB, write_deadline: 1s")

@@ -120,6 +120,7 @@ def test_pub_refuses_what_it_cannot_measure(
     assert refused.stderr.splitlines()[-1] == f"error: {said}"
 
 
+@pytest.mark.long
 def test_without_nats_or_a_broker_one_sentence_says_so(broker: BrokerProcess, nats_url: str, stream: str) -> None:
     no_nats = f"nats://127.0.0.1:{free_port()}"
     refused = natslog("bench", "pub", "--stream", stream, "--nats-url", no_nats, url=broker.url, check=False)
@@ -195,6 +196,7 @@ def test_read_of_a_missing_stream(broker: BrokerProcess) -> None:
     assert (refused.returncode, refused.stderr) == (1, "error: there is no stream 'missing'\n")
 
 
+@pytest.mark.long
 def test_people_see_a_bar_and_sentences(broker: BrokerProcess, nats_url: str, stream: str) -> None:
     options = ("--duration", "500ms", "--nats-url", nats_url)
     code, shown = on_terminal("bench", "pub", "--stream", stream, *options, url=broker.url)
@@ -207,6 +209,7 @@ def test_people_see_a_bar_and_sentences(broker: BrokerProcess, nats_url: str, st
     assert "fetches: p50 " in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["pub", "read"])
 def test_help_has_examples_that_run(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, command: str

@@ -63,7 +63,7 @@ def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> 
     assert (gone.returncode, gone.stderr) == (1, said)
 
 
-@pytest.mark.parametrize("said", ["", "y\n", "n\n"])
+@pytest.mark.parametrize("said", ["", *(pytest.param(one, marks=pytest.mark.long) for one in ("y\n", "n\n"))])
 def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stream: str, said: str) -> None:
     refused = natslog("stream", "rm", stream, url=broker.url, input=said, check=False)
     assert refused.returncode == 1
@@ -227,7 +227,13 @@ def _peak_kib(*arguments: str) -> tuple[int, str, int]:
     return process.returncode, said, usage.ru_maxrss
 
 
-@pytest.mark.parametrize(("form", "first"), [("lines", "x\n"), ("ndjson", "{}\n"), ("csv", "a\n1\n")])
+@pytest.mark.parametrize(
+    ("form", "first"),
+    [
+        ("lines", "x\n"),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [("ndjson", "{}\n"), ("csv", "a\n1\n")]),
+    ],
+)
 def test_pub_of_a_line_beyond_the_servers_limit_names_it_in_bounded_memory(
     nats_url: str, tmp_path: Path, form: str, first: str
 ) -> None:
@@ -253,6 +259,7 @@ def test_pub_of_standard_input_without_end_is_refused_in_bounded_memory(nats_url
     assert "standard input is larger than the 1048576 bytes that the NATS server accepts in a message" in done.stderr
 
 
+@pytest.mark.long
 def test_pub_without_nats_says_so() -> None:
     done = natslog("pub", "x", "y", "--nats-url", "nats://127.0.0.1:1", check=False)
     assert done.returncode == 1
@@ -296,6 +303,7 @@ def test_pub_with_ack_to_a_sealed_stream_says_so_long_before_its_timeout(
     assert f"Stream {stream} on '{stream}.a' is sealed" in done.stderr
 
 
+@pytest.mark.long
 def test_pub_with_ack_waits_for_a_stream_that_is_paused(broker: BrokerProcess, nats_url: str, stream: str) -> None:
     natslog("stream", "pause", stream, url=broker.url)
     server = ["--server", broker.url]

@@ -521,6 +521,7 @@ def test_broker_of_another_cluster_is_refused(cluster: Cluster, tmp_path: Path) 
         other.kill()
 
 
+@pytest.mark.long
 def test_seeds_that_nobody_answers_at_are_named(tmp_path: Path, cluster: Cluster) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     lonely = newcomer(cluster, 7, tmp_path / "lonely", seeds=nobody).spawn()

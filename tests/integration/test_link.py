@@ -113,6 +113,7 @@ def test_close_ends_a_link_whose_server_takes_nothing_any_more(tmp_path: Path) -
         server.stop()
 
 
+@pytest.mark.long
 def test_a_server_that_takes_nothing_any_more_is_left_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

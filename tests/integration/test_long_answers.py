@@ -87,7 +87,7 @@ def test_connection_is_kept_for_further_requests_after_an_answer_in_parts(long: 
         assert pool.num_connections == 1
 
 
-@pytest.mark.parametrize("accept", ["*/*", NDJSON])
+@pytest.mark.parametrize("accept", ["*/*", pytest.param(NDJSON, marks=pytest.mark.long)])
 def test_answer_that_fails_midway_is_recognised_as_cut_off(own: Path, accept: str) -> None:
     with with_sealed(own, "none", 64) as (_, broker):
         sealed = sorted(broker.folder.glob("streams/*/*.arrow"))[-1]
@@ -170,7 +170,7 @@ def with_sealed(folder: Path, compression: str, count: int) -> Iterator[tuple[Na
     [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("", NDJSON)],
     ids=["exact", "whole", "rewritten", "ndjson"],
 )
-@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("compression", ["zstd", pytest.param("lz4", marks=pytest.mark.long)])
 def test_max_bytes_counts_what_compressed_messages_take_when_they_are_read(
     own: Path, compression: str, query: str, accept: str
 ) -> None:

@@ -84,7 +84,7 @@ def test_available_now_waits_for_a_broker_and_then_fails_rather_than_ends(tmp_pa
         assert time.monotonic() - started > 3
 
 
-@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize("available_now", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_log_shorter_than_the_checkpoint_is_loss(
     broker: BrokerProcess, client: NatslogClient, stream: str, available_now: bool
 ) -> None:

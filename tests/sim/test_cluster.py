@@ -22,8 +22,8 @@ from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "1300"))
 PARTS = [
-    pytest.param(range(SEEDS // 5), id="first"),
-    pytest.param(range(SEEDS // 5, SEEDS), id="others", marks=pytest.mark.long),
+    pytest.param(range(SEEDS // 8), id="first"),
+    pytest.param(range(SEEDS // 8, SEEDS), id="others", marks=pytest.mark.long),
 ]
 WALKS_PER_SEED = 3
 CHUNK_SEEDS = 20

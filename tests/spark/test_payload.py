@@ -259,7 +259,7 @@ def clashing_payloads(format: str) -> tuple[str, list[bytes]]:
     return json.dumps(schema), [*payloads, b"!"]
 
 
-@pytest.mark.parametrize("format", ["json", "avro", "arrow"])
+@pytest.mark.parametrize("format", ["json", "arrow", pytest.param("avro", marks=pytest.mark.long)])
 def test_payload_column_holds_fields_that_have_the_names_of_natslogs_columns(read: Any, format: str) -> None:
     schema, payloads = clashing_payloads(format)
     with pytest.raises(Exception, match=r"'timestamp', 'key', .* Add \.option\(\"payloadColumn\", \"payload\"\)"):

@@ -90,6 +90,7 @@ def test_recovery_after_a_flip_of_every_bit_names_the_damage_and_loses_nothing_e
             assert list(scan.index.base_offsets) == [first_offsets[at] for at in whole], where
 
 
+@pytest.mark.long
 def test_recovery_after_a_flip_of_every_bit_of_the_file_header_refuses_writes(
     written: tuple[Path, list[int], list[int]],
 ) -> None:
