@@ -95,6 +95,20 @@ class PartsMissing(NatslogError):
     code, status = "parts_missing", 409
 
 
+class PartsUnavailable(NatslogError):
+    """The broker at which a part is staged does not respond; it may be restarting. The facts name it."""
+
+    code, status, retriable = "parts_unavailable", 503, True
+
+
+class BatchConflict(NatslogError):
+    """The batch is not above the last one of its producer, nor that one again with the same rows: appending it could
+    store rows twice, leaving it out could lose them. The facts name both batches.
+    """
+
+    code, status = "batch_conflict", 409
+
+
 class OffsetOutOfRange(NatslogError):
     """The position is not in the log; the facts hold both bounds."""
 

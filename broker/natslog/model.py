@@ -213,17 +213,37 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     urls: tuple[str, ...] = ()
 
 
+ONE_OFF_PRODUCERS = "write-"
+"""Names of producers that append one batch begin so."""
+
+OnConflict = Literal["fail", "skip", "append"]
+"""What becomes of a batch of a direct append that is not the next one of its producer: see `BatchConflict`."""
+
+
 class PartReceipt(msgspec.Struct, frozen=True):
-    """The response to the upload of a part of a direct append, by which the commit names the part."""
+    """The response to the upload of a part of a direct append, by which the commit names the part.
+
+    Attributes:
+        digest: CRC32C of the upload. `content`: digest of the rows, the same in any order, 32 hexadecimal digits.
+        broker: where the part is staged. Both are None from natslog 0.1.0.
+    """
 
     part: str
     attempt: int
     rows: int
     digest: str
+    content: str | None = None
+    broker: int | None = None
+
+    def names(self, staged: PartReceipt) -> bool:
+        """Whether this is the receipt of that part, as a client may have sent it back; or of a copy of it."""
+        content = staged.content if self.content is None else self.content
+        return msgspec.structs.replace(self, content=content, broker=staged.broker) == staged
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """Offsets `[start, end)` hold the batch's rows; both are None for a batch older than the producer's last one.
+    """Offsets `[start, end)` hold the batch's rows; natslog 0.1.0 answers None for both, and `duplicate`, for any batch
+    before the producer's last one.
 
     `duplicate`: it had been committed before.
     """

@@ -155,7 +155,7 @@ def test_leader_killed_at_any_moment_of_a_commit(tmp_path: Path) -> None:
             attempt = 0
             while True:
                 try:
-                    outcomes.append(client.commit_append("orders", "query", batch, parts))
+                    outcomes.append(client.commit_append("orders", "query", batch, parts, parts_within_s=1))
                     break
                 except (PartsMissing, BrokerUnavailable):
                     attempt += 1

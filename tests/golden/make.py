@@ -70,6 +70,8 @@ def make(folder: Path) -> None:
         make_raft(folder / name, uses_wal=name == "raft-v2")
     offsets = {"orders": {"id": STREAM_ID, "offset": 42}, "returns": {"id": "ff" * 16, "offset": 0}}
     (folder / "spark-offsets-v1.json").write_text(json.dumps(offsets))
+    offsets["orders"] |= {"epoch": 5, "tasks": [[1, 20], [0, 42]]}
+    (folder / "spark-offsets-v1-epoch.json").write_text(json.dumps(offsets))
 
 
 def make_raft(folder: Path, *, uses_wal: bool) -> None:

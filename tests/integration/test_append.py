@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 import urllib3
@@ -17,7 +18,7 @@ import urllib3
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client import NatslogClient
 from natslog.client.appending import Appended, PartUploader
-from natslog.errors import InvalidRequest, PartsMissing, PayloadTooLarge, StreamPaused
+from natslog.errors import BatchConflict, InvalidRequest, PartsMissing, PayloadTooLarge, StreamPaused
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 
@@ -60,20 +61,73 @@ def test_rows_come_with_all_columns_as_one_run_at_one_time(client: NatslogClient
     assert client.last_append(name, "nobody").batch is None
 
 
-def test_batches_up_to_the_last_one_are_duplicates(broker: BrokerProcess, client: NatslogClient, name: str) -> None:
+def test_last_batch_again_is_a_duplicate(broker: BrokerProcess, client: NatslogClient, name: str) -> None:
     client.create_stream(name, name)
     before = broker.metrics().get("natslog_runs_duplicate_total", 0)
     assert appended(client, name, "q", 5, [b"a", b"b"]) == Appended(0, 2, False)
     assert appended(client, name, "q", 5, [b"a", b"b"]) == Appended(0, 2, True)
-    assert appended(client, name, "q", 4, [b"c"]) == Appended(None, None, True), "older than what it committed last"
+    assert appended(client, name, "q", 5, [b"b", b"a"]) == Appended(0, 2, True), "in another order, as after a shuffle"
+    again = staged(client, name, "q", 5, table([b"b"])) + staged(client, name, "q", 5, table([b"a"]), label="1")
+    assert client.commit_append(name, "q", 5, again) == Appended(0, 2, True), "by other tasks"
+    assert client.commit_append(name, "q", 5, again) == Appended(0, 2, True), "although they are no longer staged"
     assert client.commit_append(name, "q", 5, []).duplicate is False, "a batch without rows is nothing to store"
     assert appended(client, name, "other", 5, [b"d"]) == Appended(2, 3, False)
     assert appended(client, name, "q", 6, [b"e"]) == Appended(3, 4, False)
     assert all_values(client, name) == [b"a", b"b", b"d", b"e"]
     metrics = broker.metrics()
-    assert metrics[f'natslog_runs_duplicate_total{{stream="{name}"}}'] - before == 2
+    assert metrics[f'natslog_runs_duplicate_total{{stream="{name}"}}'] - before == 4
     assert metrics[f'natslog_runs_total{{stream="{name}"}}'] == 3
     assert metrics["natslog_staged_bytes"] == 0, "duplicates' parts are dropped too"
+
+
+@pytest.mark.parametrize("values", [[b"a"], [b"a", b"c"], [b"a", b"b", b"b"]], ids=["fewer", "others", "more"])
+def test_last_batch_with_other_rows_is_a_conflict(client: NatslogClient, name: str, values: list[bytes]) -> None:
+    client.create_stream(name, name)
+    appended(client, name, "q", 5, [b"a", b"b"])
+    parts = staged(client, name, "q", 5, table(values))
+    with pytest.raises(BatchConflict, match="batch 5 of q is stored with 2 rows, but now has other rows") as failed:
+        client.commit_append(name, "q", 5, parts)
+    assert "new checkpoint" in failed.value.message
+    facts = {name: failed.value.facts[name] for name in ("batch", "rows", "last_batch", "last_rows")}
+    assert facts == {"batch": 5, "rows": len(values), "last_batch": 5, "last_rows": 2}
+    unproven = [msgspec.structs.replace(part, content=None) for part in parts]
+    with pytest.raises(BatchConflict):
+        client.commit_append(name, "q", 5, unproven)
+    assert client.commit_append(name, "q", 5, parts, on_conflict="skip") == Appended(0, 2, True)
+    assert all_values(client, name) == [b"a", b"b"]
+    parts = staged(client, name, "q", 5, table(values))
+    assert client.commit_append(name, "q", 5, parts, on_conflict="append") == Appended(2, 2 + len(values), False)
+    assert client.commit_append(name, "q", 5, parts, on_conflict="append").duplicate, "asked for again"
+    assert all_values(client, name) == [b"a", b"b", *values]
+
+
+def test_batch_below_the_last_one_is_a_conflict_and_may_be_appended(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    """A checkpoint that was set back: whether the rows are stored, only the operator can know."""
+    client.create_stream(name, name)
+    for batch in range(4):
+        appended(client, name, "q", batch, [b"%d" % batch])
+    parts = staged(client, name, "q", 1, table([b"1"]))
+    for skipping in ("fail", "skip"):
+        with pytest.raises(BatchConflict, match="batch 1 of q was sent after its batch 3 was stored: the checkpoint"):
+            client.commit_append(name, "q", 1, parts, on_conflict=skipping)  # type: ignore[arg-type]
+    assert client.commit_append(name, "q", 1, parts, on_conflict="append") == Appended(4, 5, False)
+    assert client.commit_append(name, "q", 1, parts, on_conflict="append").duplicate, "asked for again"
+    assert "batch 1 of q (1 rows) was appended on request; its last stored batch was 3" in broker.output()
+    assert appended(client, name, "q", 2, [b"new"]) == Appended(5, 6, False), "the producer continues from there"
+    assert client.last_append(name, "q").batch == 2
+
+
+def test_batch_of_a_broker_without_digests_is_compared_by_its_rows(client: NatslogClient, name: str) -> None:
+    client.create_stream(name, name)
+    appended(client, name, "q", 5, [b"a", b"b"])
+    parts = staged(client, name, "q", 5, table([b"a", b"b"]))
+    client.abort_append(name, "q", 5)
+    unproven = [msgspec.structs.replace(part, content=None) for part in parts]
+    assert client.commit_append(name, "q", 5, unproven).duplicate
+    with pytest.raises(BatchConflict):
+        client.commit_append(name, "q", 5, [msgspec.structs.replace(part, rows=3) for part in unproven])
 
 
 def test_same_commit_from_many_at_once_is_appended_once(client: NatslogClient, name: str) -> None:
@@ -109,7 +163,7 @@ def test_commit_takes_the_attempts_it_names_and_drops_the_others(
 def test_parts_that_are_not_as_named_are_missing(client: NatslogClient, name: str) -> None:
     client.create_stream(name, name)
     (part,) = staged(client, name, "q", 0, table([b"x"]))
-    for wrong in ({"rows": 2}, {"digest": "00000000"}, {"attempt": 1}, {"part": "1-0"}):
+    for wrong in ({"rows": 2}, {"digest": "00000000"}, {"content": "0" * 32}, {"attempt": 1}, {"part": "1-0"}):
         named = type(part)(**({field: getattr(part, field) for field in part.__struct_fields__} | wrong))
         with pytest.raises(PartsMissing, match="Stage the batch again"):
             client.commit_append(name, "q", 0, [named])
@@ -251,6 +305,14 @@ def test_chunked_upload_of_several_megabytes_goes_through_a_file(
     [
         ("POST", "/appends/q/0", b"{", 400, "the body must be"),
         ("POST", "/appends/q/0", b'{"parts": [], "more": 1}', 400, "the body must be"),
+        ("POST", "/appends/q/0", b'{"parts": [], "on_conflict": "maybe"}', 400, "the body must be"),
+        (
+            "POST",
+            "/appends/q/0",
+            b'{"parts": [{"part": "0", "attempt": 0, "rows": 1, "digest": "0", "content": "0x1"}]}',
+            400,
+            "content must be 32 hexadecimal digits",
+        ),
         ("POST", "/appends/q/-1", b'{"parts": []}', 400, "batch '-1' must be a whole number"),
         ("POST", "/appends/a%20b/0", b'{"parts": []}', 400, "producer 'a b' is not allowed"),
         ("PUT", "/appends/q/0/parts/0?attempt=x", b"", 400, "attempt 'x' must be a whole number"),
@@ -293,11 +355,15 @@ def test_limits_restart_and_table_of_producers(own: Path) -> None:
             appended(client, "orders", "q", batch, [b"%d" % batch] * 100)
         eventually(lambda: client.stream("orders")["segments"] > 1)
         left = staged(client, "orders", "q", 30, table([b"left"]))
+        gone = staged(client, "orders", "other", 0, table([b"gone"]))
         broker.kill()
+        names = sorted(path.name for path in (broker.folder / "staged").iterdir())
+        (broker.folder / "staged" / names[-1]).write_bytes(b"{ a torn description")
+        (broker.folder / "staged" / "99999999999999999999.json").touch()
         broker.start()
-        assert not list((broker.folder / "staged").iterdir())
+        assert sorted(path.name for path in (broker.folder / "staged").iterdir()) == names[:2], "what can be committed"
         with pytest.raises(PartsMissing):
-            client.commit_append("orders", "q", 30, left)
+            client.commit_append("orders", "other", 0, gone)
         assert appended(client, "orders", "q", 29, [b"29"] * 100) == Appended(700 + 2800, 700 + 2900, True)
         broker.terminate()
         broker.start()
@@ -306,4 +372,5 @@ def test_limits_restart_and_table_of_producers(own: Path) -> None:
         table_file.write_bytes(b"rubbish")
         broker.start()
         assert appended(client, "orders", "q", 29, [b"29"] * 100).duplicate
-        assert appended(client, "orders", "q", 30, [b"30"]).start == 3600
+        assert client.commit_append("orders", "q", 30, left) == Appended(3600, 3601, False), "staged before two kills"
+        assert not list((broker.folder / "staged").iterdir())

@@ -11,19 +11,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from nats.errors import NoRespondersError
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.client.appending import PartUploader
 from natslog.errors import (
     ClusterMismatch,
     DataDirError,
     InvalidRequest,
     NatslogError,
     NotEnoughBrokers,
+    PartsMissing,
     StreamConflict,
 )
 from natslog.log.checked_file import read_checked, write_checked
+from natslog.model import Appended
 from natslog.nats_server import free_port
 from natslog.node.data_dir import DataDir
 from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
@@ -508,6 +513,61 @@ def test_broker_with_another_secret_is_refused(cluster: Cluster, tmp_path: Path)
         assert "cluster_secret_file" in stranger.output()
     finally:
         stranger.kill()
+
+
+def staged_rows(client: NatslogClient, stream: str, batch: int, count: int = 20_000) -> Any:
+    """Of a batch of the producer `query`, in two tasks."""
+    parts = []
+    for task in range(2):
+        uploader = PartUploader(client, stream, "query", batch, label=str(task))
+        values = [b"%d %d %s" % (batch, row, b"x" * 300) for row in range(task, count, 2)]
+        uploader.add(pa.record_batch({"value": pa.array(values, pa.binary())}))
+        parts += uploader.finish()
+    return parts
+
+
+def test_batch_survives_a_change_of_the_leader_between_staging_and_commit(cluster: Cluster, name: str) -> None:
+    """The new leader copies what is staged at the former one; also where that one was restarted meanwhile."""
+    client = cluster.client()
+    client.create_stream(name, name, replicas=3)
+    for batch in range(3):
+        leader = cluster.leader_of(name)
+        assert leader is not None, "there is one"
+        parts = staged_rows(client, name, batch)
+        assert {part.broker for part in parts} == {leader.number}
+        to = next(number for number in (1, 2, 3) if number != leader.number)
+        natslog("cluster", "transfer", str(to), "--stream", name, url=cluster.brokers[0].url)
+        eventually(lambda to=to: (now := cluster.leader_of(name)) is not None and now.number == to)
+        if batch == 2:
+            leader.kill()
+            leader.spawn()  # it is not ready before the commit is requested
+        appended = client.commit_append(name, "query", batch, parts, parts_within_s=60)
+        assert appended == Appended(batch * 20_000, (batch + 1) * 20_000, False)
+        assert client.commit_append(name, "query", batch, parts).duplicate
+    cluster.wait_in_sync()
+    assert len(set(all_values(client, name))) == 60_000
+
+
+def test_part_whose_broker_is_away_or_has_lost_it(cluster: Cluster, name: str) -> None:
+    client = cluster.client()
+    client.create_stream(name, name, replicas=3)
+    leader = cluster.leader_of(name)
+    assert leader is not None, "there is one"
+    parts = staged_rows(client, name, 0, 100)
+    to = next(number for number in (1, 2, 3) if number != leader.number)
+    natslog("cluster", "transfer", str(to), "--stream", name, url=cluster.brokers[0].url)
+    eventually(lambda: (now := cluster.leader_of(name)) is not None and now.number == to)
+    leader.kill()
+    with pytest.raises(NatslogError, match=f"is staged at broker {leader.number}, which does not respond"):
+        client.commit_append(name, "query", 0, parts, parts_within_s=0)
+    shutil.rmtree(leader.folder / "staged")
+    leader.start()
+    with pytest.raises(PartsMissing, match="Stage the batch again"):
+        client.commit_append(name, "query", 0, parts, parts_within_s=60)
+    unknown = [msgspec.structs.replace(part, broker=77) for part in parts]
+    with pytest.raises(PartsMissing):
+        client.commit_append(name, "query", 0, unknown, parts_within_s=60)
+    cluster.wait_in_sync()
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.client import NatslogClient
-from natslog.client.publisher import Publisher, Rows
+from natslog.client.publisher import BY_HEADER, BY_REPLY, Publisher, Rows
 from natslog.errors import ConfigError, InvalidRequest, NatsLoginRefused, NatsUnavailable, PublishFailed
 from natslog.model import Ack
 from natslog.nats_server import NatsServer, free_port
@@ -240,3 +240,78 @@ def test_empty_message_ids_are_none(client: NatslogClient, nats_url: str, name: 
     with Publisher(nats_url) as publisher:
         publisher.publish(rows(name, 5, ids=ids("", "", "", "", "")), "stored")
     assert len(all_values(client, name)) == 5
+
+
+# ---- which streams ack, and how ----
+
+
+def test_named_streams_must_all_ack(client: NatslogClient, nats_url: str, name: str) -> None:
+    """Without names, the first ack of any stream counts, also where the intended one refuses."""
+    intended, other = f"{name}-intended", f"{name}-other"
+    client.create_stream(intended, f"{name}.>")
+    client.create_stream(other, f"{name}.*")
+    client.edit_stream(intended, paused=True)
+    some = rows(f"{name}.a", 3, ids=ids(*"abc"))
+    with Publisher(nats_url, ack_timeout_s=1) as publisher:
+        publisher.publish(some, "stored")
+        assert publisher.acked == 3
+    with Publisher(nats_url, ack_timeout_s=1, streams=(other, intended)) as publisher:
+        words = f"the ack of stream '{intended}' is missing: the stream refused them: .*paused"
+        with pytest.raises(PublishFailed, match=words):
+            publisher.publish(some, "stored")
+        assert publisher.acked == 0
+        client.edit_stream(intended, paused=False)
+        publisher.publish(some, "stored")
+        assert publisher.acked == 3
+    assert len(all_values(client, intended)) == len(all_values(client, other)) == 3
+
+
+def test_ack_of_a_stream_that_was_not_named_does_not_count(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, f"{name}.>")
+    for wrong in (f"{name}-", name[:-1], f"x{name}"):
+        with Publisher(nats_url, ack_timeout_s=0.5, streams=(wrong,)) as publisher:
+            with pytest.raises(PublishFailed, match=f"the ack of stream '{wrong}' is missing: no stream answered"):
+                publisher.publish(rows(f"{name}.a", 1, ids=ids("a")), "stored")
+            assert publisher.acked == 0
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_acks_requested_in_a_header(client: NatslogClient, nats_url: str, name: str, has_other: bool) -> None:
+    """Where a service answers on the subject, a stream's setting `acks` is `header`."""
+    client.create_stream(name, f"{name}.>", acks="header")
+    some = rows(f"{name}.a", 1200, ids=pa.array([f"{at}" for at in range(1200)]))
+    with Publisher(nats_url, ack_timeout_s=1) as publisher, pytest.raises(PublishFailed, match="no stream answered"):
+        publisher.publish(rows(f"{name}.a", 1), "stored")
+    names, ack_to = [name], BY_HEADER
+    if has_other:
+        client.create_stream(f"{name}-other", f"{name}.*")
+        names, ack_to = [name, f"{name}-other"], BY_HEADER | BY_REPLY
+    with Publisher(nats_url, ack_timeout_s=5, streams=names) as publisher:
+        publisher.send(some, "stored", ack_to=ack_to)
+        publisher.wait_for_ack("stored")
+        assert publisher.acked == 1200
+        largest = publisher.max_payload_bytes - publisher.ack_header_bytes
+        one = Rows(pa.array([f"{name}.a"]), pa.array([b"x" * largest]))
+        with pytest.raises(PublishFailed, match="larger than the server's limit"):
+            publisher.send(one, "stored", ack_to=BY_HEADER)
+
+
+def test_rows_that_wait_for_acks_and_rows_that_do_not_are_confirmed_together(
+    client: NatslogClient, nats_url: str, name: str
+) -> None:
+    client.create_stream(name, f"{name}.>")
+    with Publisher(nats_url, ack_timeout_s=5) as publisher:
+        publisher.send(rows(f"{name}.a", 10), "stored")
+        publisher.send(rows("nobody.records", 10), "flush")
+        publisher.wait_for_ack("stored")
+        assert (publisher.acked, publisher._unflushed_bytes) == (10, 0)
+
+
+def test_streams_that_record_a_subject_are_listed(client: NatslogClient, name: str) -> None:
+    for number, subject in enumerate(("{}.>", "{}.a", "{}.*.c", "{}.b")):
+        client.create_stream(f"{name}-{number}", subject.format(name))
+    listed = {subject: [body["name"] for body in client.streams(subject=f"{name}.{subject}")] for subject in "abx"}
+    assert listed == {"a": [f"{name}-0", f"{name}-1"], "b": [f"{name}-0", f"{name}-3"], "x": [f"{name}-0"]}
+    assert [body["name"] for body in client.streams(subject=f"{name}.x.c")] == [f"{name}-0", f"{name}-2"]
+    with pytest.raises(InvalidRequest, match="wildcard"):
+        client.streams(subject=f"{name}.>")

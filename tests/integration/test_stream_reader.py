@@ -28,6 +28,11 @@ def position(client: NatslogClient, stream: str, offset: int) -> dict[str, Any]:
     return {stream: {"id": client.stream(stream)["id"], "offset": offset}}
 
 
+def moved(client: NatslogClient, stream: str, offset: int) -> dict[str, Any]:
+    """A position that was reached: with the epoch of the leader that stated it."""
+    return {stream: position(client, stream, offset)[stream] | {"epoch": client.stream(stream)["leader_epoch"]}}
+
+
 def offsets_read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     read = [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
     return sorted(row["offset"] for row in read)
@@ -44,8 +49,8 @@ def test_limit_and_all_available(broker: BrokerProcess, client: NatslogClient, s
     reader = reader_of(broker.url, stream, maxOffsetsPerTrigger="30")
     start = reader.initialOffset()
     assert start == position(client, stream, 0)
-    assert reader.latestOffset(start, reader.getDefaultReadLimit()) == position(client, stream, 30)
-    assert reader.latestOffset(start, ReadAllAvailable()) == position(client, stream, 100)
+    assert reader.latestOffset(start, reader.getDefaultReadLimit()) == moved(client, stream, 30)
+    assert reader.latestOffset(start, ReadAllAvailable()) == moved(client, stream, 100)
     end = position(client, stream, 100)
     assert reader.latestOffset(end, ReadMaxRows(30)) == end
     assert offsets_read(reader, position(client, stream, 7), position(client, stream, 93)) == list(range(7, 93))
@@ -142,6 +147,6 @@ def test_stream_added_to_the_options_starts_at_its_start(
     old = position(client, stream, 100)
     reader = reader_of(broker.url, f"{stream},{stream}-b")
     end = reader.latestOffset(old, ReadAllAvailable())
-    joined = position(client, f"{stream}-b", 3)[f"{stream}-b"] | {"start": 0}
+    joined = moved(client, f"{stream}-b", 3)[f"{stream}-b"] | {"start": 0}
     assert end == old | {f"{stream}-b": joined}
     assert offsets_read(reader, old, end) == [0, 1, 2]

@@ -1,10 +1,13 @@
 """`python -m tests.soak --minutes 10 --seed N`: Spark at work on a stream while everything is killed; then counted.
 
 Publishers send unique messages and note which were acked. Two jobs of `spark_jobs/`, run as a supervisor runs them,
-read the stream: `stream_to_parquet.py` writes a table, `enrich_stream.py` another stream that deduplicates. Brokers,
-the NATS server and the drivers are killed (SIGKILL) and paused, one after another, in the end all at once. Then all is
-started again and drained, and every acked message must be once in the table, read through Spark's own file log as a
-user reads it, and once in the other stream. The same seed picks the same faults in the same order.
+read the stream: `stream_to_parquet.py` writes a table, `enrich_stream.py` another stream that deduplicates. A third
+one, `changing_job.py`, publishes to a stream and appends to another one, and is redeployed in other versions and set
+back to earlier checkpoints. Brokers, the NATS server and the drivers are killed (SIGKILL) and paused, one after
+another, in the end all at once. Then all is started again and drained, and every acked message must be once in the
+table, read through Spark's own file log as a user reads it, and once in the stream of `enrich_stream.py`. What
+`changing_job.py` published must be there at least once; what it appended exactly once, in each stream up to where its
+query ended with the reason, and in the last one completely. The same seed picks the same faults in the same order.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from natslog.client import NatslogClient
 from natslog.errors import NatslogError
 from tests.chaos.history import FaultEvent, History
 from tests.chaos.recorders import BatchPublisher, Sampler
@@ -26,12 +30,14 @@ from tests.chaos.scene import Kind
 from tests.cluster_harness import Cluster, ClusterOptions
 from tests.harness import eventually
 from tests.soak import report
+from tests.soak.changing_job import original
 from tests.soak.checkers import Count, count, gaps
-from tests.soak.drivers import Driver
+from tests.soak.drivers import APPENDED, CHANGED, ChangingDriver, Driver
 from tests.soak.faults import SoakScene, kill_everything, kinds
 from tests.spark.job_processes import job_environment
 
 STREAM, OUTPUT = "orders", "copies"
+CHANGING_JOB = Path(__file__).with_name("changing_job.py")
 _SETTINGS = {"segment_bytes": "1MiB", "min_free_bytes": "16MiB", "retention_interval": "2s"}
 _FIRST_BATCH_WITHIN_S = 400.0
 _DRAINED_WITHIN_S = 300.0
@@ -69,12 +75,21 @@ class Run:
             Driver("table", to_table, folder / "checkpoint-table", environment, self._table_files),
             Driver("copy", [*to_stream, "--ack-timeout", "15s"], folder / "checkpoint-copy", environment, self._copies),
         ]
+        changing = [str(CHANGING_JOB), "--stream", STREAM, "--published", CHANGED, "--appended", APPENDED]
+        self.changing = ChangingDriver("changing", changing, folder / "changing", environment, self._changed)
+        self.drivers.append(self.changing)
 
     def _table_files(self) -> int:
         return sum(1 for _ in self.table.glob("day=*/*.parquet"))
 
     def _copies(self) -> int | None:
-        found = self.cluster.stream(OUTPUT)
+        return self._high_watermark(OUTPUT)
+
+    def _changed(self) -> int | None:
+        return self._high_watermark(CHANGED)
+
+    def _high_watermark(self, stream: str) -> int | None:
+        found = self.cluster.stream(stream)
         return None if found is None else found.get("high_watermark")
 
     def close(self) -> None:
@@ -97,7 +112,7 @@ class Run:
             driver.wait_for_batches(1, _FIRST_BATCH_WITHIN_S)
         self._break_things(scene)
         counts = self._check_end_state(scene)
-        found = report.summary(self.seed, self.history, self.drivers, counts)
+        found = report.summary(self.seed, self.history, self.drivers, counts, self.changing.conflicts)
         report.write(self.folder, found)
         report.show(found)
         return not self.history.violations and all(one.is_exact for one in counts)
@@ -108,6 +123,7 @@ class Run:
         with self.cluster.start().client() as client:
             client.create_stream(STREAM, f"{STREAM}.>", **settings)
             client.create_stream(OUTPUT, f"{OUTPUT}.>", **settings)
+            client.create_stream(CHANGED, f"{CHANGED}.>", **settings)
         self.cluster.wait_in_sync()
 
     def _start_recorders(self, scene: SoakScene) -> None:
@@ -161,7 +177,10 @@ class Run:
             end = int(client.position(STREAM)["high_watermark"])
             for driver in self.drivers:
                 self._drain(driver, end)
-            copies = [value for batch in client.read(OUTPUT) for value in batch.column("value").to_pylist()]
+            copies = values_of(client, OUTPUT)
+            changed = originals(values_of(client, CHANGED))
+            ended = len(self.changing.conflicts)
+            appended = [originals(values_of(client, f"{APPENDED}-{number}")) for number in range(ended + 1)]
         rows = read_table(self.table)
         if problem := gaps(rows.column("offset").to_pylist(), end):
             self.history.violate("offsets of the table", problem)
@@ -169,12 +188,24 @@ class Run:
         return [
             count("table", published, rows.column("value").to_pylist()),
             count("stream", published, copies),
+            count("published", published, set(changed)),  # once or several times
+            *(count(f"ended {at}", published, values, up_to_an_end=True) for at, values in enumerate(appended[:-1])),
+            count("appended", published, appended[-1]),
         ]
 
     def _drain(self, driver: Driver, end: int) -> None:
         eventually(lambda: driver.position(STREAM) >= end, _DRAINED_WITHIN_S, f"{driver.name} read up to {end}")
         if code := driver.terminate():
             self.history.violate("an orderly end", f"{driver.name} ended with {code} on SIGTERM: {driver.log_path}")
+
+
+def values_of(client: NatslogClient, stream: str) -> list[bytes]:
+    return [value for batch in client.read(stream) for value in batch.column("value").to_pylist()]
+
+
+def originals(values: list[bytes]) -> list[bytes]:
+    """The messages in rows of `changing_job.py`."""
+    return [message for message in map(original, values) if message is not None]
 
 
 def read_table(table: Path) -> Any:

@@ -34,8 +34,12 @@ class Count:
         return not (self.lost or self.twice or self.strange)
 
 
-def count(place: str, published: Sequence[Published], values: Iterable[bytes]) -> Count:
-    """Compares values, as they are stored in `place`, with what the publishers know."""
+def count(place: str, published: Sequence[Published], values: Iterable[bytes], *, up_to_an_end: bool = False) -> Count:
+    """Compares values, as they are stored in `place`, with what the publishers know.
+
+    Args:
+        up_to_an_end: the query that wrote there ended: what is missing is not counted as lost.
+    """
     there = Counter(values)
     sent: set[bytes] = set()
     acked: set[bytes] = set()
@@ -45,7 +49,7 @@ def count(place: str, published: Sequence[Published], values: Iterable[bytes]) -
             sent.add(value)
             if acked_s is not None:
                 acked.add(value)
-    lost = acked - there.keys()
+    lost = set() if up_to_an_end else acked - there.keys()
     twice = [value for value, times in there.items() if times > 1]
     strange = there.keys() - sent
     named = [f"lost {name_of(value)}" for value in sorted(lost)[:_NAMED]]

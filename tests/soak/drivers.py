@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,10 @@ import psutil
 
 from natslog.nats_server import end_with_parent
 from tests.harness import eventually
+from tests.soak.changing_job import CONFLICTS
 from tests.spark.job_processes import JOBS
+
+APPENDED, CHANGED = "appended", "changed"
 
 _LOOK_EVERY_S = 0.3
 _WATCH_EVERY_S = 0.01
@@ -156,18 +160,11 @@ class Driver:
     @property
     def batches(self) -> int:
         """Micro-batches that are finished."""
-        return max(self._numbers("commits"), default=-1) + 1
-
-    def _numbers(self, folder: str) -> list[int]:
-        path = self.checkpoint / folder
-        return [int(one) for one in os.listdir(path) if one.isdecimal()] if path.is_dir() else []
+        return finished_batches(self.checkpoint)
 
     def position(self, stream: str) -> int:
         """The offset up to which finished batches go."""
-        if not (batch := self.batches):
-            return 0
-        logged = (self.checkpoint / "offsets" / str(batch - 1)).read_text().splitlines()[-1]
-        return int(json.loads(logged)[stream]["offset"])
+        return position_of(self.checkpoint, stream)
 
     def wait_until_half_done(self, within_s: float) -> bool:
         """Returns in the middle of a batch, when some of it is written and it is not noted as done; False: in vain."""
@@ -185,3 +182,69 @@ class Driver:
     def wait_for_batches(self, more: int, within_s: float) -> None:
         wanted = self.batches + more
         eventually(lambda: self.batches >= wanted, within_s, f"{more} more batches of {self.name}")
+
+
+class ChangingDriver(Driver):
+    """`changing_job.py`, whose version can be changed, and whose checkpoints can be set back, while it is down."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        footprint: Callable[[], int | None],
+    ) -> None:
+        folder.mkdir(parents=True)
+        self._folder, self._saved, self._version = folder, folder.with_name(f"{folder.name}-saved"), 0
+        self._version_path = folder.with_name(f"{folder.name}-version")
+        self._version_path.write_text("0")
+        given = [*command, "--folder", str(folder), "--version", str(self._version_path)]
+        super().__init__(name, given, folder / "published", environment, footprint)
+
+    @property
+    def conflicts(self) -> list[str]:
+        """Why each generation of appended rows ended, but the last one."""
+        path = self._folder / CONFLICTS
+        return path.read_text().splitlines() if path.exists() else []
+
+    def position(self, stream: str) -> int:
+        """Of both queries."""
+        appended = self._folder / f"{APPENDED}-{len(self.conflicts)}"
+        return min(super().position(stream), position_of(appended, stream))
+
+    def change(self) -> None:
+        """Another version of the job, from its next start on."""
+        self._version += 1
+        self._version_path.write_text(str(self._version))
+
+    def save(self) -> None:
+        """Its checkpoints as they are, for `set_back`."""
+        shutil.rmtree(self._saved, ignore_errors=True)
+        shutil.copytree(self._folder, self._saved)
+
+    def set_back(self) -> bool:
+        """Its checkpoints as they were saved; what ended before stays ended. False: none were saved."""
+        if not self._saved.is_dir():
+            return False
+        conflicts = self.conflicts
+        shutil.rmtree(self._folder)
+        shutil.copytree(self._saved, self._folder)
+        if not (self._folder / f"{APPENDED}-{len(conflicts)}").is_dir():
+            conflicts.append(f"{len(conflicts)}: its checkpoint was set back to before it began")
+        (self._folder / CONFLICTS).write_text("".join(f"{line}\n" for line in conflicts))
+        return True
+
+
+def finished_batches(checkpoint: Path) -> int:
+    """Micro-batches that Spark has noted as done."""
+    path = checkpoint / "commits"
+    return max((int(one) for one in os.listdir(path) if one.isdecimal()), default=-1) + 1 if path.is_dir() else 0
+
+
+def position_of(checkpoint: Path, stream: str) -> int:
+    """The offset up to which finished batches go."""
+    if not (batch := finished_batches(checkpoint)):
+        return 0
+    logged = (checkpoint / "offsets" / str(batch - 1)).read_text().splitlines()[-1]
+    return int(json.loads(logged)[stream]["offset"])

@@ -7,12 +7,13 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from tests.chaos.faults import kill_all, kill_one, pause_all, pause_one
 from tests.chaos.history import History
 from tests.chaos.scene import Fault, Kind, Scene
 from tests.cluster_harness import Cluster
-from tests.soak.drivers import Driver
+from tests.soak.drivers import ChangingDriver, Driver
 
 _HALF_DONE_WITHIN_S = 120.0
 
@@ -58,6 +59,21 @@ def pause_driver(driver: Driver, scene: Scene) -> Fault:
     return Fault(driver.name, True, driver.resume, scene.hold(1.0, 8.0))
 
 
+def redeploy(driver: ChangingDriver, scene: Scene) -> Fault:
+    """It is killed, mostly in the middle of a batch, and started in another version."""
+    fault = kill_driver(driver, scene)
+    driver.save()
+    driver.change()
+    return fault
+
+
+def set_back(driver: ChangingDriver, scene: Scene) -> Fault:
+    """It is killed, and started from checkpoints of an earlier moment."""
+    fault = kill_driver(driver, scene)
+    fault.place += ", from saved checkpoints" if driver.set_back() else ", nothing saved yet"
+    return fault
+
+
 def kill_everything(scene: Scene) -> Fault:
     """Brokers, NATS and drivers at once."""
     assert isinstance(scene, SoakScene), "drivers are there"
@@ -77,7 +93,7 @@ def kill_everything(scene: Scene) -> Fault:
     return Fault("all", False, heal, 0.0)
 
 
-def _named(begin: Callable[[Driver, Scene], Fault], driver: Driver) -> Kind:
+def _named(begin: Callable[[Any, Scene], Fault], driver: Driver) -> Kind:
     """A kind of this driver's own, with a name as other kinds have."""
     made = partial(begin, driver)
     made.__name__ = f"{begin.__name__}_{driver.name}"  # type: ignore[attr-defined]
@@ -87,5 +103,7 @@ def _named(begin: Callable[[Driver, Scene], Fault], driver: Driver) -> Kind:
 def kinds(brokers: int, drivers: Sequence[Driver]) -> list[Kind]:
     """All there are; with several brokers also one of them alone."""
     of_drivers = [_named(begin, driver) for driver in drivers for begin in (kill_driver, pause_driver)]
+    changing = [driver for driver in drivers if isinstance(driver, ChangingDriver)]
+    of_drivers += [_named(begin, driver) for driver in changing for begin in (redeploy, set_back)]
     of_one = [Kind(kill_one), Kind(pause_one)] if brokers > 1 else []
     return [Kind(kill_all), Kind(pause_all), *of_one, Kind(kill_nats), Kind(pause_nats), *of_drivers]

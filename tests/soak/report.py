@@ -14,7 +14,9 @@ from tests.soak.checkers import Count
 from tests.soak.drivers import Driver
 
 
-def summary(seed: int, history: History, drivers: list[Driver], counts: list[Count]) -> dict[str, Any]:
+def summary(
+    seed: int, history: History, drivers: list[Driver], counts: list[Count], conflicts: list[str]
+) -> dict[str, Any]:
     return {
         "seed": seed,
         "seconds": round(time.monotonic() - history.started_s, 1),
@@ -32,6 +34,7 @@ def summary(seed: int, history: History, drivers: list[Driver], counts: list[Cou
             }
             for one in drivers
         ],
+        "conflicts": conflicts,
         "violations": [asdict(one) for one in history.violations],
         "timeline": [
             {
@@ -64,6 +67,8 @@ def show(found: dict[str, Any]) -> None:
         )
         for text in one["named"]:
             print(f"            {text}")
+    for text in found["conflicts"]:
+        print(f"ended:      {text[:200]}")
     for one in found["violations"]:
         print(f"VIOLATION of {one['promise']}: {one['text']}")
     print(f"{'violations:':12}{len(found['violations'])}")

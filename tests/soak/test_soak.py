@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.history import Published, value_of
+from tests.soak.changing_job import original
 from tests.soak.checkers import count, gaps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +39,15 @@ def test_count_tells_lost_twice_strange_and_unacked_apart() -> None:
     for twice in (values[1], values[4]):  # also of a message that was never acked
         found = count("x", [one], [*values, twice])
         assert (found.is_exact, found.twice, found.lost) == (False, 1, 0)
+    ended = count("x", [one], values[:1], up_to_an_end=True)
+    assert (ended.is_exact, ended.lost, count("x", [one], [values[0]] * 2, up_to_an_end=True).twice) == (True, 0, 1)
     strange = count("x", [one], [*values, b"other"])
     assert (strange.is_exact, strange.strange) == (False, 1)
+
+
+def test_original_of_a_row_of_the_changing_job() -> None:
+    assert original(b"message|with|bars|0|5 in version 3") == b"message|with|bars"
+    assert original(b"message|1|5 in version 3") is None
 
 
 def test_gaps_names_what_is_missing_repeated_or_beyond() -> None:
@@ -58,14 +66,17 @@ def test_every_acked_message_is_stored_once_whatever_is_killed(tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = json.loads((tmp_path / "soak" / "report.json").read_text())
-    assert {one["place"] for one in found["places"]} == {"table", "stream"}
+    ended = {f"ended {at}" for at in range(len(found["conflicts"]))}
+    assert {one["place"] for one in found["places"]} == {"table", "stream", "published", "appended"} | ended
     for place in found["places"]:
         assert place["acked"] == found["acked"] > 500
-        assert place["rows"] - place["unacked"] == place["acked"]
+        if place["place"] not in ended:
+            assert place["rows"] - place["unacked"] == place["acked"]
     assert found["faults"] == dict.fromkeys(
         [
             "kill all", "pause all", "kill nats", "pause nats", "kill driver table", "pause driver table",
-            "kill driver copy", "pause driver copy", "kill everything",
+            "kill driver copy", "pause driver copy", "kill driver changing", "pause driver changing",
+            "redeploy changing", "set back changing", "kill everything",
         ],
         1,
     )  # fmt: skip

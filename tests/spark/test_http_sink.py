@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,10 +61,19 @@ def test_empty_frames_and_empty_tasks_append_nothing_more(
 
 
 def run_query(
-    spark: SparkSession, broker: BrokerProcess, source: str, target: str, checkpoint: Path, **options: str
+    spark: SparkSession,
+    broker: BrokerProcess,
+    source: str,
+    target: str,
+    checkpoint: Path,
+    where: str = "true",
+    onConflict: str = "fail",
+    **options: str,
 ) -> str:
+    """To the end of what there is. `options`: of the source."""
     frame = spark.readStream.format("natslog").options(servers=broker.url, stream=source, **options).load()
-    writer = frame.select("value").writeStream.format("natslog").options(path="http", servers=broker.url)
+    rows = frame.selectExpr("cast(value as string) as value").where(where)
+    writer = rows.writeStream.format("natslog").options(path="http", servers=broker.url, onConflict=onConflict)
     query = writer.option("stream", target).option("checkpointLocation", str(checkpoint))
     running = query.trigger(availableNow=True).start()
     running.awaitTermination()
@@ -91,6 +101,47 @@ def test_streaming_batches_are_appended_once_however_often_they_run(
     run_query(spark, broker, name, target, folder / "other")
     assert len(all_values(client, target)) == 110
     assert broker.metrics()["natslog_staged_bytes"] == 0
+
+
+def test_query_whose_checkpoint_was_set_back_ends_and_says_so_and_may_go_on(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
+) -> None:
+    """Its next batches have the numbers of stored ones, and other rows: as duplicates, they would be lost."""
+    target, checkpoint = f"{name}-out", folder / "ck"
+    client.create_stream(name, name)
+    client.create_stream(target, target)
+    for first in range(0, 30, 10):
+        appended(numbers(spark, first + 10, 1).where(f"value >= {first}"), broker, name)
+        query = run_query(spark, broker, name, target, checkpoint)
+        if first == 0:
+            shutil.copytree(checkpoint, folder / "saved")
+    shutil.rmtree(checkpoint)
+    shutil.copytree(folder / "saved", checkpoint)
+    appended(numbers(spark, 40, 1).where("value >= 30"), broker, name)
+    with pytest.raises(
+        Exception, match=f"batch 1 of {query} was sent after its batch 2 was stored: the checkpoint was"
+    ):
+        run_query(spark, broker, name, target, checkpoint)
+    assert sorted(map(int, all_values(client, target))) == list(range(30)), "nothing was appended"
+    run_query(spark, broker, name, target, checkpoint, onConflict="append")
+    assert set(map(int, all_values(client, target))) == set(range(40))
+    assert client.last_append(target, query).batch == 1
+
+
+def test_last_batch_of_a_changed_job_ends_the_query_and_may_be_left_out(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
+) -> None:
+    target, checkpoint = f"{name}-out", folder / "ck"
+    client.create_stream(name, name)
+    client.create_stream(target, target)
+    appended(numbers(spark, 30, 1), broker, name)
+    run_query(spark, broker, name, target, checkpoint)
+    for commit in (checkpoint / "commits").iterdir():
+        commit.unlink()
+    with pytest.raises(Exception, match="is stored with 30 rows, but now has other rows .20."):
+        run_query(spark, broker, name, target, checkpoint, where="value < 20")
+    run_query(spark, broker, name, target, checkpoint, where="value < 20", onConflict="skip")
+    assert sorted(map(int, all_values(client, target))) == list(range(30))
 
 
 @pytest.mark.long

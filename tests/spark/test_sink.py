@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from natslog.client import NatslogClient
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 pytestmark = pytest.mark.spark
 
@@ -60,25 +61,14 @@ def test_a_stream_is_copied_byte_for_byte(
     assert sorted(all_values(client, f"{name}-copy")) == sorted(all_values(client, name))
 
 
-def test_message_ids_name_query_batch_partition_and_row(
-    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+def test_message_ids_are_short_and_differ_also_between_equal_rows(
+    spark: SparkSession, client: NatslogClient, nats_url: str, name: str
 ) -> None:
     client.create_stream(name, name)
-    client.create_stream(f"{name}-out", f"out.{name}")
-    spark.range(20).selectExpr("cast(id as string) as value").write.format("natslog").options(
-        natsServers=nats_url, subject=name, ack="stored"
-    ).mode("append").save()
-    source = spark.readStream.format("natslog").options(servers=broker.url, stream=name, maxOffsetsPerTrigger=10).load()
-    query = (
-        source.select("value")
-        .writeStream.format("natslog")
-        .options(natsServers=nats_url, subject=f"out.{name}", ack="stored", checkpointLocation=str(folder / "ck"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    ids = [header(row, "Nats-Msg-Id") for row in rows_of(client, f"{name}-out")]
-    assert sorted(ids) == sorted(f"{query.id}:{batch}:0:{row}" for batch in (0, 1) for row in range(10))
+    equal = spark.range(0, 40, 1, 2).selectExpr("'same' as value")
+    equal.write.format("natslog").options(natsServers=nats_url, subject=name, ack="stored").mode("append").save()
+    ids = {header(row, "Nats-Msg-Id") or "" for row in rows_of(client, name)}
+    assert (len(ids), {len(one) for one in ids}) == (40, {16})
 
 
 def test_two_queries_with_the_same_batch_ids_do_not_collide(
@@ -138,6 +128,67 @@ def test_batch_repeated_after_a_crash_is_stored_once(
         commit.unlink()
     run(later)
     assert sorted(int(value) for value in all_values(client, f"{numbers}-out")) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("value % 3 = 0", "value"), ("value < 35", "value")),
+        (("value < 35", "concat(value, if(value < 5, '', ' EUR'))"), ("value > 2", "concat(value, ' USD')")),
+    ],
+    ids=["another filter", "another reference table"],
+)
+def test_batch_repeated_by_a_changed_job_loses_no_row(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    numbers: str,
+    folder: Path,
+    first: tuple[str, str],
+    second: tuple[str, str],
+) -> None:
+    """The first run dies before Spark noted its batch as done, and the job is redeployed: other rows come at the same
+    positions.
+    """
+
+    def run(where: str, value: str) -> list[str]:
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=numbers).load()
+        rows = source.selectExpr("cast(value as string) as value").where(where).selectExpr(f"{value} as value")
+        options = {"natsServers": nats_url, "subject": f"out.{numbers}", "ack": "stored"}
+        writer = rows.writeStream.format("natslog").options(**options).option("checkpointLocation", str(folder / "ck"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        every = spark.range(50).selectExpr("cast(id as string) as value").where(where).selectExpr(f"{value} as value")
+        return [row["value"] for row in every.collect()]
+
+    run(*first)
+    for commit in (folder / "ck" / "commits").iterdir():
+        commit.unlink()
+    expected = run(*second)
+    assert set(expected) <= {value.decode() for value in all_values(client, f"{numbers}-out")}
+
+
+def test_query_of_a_restored_checkpoint_loses_no_row(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, numbers: str, folder: Path
+) -> None:
+    """Its next batch has the number of one that was sent before, and other rows."""
+
+    def run() -> None:
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=numbers).load()
+        options = {"natsServers": nats_url, "subject": f"out.{numbers}", "ack": "stored"}
+        writer = source.select("value").writeStream.format("natslog").options(**options)
+        writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    shutil.copytree(folder / "ck", folder / "saved")
+    publish_acked(nats_url, numbers, [b"%d" % at for at in range(50, 60)])
+    run()
+    shutil.rmtree(folder / "ck")
+    shutil.copytree(folder / "saved", folder / "ck")
+    publish_acked(nats_url, numbers, [b"%d" % at for at in range(60, 70)])
+    run()
+    stored = sorted(int(value) for value in all_values(client, f"{numbers}-out"))
+    assert stored == list(range(70)), "the rows that are sent again have the ids of the first time"
 
 
 @pytest.mark.parametrize("path", ["nats", "http"])
@@ -226,6 +277,9 @@ spark.stop()
         ("select 'x' as value", {"subject": "a", "ack": "maybe"}, "must be none, flush or stored"),
         ("select 'x' as value", {"subject": "a", "akc": "none"}, "did you mean 'ack'"),
         ("select 'x' as value", {"subject": "a", "msgIdColumn": "id"}, "no column 'id'"),
+        ("select 'x' as value", {"subject": "a", "ack": "flush", "ackStreams": "s"}, "requires ack .stored."),
+        ("select 'x' as value", {"subject": "a", "ackStreams": "nobodys"}, "no stream acks the subject 'a'"),
+        ("select 'x' as value", {"subject": "a", "stream": "s"}, "add .option..path., .http.."),
         ("select cast(null as string) as value", {"subject": "a"}, "value is null: row 0"),
         ("select 'x' as value, 'a..b' as subject", {}, "not one plain NATS subject: row 0 .subject 'a..b'."),
         ("select repeat('x', 1100000) as value", {"subject": "big"}, "larger than the server's limit of 1048576 bytes"),
@@ -237,9 +291,10 @@ spark.stop()
     ],
 )
 def test_rows_and_options_that_cannot_be_are_named(
-    spark: SparkSession, nats_url: str, sql: str, options: dict[str, str], words: str
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, sql: str, options: dict[str, str], words: str
 ) -> None:
-    writer = spark.sql(sql).write.format("natslog").options(natsServers=nats_url, **options).mode("append")
+    writer = spark.sql(sql).write.format("natslog").mode("append")
+    writer = writer.options(natsServers=nats_url, servers=broker.url, **options)
     with pytest.raises(Exception, match=words):
         writer.save()
 
@@ -299,3 +354,65 @@ def test_empty_frame_publishes_nothing(spark: SparkSession, client: NatslogClien
     )
     writer.mode("append").save()
     assert all_values(client, name) == []
+
+
+# ---- who acks ----
+
+
+def test_rows_are_stored_by_default_where_a_stream_acks_and_lost_nowhere(spark: SparkSession, folder: Path) -> None:
+    """The broker is away and NATS is up: a sink that is content with the server's word would lose the batch."""
+    with running(folder / "own") as (server, own):
+        own.client().create_stream("orders", "orders.>")
+        rows = spark.range(0, 1000, 1, 2).selectExpr("cast(id as string) as value", "'orders.a' as subject")
+
+        def write(**options: str) -> None:
+            writer = rows.write.format("natslog").options(natsServers=server.url, servers=own.url, **options)
+            writer.mode("append").save()
+
+        own.kill()
+        with pytest.raises(Exception, match="no broker stated which streams record the subjects of the rows"):
+            write(fetchTimeout="1s", fetchRetries="0")
+        own.start()
+        assert all_values(own.client(), "orders") == []
+        write()
+        assert len(all_values(own.client(), "orders")) == 1000
+        own.client().edit_stream("orders", paused=True)
+        with pytest.raises(Exception, match="rows were not acked"):
+            write(ackTimeout="1s")
+
+
+def test_rows_that_no_stream_records_are_flushed(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    """And those beside them on a subject that a stream records are stored."""
+    client.create_stream(name, f"{name}.a")
+    client.create_stream(f"{name}-b", f"{name}.b", acks="header")
+    client.create_stream(f"{name}-c", f"{name}.c", acks="never")
+    subject = f"concat('{name}.', element_at(array('a', 'b', 'c', 'd'), cast(id % 4 as int) + 1)) as subject"
+    rows = spark.range(0, 4000, 1, 1).selectExpr("cast(id as string) as value", subject)
+    rows.write.format("natslog").options(natsServers=nats_url, servers=broker.url).mode("append").save()
+    for stream, number in ((name, 0), (f"{name}-b", 1)):
+        values = [int(value) for value in all_values(client, stream)]
+        assert values == list(range(number, 4000, 4)), "all of them, in order"
+    eventually(lambda: client.stream(f"{name}-c")["high_watermark"] == 1000)
+
+
+def test_named_streams_must_ack_every_row(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    client.create_stream(name, f"{name}.>")
+    client.create_stream(f"{name}-audit", f"{name}.*")
+    rows = spark.range(0, 100, 1, 1).selectExpr("cast(id as string) as value", f"'{name}.a' as subject")
+
+    def write(**options: str) -> None:
+        writer = rows.write.format("natslog").options(natsServers=nats_url, servers=broker.url, **options)
+        writer.mode("append").save()
+
+    client.edit_stream(f"{name}-audit", paused=True)
+    with pytest.raises(Exception, match=f"the ack of stream .{name}-audit. is missing"):
+        write(ackStreams=f"{name}, {name}-audit", ackTimeout="1s")
+    client.edit_stream(f"{name}-audit", paused=False)
+    write(ackStreams=f"{name},{name}-audit")
+    assert len(all_values(client, f"{name}-audit")) >= 100
+    with pytest.raises(Exception, match=f"stream .{name}-other. does not record the subject .{name}.a.; streams"):
+        write(ackStreams=f"{name}-other")

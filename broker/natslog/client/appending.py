@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from natslog.client.asking import Asker, in_path
+from natslog.client.asking import LEADER_WITHIN_S, Asker, in_path
 from natslog.errors import InvalidRequest
-from natslog.model import Appended, PartReceipt
+from natslog.model import Appended, OnConflict, PartReceipt
 
 PART_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -30,12 +30,16 @@ _COMMIT_TIMEOUT_S = 120.0
 
 
 class LastAppend(msgspec.Struct, frozen=True):
-    """The batch that a producer committed last (None: none is known), and brokers to upload to."""
+    """The batch that a producer committed last (None: none is known), and brokers to upload to.
+
+    `digest`: of its rows, 32 hexadecimal digits; None where it is not known.
+    """
 
     batch: int | None
     start: int | None
     end: int | None
     urls: tuple[str, ...] = ()
+    digest: str | None = None
 
 
 class AppendAsker(Asker):
@@ -70,17 +74,34 @@ class AppendAsker(Asker):
         return self._json("PUT", path, PartReceipt, query=query, body=memoryview(data), prefer=prefer)
 
     def commit_append(
-        self, name: str, producer: str, batch: int, parts: Sequence[PartReceipt], *, prefer: Sequence[str] = ()
+        self,
+        name: str,
+        producer: str,
+        batch: int,
+        parts: Sequence[PartReceipt],
+        *,
+        on_conflict: OnConflict = "fail",
+        parts_within_s: float = LEADER_WITHIN_S,
+        prefer: Sequence[str] = (),
     ) -> Appended:
         """Appends the parts' rows as one run; returns when it is committed. Everything else that was staged is deleted.
 
+        Args:
+            on_conflict: for a batch that is not above the producer's last one, nor that one again with the same rows:
+                `fail`; `append` it all the same; or `skip` it, which is for the last batch only.
+            parts_within_s: how long it waits for a broker that has staged parts and does not respond. A process
+                that cannot stage the batch again should wait for as long as a restart may take.
+
         Raises:
-            PartsMissing: not all parts are staged at the leader: stage the batch again.
+            BatchConflict: see `on_conflict`. PartsMissing: not all parts are staged any more: stage the batch again.
         """
-        body = {"parts": [msgspec.to_builtins(part) for part in parts]}
+        body: dict[str, Any] = {"parts": [msgspec.to_builtins(part) for part in parts]}
+        if on_conflict != "fail":  # natslog 0.1.0 does not know it
+            body["on_conflict"] = on_conflict
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
         path = _path(name, producer, batch)
-        return self._json("POST", path, Appended, body=body, prefer=prefer, timeout_s=timeout_s)
+        patience: dict[str, Any] = {"timeout_s": timeout_s, "parts_within_s": parts_within_s}
+        return self._json("POST", path, Appended, body=body, prefer=prefer, **patience)
 
     def abort_append(self, name: str, producer: str, batch: int) -> None:
         """Deletes the staged parts of a batch; committed rows are not affected."""

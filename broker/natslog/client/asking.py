@@ -35,6 +35,7 @@ from natslog.errors import (
     NotLeader,
     NotMetadataLeader,
     OffsetOutOfRange,
+    PartsUnavailable,
     from_json,
 )
 from natslog.urls import without_secrets
@@ -183,11 +184,13 @@ class Asker:
         headers: Mapping[str, str] = MappingProxyType({}),
         prefer: Sequence[str] = (),
         timeout_s: float | None = None,
+        parts_within_s: float = 0.0,
         judge: Judge = lambda response: leader_epochs.outdated(stated_in(response.headers)),
     ) -> urllib3.BaseHTTPResponse:
         """The response of the first broker that gives one.
 
         Args:
+            parts_within_s: how long it waits for the broker that has staged parts.
             judge: by default, a response of an older leader about a stream's bounds is not used.
 
         Raises:
@@ -225,6 +228,8 @@ class Asker:
                 problem = f"{without_secrets(server)}: {error.message}"
                 if response.status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S)
+                elif isinstance(error, PartsUnavailable):
+                    patient_until = max(patient_until, started + parts_within_s)
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last error: {problem}. Check that `natslog dev` or `natslog "
             "server` is running there",

@@ -48,6 +48,11 @@ class LeaderEpochs:
                 self._seen[stream_id] = (epoch, self._clock())
         return is_newest
 
+    def forget(self, stream_id: str) -> None:
+        """The next epoch that is stated is accepted, also an older one."""
+        with self._lock:
+            self._seen.pop(stream_id, None)
+
     def outdated(self, stated: Mapping[str, object]) -> NotLeader | None:
         """Why a statement about a stream's bounds must not be used; None if it may be used, or names no epoch.
 
@@ -60,6 +65,7 @@ class LeaderEpochs:
         return NotLeader(
             f"the response is from leader epoch {epoch}, but epoch {self.highest(stream_id)} of this stream was "
             "already received: the stream has another leader now",
+            id=stream_id,
             leader_epoch=epoch,
         )
 

@@ -6,7 +6,8 @@
 Theory of operation. Rows go out in slices. `flush`: after the last one the server confirms that it has the bytes.
 `stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns; rows
 that stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream
-which deduplicates stores them once.
+which deduplicates stores them once. A row is acked when one stream has acked it, whichever that is; or, with `streams`,
+when each of these has.
 
 Invariant: `publish` returns only when the requested confirmation has been received for every row. A row without an id
 is never sent twice.
@@ -20,7 +21,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,9 +34,10 @@ from natslog.wire import native
 from natslog.wire.frames import Frames, load_scan
 from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
+from natslog.wire.outgoing import BY_HEADER, BY_REPLY, ack_header_bytes
 from natslog.wire.outgoing_rows import Rows, check_rows
 
-__all__ = ["Publisher", "Rows"]
+__all__ = ["BY_HEADER", "BY_REPLY", "Publisher", "Rows"]
 
 Result = TypeVar("Result")
 
@@ -51,16 +53,26 @@ _LOST_S = 0.01
 
 
 class _Slice:
-    """Rows `[first, first + count)` of the publisher's sequence that wait for their acks."""
+    """Rows `[first, first + count)` of the publisher's sequence that wait for their acks.
 
-    def __init__(self, first: int, rows: Rows) -> None:
+    Attributes:
+        missing: shape (streams, rows): the acks that have not been received.
+    """
+
+    def __init__(self, first: int, rows: Rows, streams: int, ack_to: int) -> None:
         self.first = first
         self.rows = rows
-        self.waiting = np.ones(len(rows), np.bool_)
+        self.ack_to = ack_to
+        self.missing = np.ones((streams, len(rows)), np.bool_)
         # Without an id a stream could not recognise a second copy: such rows are sent once.
         known = np.zeros(len(rows), np.bool_) if rows.ids is None else pc.is_valid(rows.ids)
         self.has_id = np.asarray(known, np.bool_)
         self.first_sent_at = self.sent_at = time.monotonic()
+
+    @property
+    def waiting(self) -> npt.NDArray[np.bool_]:
+        """Marks the rows of which an ack is missing."""
+        return np.asarray(self.missing.any(axis=0), np.bool_)
 
 
 class Publisher:
@@ -71,6 +83,8 @@ class Publisher:
     Args:
         ack_timeout_s: how long `stored` goes on without a single new ack.
         max_in_flight: rows sent and not acked at any time (and no more than some 32 MiB of them).
+        streams: names of streams; with `stored`, each of them must ack each row. Empty: the first ack of any stream
+            counts.
         why_hopeless: is called in a thread after one second without an ack, once for each subject that waits for one.
             Returns why no ack will come, which ends the waiting, or None.
         on_acked: called in the publisher's thread with a time in seconds, and the number of rows that were acked so
@@ -90,6 +104,7 @@ class Publisher:
         connect_timeout_s: float = 5.0,
         ack_timeout_s: float = 30.0,
         max_in_flight: int = MAX_IN_FLIGHT,
+        streams: Sequence[str] = (),
         why_hopeless: Callable[[str], str | None] | None = None,
         on_acked: Callable[[float, int], None] | None = None,
     ) -> None:
@@ -97,6 +112,10 @@ class Publisher:
         self._connect_timeout_s = connect_timeout_s
         self._ack_timeout_s = ack_timeout_s
         self._max_in_flight = max_in_flight
+        self._streams = tuple(dict.fromkeys(streams))
+        names = [name.encode() for name in self._streams]
+        self._names = np.frombuffer(b"".join(names), np.uint8)
+        self._name_edges = np.cumsum([0, *map(len, names)], dtype=np.int64)
         self._why_hopeless = why_hopeless
         self._asked_of = ""
         self._on_acked = on_acked
@@ -108,6 +127,7 @@ class Publisher:
         self._refusal = ""
         self._has_no_responders = False
         self._unflushed_bytes = 0
+        self._sent_plain = False  # and their arrival was not confirmed yet
         self._before: tuple[int, int] | None = None  # connections and refusals before what is being sent
         self.acked = 0
         self.resent = 0
@@ -154,29 +174,38 @@ class Publisher:
         """The maximum size of a message that the server accepts, headers and body."""
         return self._link.max_payload_bytes
 
+    @property
+    def ack_header_bytes(self) -> int:
+        """The most that the header takes which `BY_HEADER` adds to each row."""
+        return ack_header_bytes(self._inbox)
+
     def publish(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
         """Sends all rows in order and returns when `ack` holds for them; `send`, then `wait_for_ack`."""
         self.send(rows, ack, first_row=first_row)
         self.wait_for_ack(ack)
 
-    def send(self, rows: Rows, ack: Ack, *, first_row: int = 0) -> None:
+    def send(self, rows: Rows, ack: Ack, *, first_row: int = 0, ack_to: int = BY_REPLY) -> None:
         """Sends all rows in order. With `stored`, returns when at most `max_in_flight` of them wait for an ack.
 
         Args:
             first_row: the number of the first row, for error messages.
             ack: `none`: handed to the connection; `flush`: the server has the bytes; `stored`: a stream acked each row.
+            ack_to: where rows that are to be `stored` request their acks: `BY_REPLY` for streams whose setting `acks`
+                is `reply`, `BY_HEADER` for `header`, or both.
 
         Raises:
             PublishFailed: rows that NATS would not accept (none of them was sent), or rows that no stream acked in
             time. NatsUnavailable: no connection could be made in time.
         """
-        check_rows(rows, self._link.max_payload_bytes, first_row)
+        more_bytes = self.ack_header_bytes if ack == "stored" and ack_to & BY_HEADER else 0
+        check_rows(rows, self._link.max_payload_bytes, first_row, more_bytes)
         if self._before is None:
             self._before = (self._link.connections, self._link.forbidden)
             self._refusal, self._has_no_responders = "", False
         try:
             if len(rows):
-                self._run(self._send_stored(rows) if ack == "stored" else self._send_plain(rows))
+                self._sent_plain |= ack == "flush"
+                self._run(self._send_stored(rows, ack_to) if ack == "stored" else self._send_plain(rows))
         except BaseException:
             self._before = None
             raise
@@ -189,10 +218,12 @@ class Publisher:
             NatsUnavailable: the connection was lost, and it is not known which rows arrived.
         """
         try:
-            if self._before is not None and ack != "none":
-                self._run(self._wait_until_stored() if ack == "stored" else self._wait_until_flushed())
+            if self._before is not None and ack == "stored":
+                self._run(self._wait_until_stored())
+            if self._before is not None and (ack == "flush" or self._sent_plain):
+                self._run(self._wait_until_flushed())
         finally:
-            self._before = None
+            self._before, self._sent_plain = None, False
 
     # ---- flush ----
 
@@ -231,7 +262,7 @@ class Publisher:
 
     # ---- stored ----
 
-    async def _send_stored(self, rows: Rows) -> None:
+    async def _send_stored(self, rows: Rows, ack_to: int) -> None:
         self._last_progress = (
             time.monotonic()
         )  # the caller may have been busy elsewhere: no acks were counted meanwhile
@@ -239,7 +270,7 @@ class Publisher:
             for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
                 while self._slices and not self._has_room_for(len(part)):
                     await self._wait_for_progress()
-                waiting = _Slice(self._next_sequence, part)
+                waiting = _Slice(self._next_sequence, part, max(1, len(self._streams)), ack_to)
                 self._next_sequence += len(part)
                 self._slices.append(waiting)
                 await self._send_slice(waiting, np.arange(len(part)))
@@ -267,7 +298,7 @@ class Publisher:
     async def _send_slice(self, waiting: _Slice, rows: npt.NDArray[np.int64]) -> None:
         part = waiting.rows if len(rows) == len(waiting.rows) else waiting.rows.take(rows)
         waiting.sent_at = time.monotonic()
-        await self._send(part.frames(self._inbox, waiting.first + rows))
+        await self._send(part.frames(self._inbox, waiting.first + rows, waiting.ack_to))
 
     async def _wait_for_progress(self) -> None:
         """Returns after new acks, or after late rows were sent again.
@@ -286,7 +317,7 @@ class Publisher:
             self._drop_acked()
 
     def _drop_acked(self) -> None:
-        while self._slices and not self._slices[0].waiting.any():
+        while self._slices and not self._slices[0].missing.any():
             self._slices.popleft()
 
     async def _resend_late(self) -> None:
@@ -315,6 +346,8 @@ class Publisher:
     def _why_unacked(self) -> str:
         count, subject = self._in_flight(), self._first_unacked_subject()
         head = f"{count} rows were not acked within {self._ack_timeout_s:g} s (the first to subject {subject!r}): "
+        if self._streams:
+            head += f"the ack of stream {self._first_missing_stream()!r} is missing: "
         if self._refusal:
             return head + f"the stream refused them: {self._refusal}"
         if self._has_no_responders:
@@ -324,24 +357,35 @@ class Publisher:
             )
         return head + "no stream answered. Check that a broker is running and that a stream records the subject."
 
+    def _first_unacked(self) -> tuple[_Slice, int]:
+        """A row whose ack is missing, and its slice."""
+        waiting = next(waiting for waiting in self._slices if waiting.missing.any())
+        return waiting, int(np.flatnonzero(waiting.waiting)[0])
+
     def _first_unacked_subject(self) -> str:
-        waiting = next(waiting for waiting in self._slices if waiting.waiting.any())
-        return str(waiting.rows.subjects[int(np.flatnonzero(waiting.waiting)[0])].as_py())
+        waiting, row = self._first_unacked()
+        return str(waiting.rows.subjects[row].as_py())
+
+    def _first_missing_stream(self) -> str:
+        waiting, row = self._first_unacked()
+        return self._streams[int(np.flatnonzero(waiting.missing[:, row])[0])]
 
     def _receive_acks(self, frames: Frames) -> None:
         """Runs in the loop for every received chunk of acks."""
-        sequences = np.empty(len(frames.rows), np.int64)
-        native.read_acks(frames.buffer, frames.rows, len(self._inbox) + 1, sequences)
-        self._mark_acked(sequences[sequences >= 0])
+        sequences, streams = np.empty((2, len(frames.rows)), np.int64)
+        inbox_bytes = len(self._inbox) + 1
+        native.read_acks(frames.buffer, frames.rows, inbox_bytes, self._names, self._name_edges, sequences, streams)
+        for stream in range(max(1, len(self._streams))):
+            self._mark_acked(sequences[(sequences >= 0) & (streams == stream)], stream)
         for row in frames.rows[sequences < 0][:1]:
             self._note_refusal(frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes())
 
-    def _mark_acked(self, acked: npt.NDArray[np.int64]) -> None:
+    def _mark_acked(self, acked: npt.NDArray[np.int64], stream: int) -> None:
         for waiting in self._slices:
             rows = acked[(acked >= waiting.first) & (acked < waiting.first + len(waiting.rows))] - waiting.first
             if len(rows):
                 before = np.count_nonzero(waiting.waiting)
-                waiting.waiting[rows] = False
+                waiting.missing[stream, rows] = False
                 count = int(before - np.count_nonzero(waiting.waiting))
                 self.acked += count
                 self._last_progress = time.monotonic()
@@ -355,6 +399,8 @@ class Publisher:
             self._has_no_responders = True
             return
         try:
-            self._refusal = str(json.loads(answer)["error"]["description"])
-        except (ValueError, KeyError, TypeError):
+            body = json.loads(answer)
+            if not self._streams or body.get("stream", self._streams[0]) in self._streams:
+                self._refusal = str(body["error"]["description"])
+        except (ValueError, KeyError, TypeError, AttributeError):
             self._refusal = repr(answer[:200])

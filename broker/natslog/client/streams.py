@@ -16,18 +16,25 @@ class StreamCalls(Asker):
     """A part of `NatslogClient`."""
 
     def streams(
-        self, *, pattern: str | None = None, group: str | None = None, current: bool = False
+        self,
+        *,
+        pattern: str | None = None,
+        group: str | None = None,
+        subject: str | None = None,
+        current: bool = False,
     ) -> list[dict[str, Any]]:
-        """All streams, by name; or those whose names match the glob `pattern`, or those of a group, if given.
+        """All streams, by name; or those whose names match the glob `pattern`, those of a group, or those that record a
+        subject, if given.
 
         Args:
+            subject: a plain one, without wildcards.
             current: only from a broker that has received all changes, so that a stream that is not listed does not
             exist.
 
         Raises:
             BrokerUnavailable: with `current`, no broker has.
         """
-        query = {"pattern": pattern, "group": group}
+        query = {"pattern": pattern, "group": group, "subject": subject}
         judge = _unless_current if current else _as_it_is
         listed = list(map(_checked, self._json("GET", "/v1/streams", list[Facts], query=query, judge=judge)))
         return [body if leader_epochs.outdated(body) is None else _without_position(body) for body in listed]

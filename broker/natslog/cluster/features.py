@@ -8,7 +8,8 @@ downgraded. A level never goes back.
     level 1   natslog 0.1.0
     level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
               the write-ahead log of the Raft store, outcomes of requests kept by age, where a stream's acks go,
-              streams that are purged, sealed, or given another number of replicas, folders named after their streams
+              streams that are purged, sealed, or given another number of replicas, folders named after their streams,
+              digests of the rows of direct appends
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ACKS_LEVEL = 2
 STREAM_CHANGES_LEVEL = 2
 """From this level on, streams are purged and sealed, and their `replicas` and `min_isr` edited."""
 FOLDER_NAMES_LEVEL = 2
+RUN_DIGESTS_LEVEL = 2
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
 """By level, the first version of natslog that supports it."""
 OUTCOMES_BY_AGE = 2

@@ -1,7 +1,8 @@
 """Direct appends: parts uploaded as Arrow IPC streams, committed together, once for each (producer, batch).
 
-    PUT    /v1/streams/{name}/appends/{producer}/{batch}/parts/{part}?attempt=&subject=   → rows, bytes, digest
-    POST   /v1/streams/{name}/appends/{producer}/{batch}   {"parts": [{part, attempt, rows, digest}]} → start, end
+    PUT    /v1/streams/{name}/appends/{producer}/{batch}/parts/{part}?attempt=&subject=   → rows, bytes, digest, content
+    POST   /v1/streams/{name}/appends/{producer}/{batch}   {"parts": [{part, attempt, rows, digest, content}]}
+                                                           → start, end, duplicate
     DELETE /v1/streams/{name}/appends/{producer}/{batch}
     GET    /v1/streams/{name}/appends/{producer}           → the batch it committed last
 
@@ -11,7 +12,9 @@ All are for the stream's leader; others answer with 307. A producer counts its b
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -20,8 +23,8 @@ from natslog.errors import InvalidRequest
 from natslog.http.bodies import read_body
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.ingest.staged_rows import RowRules
-from natslog.model import PartReceipt
-from natslog.node.replicas.direct_append import commit
+from natslog.model import OnConflict, PartReceipt
+from natslog.node.replicas.direct_append import Commit, commit
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import BatchKey
 from natslog.subjects import check_name, check_subject, covers
@@ -30,10 +33,12 @@ routes = web.RouteTableDef()
 
 _BATCH = "/v1/streams/{name}/appends/{producer}/{batch}"
 _MAX_COMMIT_BYTES = 16 * 1024 * 1024
+_CONTENT = re.compile(r"[0-9a-f]{32}")
 
 
 class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
     parts: list[PartReceipt]
+    on_conflict: OnConflict = "fail"
 
 
 def _key(request: web.Request, stream: HostedStream) -> BatchKey:
@@ -70,22 +75,27 @@ async def stage(request: web.Request) -> web.Response:
 async def commit_batch(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
-    appended = await commit(stream, broker.staging, _key(request, stream), await _named_parts(request))
+    body = await _commit_body(request)
+    requested = Commit(_key(request, stream), body.parts, body.on_conflict)
+    appended = await commit(stream, broker.staging, broker.staged_copies, requested)
     return web.json_response(msgspec.to_builtins(appended))
 
 
-async def _named_parts(request: web.Request) -> list[PartReceipt]:
-    body = await read_body(request, _MAX_COMMIT_BYTES)
+async def _commit_body(request: web.Request) -> _CommitBody:
+    data = await read_body(request, _MAX_COMMIT_BYTES)
     try:
-        names = msgspec.json.decode(body, type=_CommitBody).parts
+        body = msgspec.json.decode(data, type=_CommitBody)
     except msgspec.DecodeError as error:
         raise InvalidRequest(
-            f'the body must be {{"parts": [{{"part", "attempt", "rows", "digest"}}, …]}}: {error}'
+            'the body must be {"parts": [{"part", "attempt", "rows", "digest", "content"}, …], "on_conflict": '
+            f'"fail", "skip" or "append"}}: {error}'
         ) from error
-    named = [(name.part, name.attempt) for name in names]
+    named = [(receipt.part, receipt.attempt) for receipt in body.parts]
     if len({part for part, _ in named}) < len(named):
         raise InvalidRequest("a part is named twice: name one attempt of each part")
-    return names
+    if not all(receipt.content is None or _CONTENT.fullmatch(receipt.content) for receipt in body.parts):
+        raise InvalidRequest("content must be 32 hexadecimal digits, as the upload of the part returned it")
+    return body
 
 
 @routes.delete(_BATCH)
@@ -106,6 +116,9 @@ async def last_batch(request: web.Request) -> web.Response:
     log = stream.usable_log()
     find = partial(log.last_run, producer, is_committed=True)
     run = await asyncio.get_running_loop().run_in_executor(broker.readers, find)
-    known = (None, None, None) if run is None else (run.batch, run.start, run.end)
-    body = {"producer": producer, "urls": list(broker.config.client_urls)}
-    return web.json_response(body | dict(zip(("batch", "start", "end"), known, strict=True)))
+    body: dict[str, Any] = {"producer": producer, "urls": list(broker.config.client_urls)}
+    known: dict[str, int | str | None] = {"batch": None, "start": None, "end": None, "digest": None}
+    if run is not None:
+        digest = None if run.digest is None else f"{run.digest:032x}"
+        known = {"batch": run.batch, "start": run.start, "end": run.end, "digest": digest}
+    return web.json_response(body | known)

@@ -87,6 +87,7 @@ _PATHS = {
             "not answer has a problem and no positions",
             "200",
             _parameter("pattern", "names that match this glob"),
+            _parameter("subject", "streams that record this plain subject"),
             _parameter("group", "of this group"),
         ),
         "post": _call("Create a stream (200: it exists with the same settings)", "201", body="StreamSettings"),

@@ -27,7 +27,7 @@ from natslog.log import StreamLog
 from natslog.model import Offset, StreamRecord, parse_settings
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
-from natslog.subjects import MAX_NAME_CHARS, check_name
+from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, covers
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
@@ -64,11 +64,13 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
 
 @routes.get("/v1/streams")
 async def list_streams(request: web.Request) -> web.Response:
-    """All streams; of a group, or with names like a glob, where those are given.
+    """All streams; of a group, with names like a glob, or that record a plain subject, where those are given.
 
     `Natslog-Current: false`: no majority confirmed that this broker has received all changes; the list may be outdated.
     """
-    values = query(request, "pattern", "group")
+    values = query(request, "pattern", "group", "subject")
+    if "subject" in values:
+        check_subject(values["subject"], wildcards=False)
     if len(values.get("pattern", "")) > MAX_NAME_CHARS:
         raise InvalidRequest(
             f"a pattern may have at most {MAX_NAME_CHARS} characters, as names do", parameter="pattern"
@@ -86,6 +88,8 @@ async def list_streams(request: web.Request) -> web.Response:
 
 def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
     if "pattern" in values and not fnmatchcase(record.name, values["pattern"]):
+        return False
+    if "subject" in values and not covers(record.settings.subject, values["subject"]):
         return False
     return "group" not in values or record.settings.group == values["group"]
 

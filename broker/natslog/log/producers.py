@@ -10,7 +10,8 @@ Where the file is damaged, or missing in a log of several segments (versions tha
 is *partial*: it has the runs that were recorded since this start. The first query that finds nothing completes it from
 the headers of the whole log.
 
-Invariant: a producer's batch ids only rise. The number of producers is bounded: the least recently used are dropped.
+Invariant. The number of producers is bounded: the least recently used are dropped. Those of one-off writes, which have
+names of their own (`ONE_OFF_PRODUCERS`), have a table of their own, so they evict no others.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog
 from natslog.log.checked_file import read_checked, write_checked
+from natslog.model import ONE_OFF_PRODUCERS
 
 logger = logging.getLogger("natslog.log")
 
@@ -38,15 +41,14 @@ class ProducerTable:
     """Thread-safe. Every call with the high watermark moves runs that it has passed to the table.
 
     Args:
-        marks: reads them from the log. `most`: producers that are kept.
+        marks: reads them from the log. `most`: producers that are kept, and one-off ones in addition.
     """
 
     def __init__(self, folder: Path, marks: Marks, *, most: int = MOST_PRODUCERS) -> None:
         self._path = folder / _FILE
         self._marks = marks
-        self._most = most
         self._lock = threading.Lock()
-        self._committed: OrderedDict[str, RunMark] = OrderedDict()  # the least recently used first
+        self._committed = _Committed(most)
         self._uncommitted: deque[RunMark] = deque()
         self._is_partial = False
         self._stored_as_of = -1
@@ -61,8 +63,9 @@ class ProducerTable:
             content = None
         if content is not None:
             read_from = self._stored_as_of = min(int(content["as_of"]), log_end_offset)
-            marks = (RunMark(name, *numbers) for name, numbers in content["producers"])
-            self._committed.update((mark.producer, mark) for mark in marks if mark.end <= read_from)
+            for mark in (_mark_of(*entry) for entry in content["producers"]):
+                if mark.end <= read_from:
+                    self._committed.put(mark)
         self._is_partial = content is None and not is_short
         try:
             for mark in self._marks(max(read_from, log_start_offset), log_end_offset):
@@ -90,46 +93,80 @@ class ProducerTable:
                 for run in reversed(self._uncommitted):
                     if run.producer == producer:
                         return run
-            if self._is_partial and producer not in self._committed:
+            if self._is_partial and self._committed.find(producer) is None:
                 self._read_all(log_start_offset, high_watermark)
-            return self._committed.get(producer)
+            return self._committed.find(producer)
 
     def cut(self, end_offset: int) -> None:
         """The log ends here now; runs that are received again from a leader are recorded again."""
         with self._lock:
             while self._uncommitted and self._uncommitted[-1].end > end_offset:
                 self._uncommitted.pop()
-            for producer in [name for name, run in self._committed.items() if run.end > end_offset]:
-                del self._committed[producer]
+            self._committed.cut(end_offset)
 
     def store(self, high_watermark: int, *, is_short: bool) -> None:
         """Writes the table as of HW, unless it is partial, stored already, or empty for a short log. Raises OSError."""
         with self._lock:
             self._settle(high_watermark)
-            is_needed = self._committed or self._stored_as_of >= 0 or not is_short
+            runs = self._committed.runs()
+            is_needed = runs or self._stored_as_of >= 0 or not is_short
             if self._is_partial or high_watermark == self._stored_as_of or not is_needed:
                 return
-            entries = [(name, (run.batch, run.start, run.end)) for name, run in self._committed.items()]
+            entries = [_entry_of(run) for run in runs]
             write_checked(self._path, _FILE, 1, {"as_of": high_watermark, "producers": entries})
             self._stored_as_of = high_watermark
 
     def _settle(self, high_watermark: int) -> None:
         """Runs at or below HW are committed and will not be cut."""
         while self._uncommitted and self._uncommitted[0].end <= high_watermark:
-            _put(self._committed, self._uncommitted.popleft())
-        while len(self._committed) > self._most:
-            self._committed.popitem(last=False)
+            self._committed.put(self._uncommitted.popleft())
 
     def _read_all(self, log_start_offset: int, high_watermark: int) -> None:
         logger.info(
             "%s: reading the headers of the whole log to find the last batch of each producer", self._path.parent
         )
-        found: OrderedDict[str, RunMark] = OrderedDict()
+        found = _Committed(self._committed.most)
         for run in self._marks(log_start_offset, high_watermark):
-            _put(found, run)
+            found.put(run)
         self._committed, self._is_partial = found, False
 
 
-def _put(table: OrderedDict[str, RunMark], run: RunMark) -> None:
-    table[run.producer] = run
-    table.move_to_end(run.producer)
+class _Committed:
+    """The last committed run of each producer, in two tables of at most `most` producers each."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._lasting: OrderedDict[str, RunMark] = OrderedDict()  # the least recently used first
+        self._one_off: OrderedDict[str, RunMark] = OrderedDict()
+
+    def _table_of(self, producer: str) -> OrderedDict[str, RunMark]:
+        return self._one_off if producer.startswith(ONE_OFF_PRODUCERS) else self._lasting
+
+    def find(self, producer: str) -> RunMark | None:
+        return self._table_of(producer).get(producer)
+
+    def runs(self) -> list[RunMark]:
+        return [*self._lasting.values(), *self._one_off.values()]
+
+    def put(self, run: RunMark) -> None:
+        table = self._table_of(run.producer)
+        table[run.producer] = run
+        table.move_to_end(run.producer)
+        if len(table) > self.most:
+            table.popitem(last=False)
+
+    def cut(self, end_offset: int) -> None:
+        for table in (self._lasting, self._one_off):
+            for producer in [name for name, run in table.items() if run.end > end_offset]:
+                del table[producer]
+
+
+def _entry_of(run: RunMark) -> tuple[str, tuple[int | str, ...]]:
+    """In the file. Without a digest, as natslog 0.1.0 writes and reads it."""
+    digest = () if run.digest is None else (f"{run.digest:032x}",)
+    return run.producer, (run.batch, run.start, run.end, *digest)
+
+
+def _mark_of(producer: str, entry: Sequence[Any]) -> RunMark:
+    batch, start, end, *digest = entry
+    return RunMark(producer, batch, start, end, int(digest[0], 16) if digest else None)

@@ -89,13 +89,21 @@ class RunLog(StreamLog):
     # ---- writing ----
 
     def append_run(
-        self, producer: str, batch: int, chunks: Iterable[RowBuffers], *, rows: int, size_bytes: int, now_us: int
+        self,
+        producer: str,
+        batch: int,
+        chunks: Iterable[RowBuffers],
+        *,
+        rows: int,
+        size_bytes: int,
+        now_us: int,
+        digest: int | None = None,
     ) -> RunMark:
         """Sequences all rows as one run; it is on stable storage when this returns.
 
         Args:
             chunks: its rows, a batch each. If an exception is raised while they are built, the log is unchanged.
-            rows, size_bytes: of all chunks.
+            rows, size_bytes: of all chunks. `digest`: of the rows, stored with the run.
 
         Raises:
             As `append`.
@@ -106,7 +114,7 @@ class RunLog(StreamLog):
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
             active = self.active_for_append(size_bytes, now_us)
-            run = RunMark(producer, batch, active.end_offset, active.end_offset + rows)
+            run = RunMark(producer, batch, active.end_offset, active.end_offset + rows, digest)
             active.append_run(self._encoded(run, chunks, timestamp_us))
         except OSError as error:
             raise self.failed(error) from error

@@ -37,6 +37,7 @@ from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
 from natslog.node.replicas.positions import Positions
+from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.stream_operations import StreamOperations
@@ -96,6 +97,7 @@ class Broker:
             )
             self.staging = Staging(
                 self._data_dir.path / "staged",
+                BrokerId(config.broker_id),
                 max_bytes=config.append_max_bytes,
                 min_free_bytes=config.min_free_bytes,
             )
@@ -125,7 +127,9 @@ class Broker:
         cluster.questions.answerers |= {
             "leading": self.positions.here,
             "lags": self.lags.here,
+            "staged_part": self.staging.piece,
         }
+        self.staged_copies = StagedCopies(cluster, self.staging)
         self._nats_down_since: float | None = None
         self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep)

@@ -14,6 +14,7 @@ from natslog.wire.compiled import (
     contains,
     copy_bytes,
     digits_of,
+    equals,
     is_blank,
     put_number,
     put_text,
@@ -23,6 +24,9 @@ from natslog.wire.compiled import (
 _H, _P, _U, _B = 72, 80, 85, 66
 _VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
 _ID_NAME = np.frombuffer(b"Nats-Msg-Id: ", np.uint8)
+_ACK_NAME = np.frombuffer(b"Natslog-Ack-To: ", np.uint8)
+_STREAM_FIELD = np.frombuffer(b'"stream":', np.uint8)
+_QUOTE = 34
 _SEQ_FIELD = np.frombuffer(b'"seq"', np.uint8)
 _ERROR_FIELD = np.frombuffer(b'"error":', np.uint8)
 
@@ -86,14 +90,20 @@ def publish_frames(
     has_id: Any,
     inbox: Any,
     sequences: Any,
+    ack_to: int,
     out: Any,
 ) -> int:
     """`PUB` or `HPUB` frames; see `outgoing.publish_frames`. Empty offsets, marks or sequences: there are none.
+
+    Args:
+        ack_to: where an ack is requested, if there are sequences: bits of `outgoing.BY_REPLY` and `BY_HEADER`.
 
     Returns:
         How many bytes of `out` were filled.
     """
     at = 0
+    has_reply = sequences.shape[0] > 0 and (ack_to & 1) != 0
+    has_ack_header = sequences.shape[0] > 0 and (ack_to & 2) != 0
     for index in range(body_offsets.shape[0] - 1):
         body_start = body_offsets[index]
         body_bytes = body_offsets[index + 1] - body_start
@@ -102,8 +112,10 @@ def publish_frames(
         if has_id.shape[0] > 0 and has_id[index]:
             id_bytes = id_offsets[index + 1] - id_offsets[index]
         header_bytes = 0
-        if line_bytes > 0 or id_bytes >= 0:
+        if line_bytes > 0 or id_bytes >= 0 or has_ack_header:
             header_bytes = 12 + line_bytes + (id_bytes + 15 if id_bytes >= 0 else 0)
+            if has_ack_header:
+                header_bytes += _ACK_NAME.shape[0] + inbox.shape[0] + digits_of(sequences[index]) + 2
             out[at] = _H
             at += 1
         out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
@@ -113,7 +125,7 @@ def publish_frames(
         at += 4 + subject_bytes
         out[at] = SPACE
         at += 1
-        if sequences.shape[0] > 0:
+        if has_reply:
             at = put_text(out, at, inbox)
             at = put_number(out, at, sequences[index], digits_of(sequences[index]))
             out[at] = SPACE
@@ -135,6 +147,12 @@ def publish_frames(
                 at = put_text(out, at, _ID_NAME)
                 copy_bytes(id_data, id_offsets[index], id_bytes, out, at)
                 at += id_bytes
+                out[at], out[at + 1] = CR, LF
+                at += 2
+            if has_ack_header:
+                at = put_text(out, at, _ACK_NAME)
+                at = put_text(out, at, inbox)
+                at = put_number(out, at, sequences[index], digits_of(sequences[index]))
                 out[at], out[at + 1] = CR, LF
                 at += 2
             out[at], out[at + 1] = CR, LF
@@ -159,10 +177,44 @@ def mark_unlike_a_line(offsets: Any, data: Any, marks: Any) -> None:
 
 
 @compiled
-def read_acks(buffer: Any, frames: Any, prefix_bytes: int, sequences: Any) -> None:
-    """`sequences[i]` becomes the number that ends the subject of frame i, or -1 where its payload is no PubAck."""
+def read_acks(
+    buffer: Any, frames: Any, prefix_bytes: int, names: Any, edges: Any, sequences: Any, streams: Any
+) -> None:
+    """`sequences[i]` becomes the number that ends the subject of frame i, or -1 where its payload is no PubAck.
+
+    Args:
+        names, edges: the names of streams, one after another, and where they begin and end. `streams[i]` becomes the
+            number of the one that answered, or -1 where it is none of them; 0 where no names are given.
+    """
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]
         end = payload + frames[index, 9]
         is_ack = contains(buffer, payload, end, _SEQ_FIELD) and not contains(buffer, payload, end, _ERROR_FIELD)
         sequences[index] = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4]) if is_ack else -1
+        streams[index] = 0
+        if edges.shape[0] > 1:
+            streams[index] = _stream_of(buffer, payload, end, names, edges)
+
+
+@compiled
+def _stream_of(buffer: Any, start: int, end: int, names: Any, edges: Any) -> int:
+    """Which of the names stands in the field `stream`; -1 where none does."""
+    at = start
+    while at < end and not equals(buffer, at, min(end, at + _STREAM_FIELD.shape[0]), _STREAM_FIELD):
+        at += 1
+    at += _STREAM_FIELD.shape[0]
+    while at < end and is_blank(buffer[at]):
+        at += 1
+    at += 1  # the opening quote
+    for number in range(edges.shape[0] - 1):
+        length = edges[number + 1] - edges[number]
+        if at + length >= end or buffer[at + length] != _QUOTE:
+            continue
+        same = True
+        for place in range(length):
+            if buffer[at + place] != names[edges[number] + place]:
+                same = False
+                break
+        if same:
+            return number
+    return -1

@@ -32,6 +32,7 @@ class _Integer(NamedTuple):
 
 INTEGER = _Integer()
 BYTES, MARKS, LONGS, OFFSETS = Array("uint8"), Array("bool"), Array("int64"), Array("int32")
+WORDS = Array("uint64")
 ROWS, HASHES = Array("int64", 2), Array("uint64", 2)
 
 KERNELS: list[Kernel] = []
@@ -88,6 +89,7 @@ class Kernel:
 
 _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
+_hash = "natslog.wire.kernels_hash"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
@@ -107,12 +109,16 @@ hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES)
 find_ids = Kernel(_ids, "find_ids", HASHES, LONGS, HASHES, LONGS)
 mark_repeated = Kernel(_ids, "mark_repeated", HASHES, LONGS, LONGS, INTEGER, INTEGER)
 insert_ids = Kernel(_ids, "insert_ids", HASHES, LONGS, HASHES, LONGS, results=1)
+mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS, BYTES, HASHES)
+mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES)
+finish_hashes = Kernel(_hash, "finish_hashes", HASHES)
+hashes_as_texts = Kernel(_hash, "hashes_as_texts", HASHES, BYTES, BYTES)
 stored_acks = Kernel(_out, "stored_acks", BYTES, OFFSETS, LONGS, MARKS, BYTES, BYTES, BYTES, BYTES, BYTES, results=1)
 publish_frames = Kernel(
-    _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, BYTES, results=1
+    _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
 )  # fmt: skip
 mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS)
-read_acks = Kernel(_out, "read_acks", BYTES, ROWS, INTEGER, LONGS)
+read_acks = Kernel(_out, "read_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, LONGS, LONGS)
 
 _WORDS_OF_A_LINE = (6, 2)
 

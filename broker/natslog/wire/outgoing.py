@@ -19,6 +19,10 @@ _BINARY = pa.binary()
 _FRAME_BYTES = 80
 """An upper bound of what a frame holds besides the columns: verb, blanks, lengths, line ends, a sequence number."""
 _HEADER_BYTES = len(b"NATS/1.0\r\n" + b"Nats-Msg-Id: \r\n" + b"\r\n")
+_ACK_HEADER_BYTES = len(b"Natslog-Ack-To: .9223372036854775807\r\n")
+
+BY_REPLY, BY_HEADER = 1, 2
+"""Where an ack is requested: in the message's reply subject, in the header `Natslog-Ack-To`, or in both."""
 
 
 def _constant(values: Any, kind: Any) -> npt.NDArray[Any]:
@@ -49,6 +53,7 @@ def publish_frames(
     ids: Any | None = None,
     inbox: str = "",
     sequences: Sequences | None = None,
+    ack_to: int = BY_REPLY,
 ) -> memoryview:
     """`PUB` frames, one after another; `HPUB` for the rows that have headers.
 
@@ -56,7 +61,7 @@ def publish_frames(
         subjects, bodies: string or binary columns of the same length, without nulls.
         lines: header lines of each row (see `header_lines`), or None.
         ids: sent as `Nats-Msg-Id` where there is one; string column, or None.
-        inbox, sequences: row i asks for an answer to `<inbox>.<sequences[i]>`; None: no answers.
+        inbox, sequences: row i asks for an answer to `<inbox>.<sequences[i]>`; None: no answers. `ack_to`: how.
     """
     if not len(bodies):
         return memoryview(b"")
@@ -68,9 +73,10 @@ def publish_frames(
     given = _NO_SEQUENCES if sequences is None else _constant(sequences, np.int64)
     size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subject_texts, body_texts))
     size += sum(int(offsets[-1] - offsets[0]) for offsets, _ in (line_texts, id_texts) if len(offsets))
-    out = np.empty(size + len(bodies) * (_FRAME_BYTES + _HEADER_BYTES + len(prefix)), np.uint8)
+    frame_bytes = _FRAME_BYTES + _HEADER_BYTES + _ACK_HEADER_BYTES + 2 * len(prefix)
+    out = np.empty(size + len(bodies) * frame_bytes, np.uint8)
     texts = (*subject_texts, *body_texts, *line_texts, *id_texts)
-    filled = native.publish_frames(*texts, has_id, prefix, given, out)
+    filled = native.publish_frames(*texts, has_id, prefix, given, ack_to, out)
     return out.data[:filled]
 
 
@@ -101,12 +107,21 @@ def _pair_lines(pairs: Any) -> Any:
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(edges), lines), b"")
 
 
-def sent_bytes(bodies: Any, lines: Any | None, ids: Any | None) -> Any:
-    """What the server counts against its `max_payload`: header block and body of each row."""
+def ack_header_bytes(inbox: str) -> int:
+    """The most that the header takes in which an ack to this inbox is requested."""
+    return _ACK_HEADER_BYTES + len(inbox)
+
+
+def sent_bytes(bodies: Any, lines: Any | None, ids: Any | None, more_bytes: int = 0) -> Any:
+    """What the server counts against its `max_payload`: header block and body of each row.
+
+    Args:
+        more_bytes: of further headers.
+    """
     size = pc.binary_length(bodies)
-    if lines is None and ids is None:
+    if lines is None and ids is None and not more_bytes:
         return size
     for column in (lines, ids):
         if column is not None:
             size = pc.add(size, pc.fill_null(pc.binary_length(column), 0))
-    return pc.add(size, _HEADER_BYTES)
+    return pc.add(size, _HEADER_BYTES + more_bytes)

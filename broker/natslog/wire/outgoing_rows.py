@@ -15,7 +15,7 @@ from natslog.arrow.schema import rows_of_items
 from natslog.errors import PublishFailed
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire import native
-from natslog.wire.outgoing import Sequences, header_lines, publish_frames, sent_bytes, texts_of
+from natslog.wire.outgoing import BY_REPLY, Sequences, header_lines, publish_frames, sent_bytes, texts_of
 
 _NAMED_ROWS = 3
 
@@ -52,10 +52,16 @@ class Rows:
     def lines(self) -> Any | None:
         return header_lines(self.headers, self.keys)
 
-    def frames(self, inbox: str = "", sequences: Sequences | None = None) -> memoryview:
+    def frames(self, inbox: str = "", sequences: Sequences | None = None, ack_to: int = BY_REPLY) -> memoryview:
         """NATS protocol that publishes them; see `outgoing.publish_frames`."""
         return publish_frames(
-            self.subjects, self.values, lines=self.lines(), ids=self.ids, inbox=inbox, sequences=sequences
+            self.subjects,
+            self.values,
+            lines=self.lines(),
+            ids=self.ids,
+            inbox=inbox,
+            sequences=sequences,
+            ack_to=ack_to,
         )
 
     def parts(self, max_rows: int, max_bytes: int) -> list[Rows]:
@@ -71,9 +77,13 @@ class Rows:
         return parts
 
 
-def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
-    """Raises PublishFailed with number and reason of the first rows that NATS would not accept."""
-    for reason, at in _problems(rows, max_payload_bytes):
+def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0, more_bytes: int = 0) -> None:
+    """Raises PublishFailed with number and reason of the first rows that NATS would not accept.
+
+    Args:
+        more_bytes: of headers that every row gets in addition.
+    """
+    for reason, at in _problems(rows, max_payload_bytes, more_bytes):
         named = ", ".join(
             f"row {first_row + row} (subject {_shortened(rows.subjects[row].as_py())!r})"
             for row in at[:_NAMED_ROWS].tolist()
@@ -82,15 +92,15 @@ def check_rows(rows: Rows, max_payload_bytes: int, first_row: int = 0) -> None:
         raise PublishFailed(f"{len(at)} rows cannot be sent: {reason}: {named}", reason=reason, rows=numbers)
 
 
-def unsendable_rows(rows: Rows, max_payload_bytes: int) -> dict[int, str]:
-    """Rows that NATS would not accept, by number within `rows`, each with the first reason."""
+def unsendable_rows(rows: Rows, max_payload_bytes: int, more_bytes: int = 0) -> dict[int, str]:
+    """Rows that NATS would not accept, by number within `rows`, each with the first reason. Args: as `check_rows`."""
     reasons: dict[int, str] = {}
-    for reason, at in _problems(rows, max_payload_bytes):
+    for reason, at in _problems(rows, max_payload_bytes, more_bytes):
         reasons = dict.fromkeys(at.tolist(), reason) | reasons
     return dict(sorted(reasons.items()))
 
 
-def _problems(rows: Rows, max_payload_bytes: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+def _problems(rows: Rows, max_payload_bytes: int, more_bytes: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
     """The reason, and the rows."""
     problems = [
         ("value is null", pc.is_null(rows.values)),
@@ -99,7 +109,7 @@ def _problems(rows: Rows, max_payload_bytes: int) -> Iterator[tuple[str, npt.NDA
         (f"subject is longer than {MAX_SUBJECT_BYTES} bytes", pc.greater(_size(rows.subjects), MAX_SUBJECT_BYTES)),
         (
             f"message is larger than the server's limit of {max_payload_bytes} bytes",
-            pc.greater(sent_bytes(rows.values, rows.lines(), rows.ids), max_payload_bytes),
+            pc.greater(sent_bytes(rows.values, rows.lines(), rows.ids, more_bytes), max_payload_bytes),
         ),
     ]
     for name, values in (("key", rows.keys), ("message id", rows.ids)):

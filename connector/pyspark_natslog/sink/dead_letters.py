@@ -3,7 +3,7 @@
 A dead letter has the row's value (cut to what the server accepts) and, in headers, the reason, the row's subject and
 its origin: `Natslog-Error`, `Natslog-Subject`, `Natslog-Stream` and `Natslog-Offset` (where the rows have these
 columns, as those of the source do), `Natslog-Truncated` with the whole value's size. The row's own key and headers are
-kept if they are allowed. Its message id is the row's place in the query, so that a repeated batch stores it once.
+kept if they are allowed. Its message id is the one that the sink gives the row: a repeated batch stores it once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SHOWN_CHARS = 1000
 
 
 def split_dead(
-    rows: Rows, batch: pa.RecordBatch, *, subject: str, max_payload_bytes: int, places: Any
+    rows: Rows, batch: pa.RecordBatch, *, subject: str, max_payload_bytes: int, own_ids: Any
 ) -> tuple[Rows, Rows | None]:
     """The rows that can be sent, and letters for the others, if there are any.
 
     Args:
         batch: the batch that the rows were made from; its columns `stream` and `offset` are used if it has them.
-        places: string array, each row's place in the query.
+        own_ids: string array, the ids that the sink gives the rows.
     """
     reasons = unsendable_rows(rows, max_payload_bytes)
     if not reasons:
@@ -41,7 +41,7 @@ def split_dead(
         subjects=pa.repeat(pa.scalar(subject), len(letters)),
         values=pa.array([value for value, _ in letters], pa.binary()),
         headers=pa.array([headers for _, headers in letters], HEADERS_TYPE),
-        ids=places.take(pa.array(dead)),
+        ids=own_ids.take(pa.array(dead)),
     )
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError
+from natslog.model import OnConflict
 from natslog.subjects import check_name, check_subject
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 from pyspark_natslog.sink.options import NATS_ONLY
 
-_HTTP = ("path", "servers", "stream", "subject", *CONNECTION)
+_HTTP = ("path", "servers", "stream", "subject", "onConflict", *CONNECTION)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSinkOptions:
-    """`subject`: of all rows; None: the column `subject`, or else the stream's own subject."""
+    """`subject`: of all rows; None: the column `subject`, or else the stream's own subject. `on_conflict`: what becomes
+    of a batch that was stored with other rows, or before others (`NatslogClient.commit_append`).
+    """
 
     servers: tuple[str, ...] = field(repr=False)
     stream: str
     subject: str | None
     client_options: ClientOptions
+    on_conflict: OnConflict = "fail"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> HttpSinkOptions:
@@ -46,7 +51,8 @@ class HttpSinkOptions:
                 check_subject(subject, wildcards=False)
         with naming("servers"):
             servers = parse_servers(given.text("servers"))
-        return cls(servers, stream, subject, client_options(given))
+        on_conflict = cast(OnConflict, given.one_of("onConflict", "fail", ("fail", "skip", "append")))
+        return cls(servers, stream, subject, client_options(given), on_conflict)
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers, self.client_options)

@@ -3,11 +3,13 @@
 Theory of operation. A task sends its Arrow batches as parts of bounded size, and returns their names together with
 query and batch, because only tasks get the query's id. The driver's commit names the parts of the attempts that Spark
 counts, and the broker appends them as one run, once for each (query, batch): if Spark runs a batch again after a crash,
-the broker finds it there. A batch write is a producer of its own, with one batch.
+the broker finds it there, and proves by a digest that the rows are the same. A batch write is a producer of its own,
+with one batch.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +23,14 @@ from pyspark.sql.types import StructType
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client.appending import PartUploader
 from natslog.errors import ConfigError, did_you_mean
-from natslog.model import PartReceipt
+from natslog.model import ONE_OFF_PRODUCERS, PartReceipt
 from pyspark_natslog.sink.http_options import HttpSinkOptions
 from pyspark_natslog.sink.writer import batch_of_query
+
+logger = logging.getLogger("pyspark_natslog")
+
+_BROKER_BACK_WITHIN_S = 120.0
+"""The driver cannot stage rows again: it waits while the broker that has them restarts."""
 
 _COLUMN_TYPES = {
     "value": ("string", "binary"),
@@ -50,7 +57,7 @@ class _Appending:
             raise ConfigError('the sink can only append, mode("append"): rows of a stream are never replaced')
         self._options = options
         self._columns = _checked_columns(schema, options)
-        self._write_id = None if of_query else f"write-{secrets.token_hex(16)}"
+        self._write_id = None if of_query else f"{ONE_OFF_PRODUCERS}{secrets.token_hex(16)}"
         options.check_stream("subject" in self._columns)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -94,8 +101,16 @@ class _Appending:
         if not parts:
             return
         (key,) = {(message.producer, message.batch) for message in staged}
-        with self._options.client() as client:
-            client.commit_append(self._options.stream, *key, parts)
+        options = self._options
+        with options.client() as client:
+            appended = client.commit_append(
+                options.stream, *key, parts, on_conflict=options.on_conflict, parts_within_s=_BROKER_BACK_WITHIN_S
+            )
+        if appended.duplicate:
+            logger.warning(
+                "stream %s: batch %d of %s was stored before, as offsets %s to %s: its rows were not appended again",
+                options.stream, key[1], key[0], appended.start, appended.end,
+            )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Parts of a failed task are deleted with the rest of its batch, or by the broker after an hour."""

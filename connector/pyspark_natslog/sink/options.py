@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
-from natslog.subjects import check_subject
-from pyspark_natslog.options import CONNECTION, Given, naming, refuse
+from natslog.subjects import check_name, check_subject
+from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 
 _CREDENTIALS = {
     "natsCredsFile": "creds_file",
@@ -23,10 +24,11 @@ _CREDENTIALS = {
     "natsTlsKeyFile": "tls_key_file",
 }
 NATS_ONLY = (
-    "natsServers", "ack", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject", *_CREDENTIALS,
+    "natsServers", "ack", "ackStreams", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
+    *_CREDENTIALS,
 )  # fmt: skip
-_SINK = ("path", "subject", *NATS_ONLY)
-_HTTP_ONLY = ("servers", "stream", *CONNECTION)
+_SINK = ("path", "subject", "servers", *NATS_ONLY, *CONNECTION)
+_HTTP_ONLY = ("stream", "onConflict")
 
 
 def goes_over_http(options: Mapping[str, str]) -> bool:
@@ -40,13 +42,21 @@ class SinkOptions:
     """The checked options; files are read where they are used.
 
     Attributes:
+        servers, client_options: of the brokers that are asked which streams record a subject.
+        ack: None: `stored` for the subjects that streams record and ack, `flush` for others.
+        ack_streams: each of these streams has to ack each row.
+        asks_brokers: whether they are asked which streams record the subjects of rows, and how these ack.
         dead_letter_subject: the subject for rows that cannot be sent; None: they fail the write.
         credentials: arguments for `NatsCredentials`.
     """
 
     nats_url: str = field(repr=False)
+    servers: tuple[str, ...] = field(repr=False)
+    client_options: ClientOptions
     subject: str | None
-    ack: Ack
+    ack: Ack | None
+    ack_streams: tuple[str, ...]
+    asks_brokers: bool
     message_id_column: str | None
     max_in_flight: int
     ack_timeout_s: float
@@ -63,16 +73,26 @@ class SinkOptions:
         why = 'is for rows that are appended to a stream over HTTP: add .option("path", "http"), or remove it'
         refuse(options, _HTTP_ONLY, why)
         given = Given(options, _SINK)
+        with naming("servers"):
+            servers = parse_servers(given.text("servers"))
+        ack = cast(Ack, given.one_of("ack", "stored", ("none", "flush", "stored"))) if given.text("ack") else None
         return cls(
             nats_url=given.text("natsServers") or os.environ.get("NATS_URL") or DEFAULT_NATS_URL,
+            servers=servers,
+            client_options=client_options(given),
             subject=_subject(given, "subject"),
-            ack=cast(Ack, given.one_of("ack", "flush", ("none", "flush", "stored"))),
+            ack=ack,
+            ack_streams=_ack_streams(given, ack),
+            asks_brokers=ack is None or (ack == "stored" and (given.has("servers") or given.has("ackStreams"))),
             message_id_column=given.text("msgIdColumn"),
             max_in_flight=given.whole("maxInFlight", MAX_IN_FLIGHT) or MAX_IN_FLIGHT,
             ack_timeout_s=given.seconds("ackTimeout", 30.0),
             dead_letter_subject=_dead_letter_subject(given),
             credentials=_credentials(given),
         )
+
+    def client(self) -> NatslogClient:
+        return NatslogClient(self.servers, self.client_options)
 
 
 def _subject(given: Given, name: str) -> str | None:
@@ -81,6 +101,21 @@ def _subject(given: Given, name: str) -> str | None:
         with naming(name):
             check_subject(subject, wildcards=False)
     return subject
+
+
+def _ack_streams(given: Given, ack: Ack | None) -> tuple[str, ...]:
+    text = given.text("ackStreams")
+    if text is None:
+        return ()
+    if ack in ("none", "flush"):
+        raise ConfigError(f'option ackStreams requires ack "stored", not {ack!r}: remove one of the two', option="ack")
+    streams = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    with naming("ackStreams"):
+        for name in streams:
+            check_name(name)
+    if not streams:
+        raise ConfigError('option ackStreams names no stream: write "orders" or "orders,audit"', option="ackStreams")
+    return streams
 
 
 def _dead_letter_subject(given: Given) -> str | None:

@@ -1,11 +1,12 @@
 """The sink: rows of a DataFrame published to NATS, streaming and batch.
 
 Theory of operation. Each task opens one connection and publishes its Arrow batches in order, each one while the acks of
-those before are on their way. Message ids are
-`queryId:batchId:partition:row`, so a retried task or batch sends the same ids and is stored once by a stream that
-deduplicates. That holds where a retry yields the same rows in the same order, as rows read from a stream do; after a
-shuffle they may not, and then `msgIdColumn` should name an id that belongs to the row. A batch write has no query: an
-id made on the driver takes its place.
+those before are on their way. The message id of a row is a hash of its position (query, batch, partition, row) and of
+its content, so a retried task or batch sends the same ids and is stored once by a stream that deduplicates. A retry
+that yields another row at the same position sends another id: such a row may be stored beside the one of the first
+attempt, and is never lost as its duplicate. Where a retry may yield the same rows in another order, as after a shuffle,
+`msgIdColumn` should name an id that belongs to the row. A batch write has no query: an id made on the driver takes its
+place.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -28,6 +27,7 @@ from pyspark_natslog.sink.options import SinkOptions
 
 if TYPE_CHECKING:
     from natslog.wire.outgoing_rows import Rows
+    from pyspark_natslog.sink.sending import Sender
 
 logger = logging.getLogger("pyspark_natslog")
 
@@ -79,10 +79,9 @@ class _TaskWriter:
         self._run_id = None if of_query else secrets.token_hex(16)
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
-        from natslog.client.publisher import (
-            Publisher,
-        )  # here: planning, on the driver, needs neither NATS nor compiled code
+        from natslog.client.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor kernels
         from natslog.wire.link import NatsCredentials
+        from pyspark_natslog.sink.sending import Sender
 
         options, sent, dead, prefix = self.options, 0, 0, self._id_prefix()
         publisher = Publisher(
@@ -91,16 +90,18 @@ class _TaskWriter:
             name="natslog-spark-sink",
             ack_timeout_s=options.ack_timeout_s,
             max_in_flight=options.max_in_flight,
+            streams=options.ack_streams,
         )
         with publisher:
+            sender = Sender(options, publisher)
             for batch in batches:
-                rows, letters = self._rows(batch, prefix, sent, publisher.max_payload_bytes)
-                publisher.send(rows, options.ack, first_row=sent)
+                rows, letters = self._rows(batch, prefix, sent, sender)
+                sender.send(rows, first_row=sent)
                 if letters is not None:
-                    publisher.send(letters, options.ack)
+                    sender.send(letters)
                     dead += len(letters)
                 sent += batch.num_rows
-            publisher.wait_for_ack(options.ack)
+            sender.wait_for_acks()
         return Published(sent, dead)
 
     def _id_prefix(self) -> str:
@@ -110,9 +111,10 @@ class _TaskWriter:
         run = self._run_id or ":".join(batch_of_query(task))
         return f"{run}:{task.partitionId()}:"
 
-    def _rows(self, batch: pa.RecordBatch, prefix: str, first: int, max_payload_bytes: int) -> tuple[Rows, Rows | None]:
+    def _rows(self, batch: pa.RecordBatch, prefix: str, first: int, sender: Sender) -> tuple[Rows, Rows | None]:
         """What is to be sent, and the dead letters, where rows that cannot be sent become such."""
         from natslog.wire.outgoing_rows import Rows
+        from natslog.wire.row_hashes import as_texts, position_starts, row_hashes
         from pyspark_natslog.sink.dead_letters import split_dead
 
         options, names = self.options, batch.schema.names
@@ -121,21 +123,20 @@ class _TaskWriter:
             subjects: Any = pa.repeat(pa.scalar(options.subject), count)
         else:
             subjects = _as(batch.column("subject"), pa.string())
-        numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
-        places = ids = pc.binary_join_element_wise(prefix, numbers, "")
+        values = _as(batch.column("value"), pa.binary())
+        keys = _as(batch.column("key"), pa.binary()) if "key" in names else None
+        headers = batch.column("headers").cast(HEADERS_TYPE) if "headers" in names else None
+        own_ids = ids = None
         if options.message_id_column is not None:
             ids = _as(batch.column(options.message_id_column), pa.string())
-        rows = Rows(
-            subjects=subjects,
-            values=_as(batch.column("value"), pa.binary()),
-            keys=_as(batch.column("key"), pa.binary()) if "key" in names else None,
-            headers=batch.column("headers").cast(HEADERS_TYPE) if "headers" in names else None,
-            ids=ids,
-        )
+        if ids is None or options.dead_letter_subject is not None:
+            own_ids = as_texts(row_hashes(subjects, values, keys, headers, position_starts(prefix, first, count)))
+        rows = Rows(subjects, values, keys, headers, own_ids if ids is None else ids)
         if options.dead_letter_subject is None:
             return rows, None
+        limit_bytes = sender.max_payload_bytes(subjects)
         return split_dead(
-            rows, batch, subject=options.dead_letter_subject, max_payload_bytes=max_payload_bytes, places=places
+            rows, batch, subject=options.dead_letter_subject, max_payload_bytes=limit_bytes, own_ids=own_ids
         )
 
 

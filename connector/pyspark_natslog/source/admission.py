@@ -1,6 +1,9 @@
 """How many waiting rows one trigger takes: limits of rows and bytes are shared among streams, and a batch may wait for
 a minimum of rows.
 
+Invariant: where a limit is smaller than the number of streams that have waiting rows, those come first that have waited
+for the most triggers: over several triggers every stream is read.
+
 Spark gives a Python source one built-in limit at a time, so the source combines its options itself. Spark's limit only
 determines whether they apply (they do not with `ReadAllAvailable`, of `Trigger.Once`).
 """
@@ -19,11 +22,15 @@ Reach = Callable[[str, int | None], tuple[int, int]]
 
 
 class Admitter:
-    """Determines how much each trigger takes; stores the time of the last trigger that took rows."""
+    """Determines how much each trigger takes; stores the time of the last trigger that took rows, and which streams it
+    took rows of.
+    """
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._admitted_at: float | None = None
+        self._last_turn: dict[str, int] = {}
+        self._turns = 0
 
     def default_limit(self) -> ReadLimit:
         """The limit that Spark passes to `latestOffset`."""
@@ -43,14 +50,20 @@ class Admitter:
         """
         if not drains and self._is_too_early(sum(waiting.values())):
             return dict.fromkeys(waiting, 0)
-        admitted = dict(waiting)
+        admitted = {name: waiting[name] for name in sorted(waiting, key=lambda name: self._last_turn.get(name, 0))}
         if self._admission.max_rows is not None:
             admitted = share_limit(admitted, self._admission.max_rows)
         if self._admission.max_bytes is not None:
             admitted = _within_bytes(admitted, self._admission.max_bytes, reach)
         if any(admitted.values()):
             self._admitted_at = time.monotonic()
+            self._note_turn(admitted)
         return admitted
+
+    def _note_turn(self, admitted: Mapping[str, int]) -> None:
+        self._turns += 1
+        before = self._last_turn
+        self._last_turn = {name: self._turns if rows else before.get(name, 0) for name, rows in admitted.items()}
 
     def _is_too_early(self, rows: int) -> bool:
         min_rows = self._admission.min_rows
@@ -61,16 +74,19 @@ class Admitter:
 
 def share_limit(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
     """`limit` rows (or bytes) divided among streams in proportion to what waits in each. Each stream with waiting rows
-    gets at least one, if the limit allows, and the whole limit is used.
+    gets at least one; where the limit does not allow this, the first ones do. The whole limit is used.
     """
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
+    nonempty = [name for name, rows in waiting.items() if rows]
+    if limit < len(nonempty):
+        return dict.fromkeys(waiting, 0) | dict.fromkeys(nonempty[:limit], 1)
     shares = {name: max(1, rows * limit // total) if rows else 0 for name, rows in waiting.items()}
     by_size = sorted(waiting, key=lambda name: (-waiting[name], name))
     while (left := limit - sum(shares.values())) != 0:  # rounding, at most a row or so for each stream
         for name in by_size:
-            step = min(1, left, waiting[name] - shares[name]) if left > 0 else -min(1, -left, shares[name])
+            step = min(1, left, waiting[name] - shares[name]) if left > 0 else -min(1, -left, max(0, shares[name] - 1))
             shares[name] += step
             left -= step
     return shares

@@ -1,14 +1,15 @@
 """Positions in Spark's checkpoint: half-open, one per stream, with the stream's id.
 
-    {"orders": {"id": "3ef2…", "offset": 42}, "returns": {"id": "9a01…", "offset": 7, "start": 0}}
-    {"orders": {"id": "3ef2…", "offset": 90000, "tasks": [[1, 40000], [0, 90000]]}}
+    {"orders": {"id": "3ef2…", "offset": 42, "epoch": 5}, "returns": {"id": "9a01…", "offset": 7, "start": 0}}
+    {"orders": {"id": "3ef2…", "offset": 90000, "epoch": 5, "tasks": [[1, 40000], [0, 90000]]}}
 
 The first position of a stream that joined a running query (`streamPattern`, `group`, or named since) has `start`: Spark
-has no earlier position, and a repeated batch must begin at the same offset. A position has `tasks` if the batch that
-ends there has more than one task: which one reads up to which offset, in turn. A repeated batch is divided in the same
-way, even if the stored batches, their leaders or the driver's cores have changed: the sink's message ids depend on it.
-Spark compares the JSON as text: names are sorted, and `id` comes before `offset`, always. Format version 1 has no
-version field; a later one will.
+has no earlier position, and a repeated batch must begin at the same offset. `epoch` is that of the leader which stated
+that the messages before the offset exist: a query that is restarted ignores the answers of older leaders. The positions
+of natslog 0.1.0 have none. A position has `tasks` if the batch that ends there has more than one task: which one reads
+up to which offset, in turn. A repeated batch is divided in the same way, even if the stored batches, their leaders or
+the driver's cores have changed: the sink's message ids depend on it. Spark compares the JSON as text: names are sorted,
+and `id` comes before `offset`, always. Format version 1 has no version field; a later one will.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ class StreamOffset:
     """The next offset to read of the stream with this id; `start` where it began, if it joined with this position.
 
     `tasks`: (number of the task, exclusive end of what it reads), ends rising up to `offset`; empty where one has all.
+    `epoch`: of the leader that stated that the messages before the offset are there; 0 where it is not known.
     """
 
     id: str
     offset: int
     start: int | None = None
     tasks: tuple[tuple[int, int], ...] = ()
+    epoch: int = 0
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"id": self.id, "offset": self.offset}
+        if self.epoch:
+            body["epoch"] = self.epoch
         if self.start is not None:
             body["start"] = self.start
         if self.tasks:
@@ -67,4 +72,5 @@ def from_json(body: Mapping[str, Any]) -> Offsets:
 def _one(at: Mapping[str, Any]) -> StreamOffset:
     start = at.get("start")
     tasks = tuple((int(number), int(end)) for number, end in at.get("tasks", ()))
-    return StreamOffset(str(at["id"]), int(at["offset"]), None if start is None else int(start), tasks)
+    start = None if start is None else int(start)
+    return StreamOffset(str(at["id"]), int(at["offset"]), start, tasks, int(at.get("epoch", 0)))

@@ -14,16 +14,21 @@ from natslog.errors import StreamNotFound
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream as its leader describes it: offsets `[log_start_offset, high_watermark)` can be read."""
+    """A stream as its leader describes it: offsets `[log_start_offset, high_watermark)` can be read.
+
+    `leader_epoch`: 0 where the broker did not state it.
+    """
 
     name: str
     id: str
     log_start_offset: int
     high_watermark: int
+    leader_epoch: int = 0
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> StreamState:
-        return cls(body["name"], body["id"], int(body["log_start_offset"]), int(body["high_watermark"]))
+        bounds = int(body["log_start_offset"]), int(body["high_watermark"])
+        return cls(body["name"], body["id"], *bounds, int(body.get("leader_epoch", 0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from natslog.errors import NatslogError, StreamNotFound
+from natslog.client import leader_epochs
+from natslog.errors import NatslogError, NotLeader, StreamNotFound
 from pyspark_natslog.source.admission import Admitter
 from pyspark_natslog.source.confirming import confirmed, newest
 from pyspark_natslog.source.loss import Loss, recreated, report_loss, shorter
@@ -58,6 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: States | None = None
         self._planned: tuple[list[OffsetRange], list[InputPartition]] | None = None
         self._away_since: float | None = None
+        self._known: set[str] = set()  # ids of streams whose positions in the checkpoint were read
         self._client = options.client()
 
     # ---- how far ----
@@ -85,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {name: StreamOffset(state.id, state.high_watermark) for name, state in states.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        position = from_json(start)
+        position = self._noted(start)
         ask = partial(self._states_for, {name: (at, at.offset) for name, at in position.items()})
         if self._target is not None:  # returning the same position would end the run too early
             states = self._retry_until_available(ask)
@@ -101,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._begin(position, states)
         waiting = {name: max(0, self._limit(states[name]) - at.offset) for name, at in begin.items()}
         admitted = waiting if isinstance(limit, ReadAllAvailable) else self._admit(begin, waiting)
-        end = {name: _moved(at, position.get(name), admitted[name]) for name, at in begin.items()}
+        end = {name: _moved(at, position.get(name), admitted[name], states[name]) for name, at in begin.items()}
         ranges = [OffsetRange(name, at.id, at.offset, end[name].offset) for name, at in sorted(begin.items())]
         ranges = [one for one in ranges if one.rows]
         tasks = self._retry_until_available(
@@ -111,6 +113,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end[name] = replace(end[name], tasks=share)
         self._planned = ranges, tasks
         return to_json(end)
+
+    def _noted(self, body: dict[str, Any]) -> Offsets:
+        """Positions from Spark. Answers of leaders of older epochs than those of the first positions are ignored."""
+        positions = from_json(body)
+        for at in positions.values():
+            if at.id not in self._known:
+                self._known.add(at.id)
+                leader_epochs.note(at.id, at.epoch)
+        return positions
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._latest is None:
@@ -215,12 +226,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = time.monotonic()
         self._away_since = self._away_since or now
         logger.warning("the query has been waiting for %.0f s: %s", now - self._away_since, error.message)
-        return now - self._away_since > _OUTAGE_TIMEOUTS * self._options.client_options.timeout_s
+        if now - self._away_since <= _OUTAGE_TIMEOUTS * self._options.client_options.timeout_s:
+            return False
+        return not self._accepts_older_leader(error)
+
+    def _accepts_older_leader(self, error: NatslogError) -> bool:
+        """Whether only the leader of an older epoch responds. Its answers are accepted from now on (a cluster that was
+        restored from a backup has older epochs); what it lacks is then reported as lost.
+        """
+        stream_id = error.facts.get("id")
+        if not isinstance(error, NotLeader) or not isinstance(stream_id, str):
+            return False
+        logger.warning(
+            "stream %s: no broker has the leader epoch of the checkpoint; an older one is accepted now", stream_id
+        )
+        leader_epochs.forget(stream_id)
+        self._away_since = None
+        return True
 
     # ---- which ranges ----
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, upto = from_json(start), from_json(end)
+        begin, upto = self._noted(start), self._noted(end)
         moved = {name: last for name, last in upto.items() if last != begin.get(name)}
         if not moved:
             return []
@@ -264,9 +291,9 @@ def _first(first: StreamOffset | None, last: StreamOffset) -> StreamOffset:
     return StreamOffset(last.id, last.start or 0)
 
 
-def _moved(at: StreamOffset, before: StreamOffset | None, rows: int) -> StreamOffset:
+def _moved(at: StreamOffset, before: StreamOffset | None, rows: int, state: StreamState) -> StreamOffset:
     """The position after `rows` more. A position that does not move keeps `start`, as does one that has just joined."""
     if rows == 0:
         return at
     has_joined = before is None or before.id != at.id
-    return StreamOffset(at.id, at.offset + rows, at.start if has_joined else None)
+    return StreamOffset(at.id, at.offset + rows, at.start if has_joined else None, epoch=state.leader_epoch)

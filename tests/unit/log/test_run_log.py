@@ -68,6 +68,9 @@ def test_each_batch_of_a_run_is_synced_before_the_next_is_written(
 def test_mark_is_found_in_headers_only_as_it_was_written() -> None:
     mark = RunMark("a" * 128, 2**62, 0, 2**62)
     assert find_mark(b"xx" + mark.to_line() + b"\0") == mark
+    with_digest = RunMark("a" * 128, 2**62, 0, 2**62, 2**128 - 1)
+    assert find_mark(b"xx" + with_digest.to_line() + b"\0") == with_digest
+    assert find_mark(RunMark("a", 0, 0, 1, 5).to_line()) == RunMark("a", 0, 0, 1, 5)
     assert find_mark(b"v1 base_offset=0000000000000000001 rows=1") is None
 
 
@@ -304,3 +307,21 @@ def test_least_recently_used_producers_go(log_folder: Path) -> None:
     for at, name in enumerate(["a", "b", "c", "a", "d"]):
         table.note(RunMark(name, at, at, at + 1), at)
     assert [name for name in "abcd" if table.last_run(name, 0, 5, is_committed=True)] == ["a", "c", "d"]
+
+
+def test_one_off_producers_evict_no_others(log_folder: Path) -> None:
+    log_folder.mkdir()
+    table = ProducerTable(log_folder, lambda start, end: iter(()), most=3)
+    table.open(0, 0, 0, is_short=True)
+    for at, name in enumerate(["query", *(f"write-{at}" for at in range(9)), "other"]):
+        table.note(RunMark(name, at, at, at + 1, at), at)
+    table.store(11, is_short=False)
+    for found in (table, ProducerTable(log_folder, lambda start, end: iter(()), most=3)):
+        found.open(0, 11, 11, is_short=False)
+        known = {name: found.last_run(name, 0, 11, is_committed=True) for name in ("query", "other", "write-5")}
+        assert known == {
+            "query": RunMark("query", 0, 0, 1, 0),
+            "other": RunMark("other", 10, 10, 11, 10),
+            "write-5": None,
+        }
+        assert found.last_run("write-8", 0, 11, is_committed=True) == RunMark("write-8", 9, 9, 10, 9)

@@ -65,23 +65,31 @@ def _published(shown: list[Any]) -> None:
     import numpy as np
     import pyarrow as pa
 
+    from natslog.arrow.schema import HEADERS_TYPE
     from natslog.wire import native
     from natslog.wire.frames import FrameParser
-    from natslog.wire.outgoing import publish_frames
+    from natslog.wire.outgoing import BY_HEADER, BY_REPLY, publish_frames
     from natslog.wire.outgoing_rows import Rows, unsendable_rows
+    from natslog.wire.row_hashes import as_texts, position_starts, row_hashes
 
     texts = pa.array(["a", "b\n", " c", "d"])
     bad = unsendable_rows(Rows(texts, texts.cast(pa.binary()), texts), 99)
     shown.append(list(bad.items()))
     subjects, bodies, ids = pa.array(["a", "bc"]), pa.array([b"1", b""]), pa.array(["i", None])
-    sent = publish_frames(subjects, bodies, ids=ids, inbox="_INBOX.z", sequences=np.arange(9, 11))
-    shown.append(bytes(sent).decode())
+    for ack_to in (BY_REPLY, BY_HEADER, BY_REPLY | BY_HEADER):
+        sent = publish_frames(subjects, bodies, ids=ids, inbox="_INBOX.z", sequences=np.arange(9, 11), ack_to=ack_to)
+        shown.append(bytes(sent).decode())
+    pairs = pa.array([[{"key": "a", "value": "more than eight bytes"}], None], HEADERS_TYPE)
+    hashes = row_hashes(subjects, bodies, None, pairs, position_starts("q", 3, 2))
+    shown += [hashes.tolist(), as_texts(hashes).to_pylist()]
     parser = FrameParser()
     parser.receive_data(_frame(b"_INBOX.z.10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.11", b"", b'{"error":1}'))
+    parser.receive_data(_frame(b"_INBOX.z.12", b"", b'{"stream": "orders", "seq": 1}'))
     for frames in parser.frames():
-        sequences = np.empty(len(frames.rows), np.int64)
-        native.read_acks(frames.buffer, frames.rows, len("_INBOX.z."), sequences)
-        shown.append(sequences.tolist())
+        sequences, streams = np.empty((2, len(frames.rows)), np.int64)
+        names, edges = np.frombuffer(b"otherorders", np.uint8), np.array([0, 5, 11])
+        native.read_acks(frames.buffer, frames.rows, len("_INBOX.z."), names, edges, sequences, streams)
+        shown += [sequences.tolist(), streams.tolist()]
 
 
 def main() -> None:

@@ -4,6 +4,10 @@ Theory of operation. The stream's writer does the work, between two commits of m
 run, and either finds the batch there or appends the staged parts as one run. The event loop then waits until the high
 watermark has passed the run, as acks of messages do. Commits of one batch that are requested at once are done one after
 the other, so the second one finds the run of the first.
+
+Invariant: a batch is a duplicate only if it is the producer's last one, with as many rows and the same digest. Any
+other batch that is not above the last one is a conflict: it could be rows that were stored, or others. The client
+decides.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -20,8 +24,10 @@ import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
+from natslog.cluster.features import RUN_DIGESTS_LEVEL
 from natslog.cluster.roles import LeaderReplica
 from natslog.errors import (
+    BatchConflict,
     CorruptLog,
     InvalidRequest,
     NatslogError,
@@ -32,10 +38,12 @@ from natslog.errors import (
     StorageFailed,
 )
 from natslog.ingest.dedupe import Ids, ids_of_headers
-from natslog.model import Appended, PartReceipt
+from natslog.model import Appended, OnConflict, PartReceipt
+from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import BatchKey, StagedPart, Staging, rows_of
 from natslog.node.writes.stream_ingest import StreamIngest
+from natslog.wire.row_hashes import sum_digests
 
 logger = logging.getLogger("natslog.node")
 
@@ -46,20 +54,68 @@ _Outcome: TypeAlias = tuple[RunMark, bool] | NatslogError
 """The producer's last run and whether it is new, or the reason why nothing was appended."""
 
 
-async def commit(stream: HostedStream, staging: Staging, key: BatchKey, receipts: Iterable[PartReceipt]) -> Appended:
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a client requests.
+
+    Attributes:
+        on_conflict: `fail`: it is answered with `BatchConflict`; `append`: the batch is appended all the same, and the
+            producer continues behind it; `skip`: where it is the producer's last batch with other rows, it is left out.
+    """
+
+    key: BatchKey
+    receipts: Sequence[PartReceipt]
+    on_conflict: OnConflict = "fail"
+
+    @property
+    def rows(self) -> int:
+        return sum(receipt.rows for receipt in self.receipts)
+
+    @property
+    def digest(self) -> int | None:
+        """Of the rows of all parts; None where a receipt does not state it."""
+        digests = [receipt.content for receipt in self.receipts]
+        known = [int(digest, 16) for digest in digests if digest is not None]
+        return sum_digests(known) if len(known) == len(digests) else None
+
+    def repeats(self, run: RunMark) -> bool:
+        """Whether these are the rows of that run, as far as both state it."""
+        unknown = run.digest is None or self.digest is None
+        return self.rows == run.end - run.start and (unknown or self.digest == run.digest)
+
+
+async def commit(stream: HostedStream, staging: Staging, copies: StagedCopies, requested: Commit) -> Appended:
     """Appends the named parts as one run, once. Returns when it is committed; what is staged for the batch is dropped.
+    Parts that are staged at another broker are copied first.
 
     Raises:
-        PartsMissing, StorageFull, StreamPaused, …: nothing was appended. NoLeader, NotEnoughReplicas: not confirmed as
-        committed yet; a repeated request shows the result.
+        As `_commit`; PartsUnavailable: the broker that has a part does not respond: repeat the request.
+    """
+    try:
+        return await _commit(stream, staging, requested)
+    except PartsMissing:
+        if all(receipt.broker is None or not staging.lacks(requested.key, receipt) for receipt in requested.receipts):
+            raise
+        await copies.fetch(requested.key, requested.receipts, stream.record.settings.subject)
+    return await _commit(stream, staging, requested)
+
+
+async def _commit(stream: HostedStream, staging: Staging, requested: Commit) -> Appended:
+    """Appends the named parts, which are staged here.
+
+    Raises:
+        BatchConflict, PartsMissing, StorageFull, …: nothing was appended. NoLeader, NotEnoughReplicas: not
+        confirmed as committed yet; a repeated request shows the result.
     """
     parts: list[StagedPart] | PartsMissing
+    key = requested.key
     try:
-        parts = staging.named(key, receipts)
+        parts = staging.named(key, requested.receipts)
+        requested = replace(requested, receipts=[part.receipt for part in parts])  # what they state was proven here
     except PartsMissing as error:
         parts = error  # no error where the batch was appended before
     if isinstance(parts, PartsMissing) or any(part.receipt.rows for part in parts):
-        appended = await _append_once(stream, key, parts)
+        appended = await _append_once(stream, requested, parts)
     else:
         end = stream.usable_log().high_watermark
         appended = Appended(end, end, duplicate=False)
@@ -67,13 +123,12 @@ async def commit(stream: HostedStream, staging: Staging, key: BatchKey, receipts
     return appended
 
 
-async def _append_once(stream: HostedStream, key: BatchKey, parts: list[StagedPart] | PartsMissing) -> Appended:
+async def _append_once(stream: HostedStream, requested: Commit, parts: list[StagedPart] | PartsMissing) -> Appended:
     leading, ingest = stream.leading, stream.ingest
     if leading is None or ingest is None or stream.is_transferring:
         raise _not_leading(stream)
-    _, producer, batch = key
     started = time.monotonic()
-    work = _Work(stream, ingest, producer, batch, parts, asyncio.get_running_loop().create_future())
+    work = _Work(stream, ingest, requested, parts, asyncio.get_running_loop().create_future())
     ingest.hand_to_writer(work)
     outcome = await work.done
     if isinstance(outcome, NatslogError):
@@ -83,7 +138,7 @@ async def _append_once(stream: HostedStream, key: BatchKey, parts: list[StagedPa
     if is_new:
         ingest.stats.committed += run.end - run.start
         await _let_replicas_catch_up(stream, time.monotonic() - started)
-    return Appended(run.start, run.end, not is_new) if run.batch == batch else Appended(None, None, duplicate=True)
+    return Appended(run.start, run.end, not is_new)
 
 
 async def _let_replicas_catch_up(stream: HostedStream, took_s: float) -> None:
@@ -122,8 +177,7 @@ class _Work:
 
     stream: HostedStream
     ingest: StreamIngest
-    producer: str
-    batch: int
+    requested: Commit
     parts: list[StagedPart] | PartsMissing
     done: asyncio.Future[_Outcome]
 
@@ -146,8 +200,8 @@ class _Work:
 
     def _outcome(self) -> _Outcome:
         try:
-            last = self.ingest.log.last_run(self.producer)
-            if last is not None and self.batch <= last.batch:
+            last = self.ingest.log.last_run(self.requested.key[1])
+            if last is not None and self._is_stored(last):
                 return last, False
             if isinstance(self.parts, PartsMissing):
                 return self.parts
@@ -160,17 +214,62 @@ class _Work:
         except OSError as error:
             return StorageFailed(f"stream {self.stream.name!r}: {error}")
 
+    def _is_stored(self, last: RunMark) -> bool:
+        """Whether the batch is the last one of its producer, and is not to be appended. Raises BatchConflict."""
+        requested, batch = self.requested, self.requested.key[2]
+        if batch > last.batch:
+            return False
+        is_last = batch == last.batch
+        if is_last and requested.repeats(last):
+            return True
+        skips, appends = is_last and requested.on_conflict == "skip", requested.on_conflict == "append"
+        if not skips and not appends:
+            raise self._conflict(last)
+        logger.warning(
+            "stream %s: batch %d of %s (%d rows) was %s on request; its last stored batch was %d (%d rows)",
+            self.stream.name, batch, last.producer, requested.rows, "appended" if appends else "left out",
+            last.batch, last.end - last.start,
+        )  # fmt: skip
+        return skips
+
+    def _conflict(self, last: RunMark) -> BatchConflict:
+        _, producer, batch = self.requested.key
+        stored = last.end - last.start
+        if batch == last.batch:
+            problem = (
+                f"batch {batch} of {producer} is stored with {stored} rows, but now has other rows "
+                f"({self.requested.rows}): the job was changed, or rows of its source were removed since. To keep the "
+                'stored rows and leave these out, use "skip"; to append these as well, "append"'
+            )
+        else:
+            problem = (
+                f"batch {batch} of {producer} was sent after its batch {last.batch} was stored: the checkpoint was set "
+                'back. To append it all the same (rows of earlier batches may be stored twice), use "append"'
+            )
+        return BatchConflict(
+            f"stream {self.stream.name!r}: {problem} (option onConflict of the Spark sink, on_conflict of a commit). "
+            "Or give the query a new checkpoint location: it is then another producer",
+            producer=producer,
+            batch=batch,
+            rows=self.requested.rows,
+            last_batch=last.batch,
+            last_rows=stored,
+        )
+
     def _append(self, parts: list[StagedPart]) -> RunMark:
         self._check_writable()
         ingest, time_us = self.ingest, self.ingest.stream_time.now_us()
         ids: list[tuple[int, Ids]] = []
+        _, producer, batch = self.requested.key
+        contents = [int(part.receipt.content or "0", 16) for part in parts]
         run = ingest.log.append_run(
-            self.producer,
-            self.batch,
+            producer,
+            batch,
             self._chunks(parts, ids),
             rows=sum(part.receipt.rows for part in parts),
             size_bytes=sum(part.size_bytes for part in parts),
             now_us=time_us,
+            digest=sum_digests(contents) if self.stream.feature_level >= RUN_DIGESTS_LEVEL else None,
         )
         for row, found in ids:
             start = run.start + row

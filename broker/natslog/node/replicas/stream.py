@@ -199,6 +199,10 @@ class HostedStream:
     def successor(self) -> BrokerId | None:
         return self._replica.successor
 
+    @property
+    def feature_level(self) -> int:
+        return self._services.level
+
     def usable_log(self) -> ReplicaLog:
         """Raises the problem where there is one."""
         if self._log is None:

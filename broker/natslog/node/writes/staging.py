@@ -1,22 +1,25 @@
 """Uploaded parts of direct appends, kept in files until their commit.
 
-DIR/staged/<number>    one part as it was uploaded; all are deleted at start
+DIR/staged/<number>         one part as it was uploaded
+DIR/staged/<number>.json    what it is: it is written when the part has been checked
 
 Theory of operation. An upload is written to a file as it arrives, and its CRC32C is taken on the way. Then the file is
-read back once and checked: whole, well-formed, rows as the stream takes them. Staged parts are listed in memory only:
-after a restart the files are not used. Attempts at a part do not replace each other; the commit names the valid ones.
+read back once and checked: whole, well-formed, rows as the stream takes them. Attempts at a part do not replace each
+other; the commit names the valid ones. A broker that starts lists the parts that it finds: rows that were staged before
+a restart can be committed. If another broker leads the stream meanwhile, it copies the parts that a commit names.
 
-Invariants. Nothing is fsynced. Every file is deleted: with its batch's commit or abort, after an hour in which the
-batch was not touched, or at the next start. What is staged for one batch is bounded, and the disk keeps its reserve.
+Invariants. Nothing is fsynced: a commit compares each part with its CRC32C when it reads it. Every file is deleted:
+with its batch's commit or abort, or after an hour in which the batch was not touched. What is staged for one batch is
+bounded, and the disk keeps its reserve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import logging
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
@@ -39,8 +43,9 @@ from natslog.errors import (
 from natslog.ingest.staged_rows import BYTES_PER_ROW, RowRules, claimed_bytes, read_rows, regrouped
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
-from natslog.model import PartReceipt, StreamId
+from natslog.model import BrokerId, PartReceipt, StreamId
 from natslog.node.threads import Threads, in_thread, until_done
+from natslog.wire.row_hashes import content_digest, row_hashes, sum_digests
 
 logger = logging.getLogger("natslog.node")
 
@@ -51,6 +56,7 @@ _MOST_UPLOADS = 64
 _CHUNK_BYTES = 1024 * 1024  # at most, as they arrive
 _FORGET_AFTER_S = 3600.0
 _SILENT_S = 30.0
+_PIECE_BYTES = 2 * 1024 * 1024  # of what other brokers copy
 _ATTEMPTS = 2  # of everything in a batch: the limit of staged data, as a multiple of the limit of one run
 
 BatchKey: TypeAlias = tuple[StreamId, str, int]
@@ -75,18 +81,27 @@ class StagedPart:
             raise PartsMissing(f"a staged part cannot be read ({error}): stage the batch again") from error
 
 
+class _Description(msgspec.Struct, frozen=True):
+    """The file beside a part."""
+
+    stream: str
+    producer: str
+    batch: int
+    receipt: PartReceipt
+    covered_by: str
+    default_subject: str | None
+    size_bytes: int
+    uploaded_bytes: int
+
+
 @dataclass(slots=True)
 class _StagedBatch:
     parts: dict[tuple[str, int], StagedPart] = field(default_factory=dict)  # by name and attempt
     touched_s: float = 0.0
 
     def unlink_files(self) -> None:
-        """What cannot be deleted is deleted at the next start."""
         for part in self.parts.values():
-            try:
-                part.path.unlink(missing_ok=True)
-            except OSError as error:
-                logger.warning("the staged part %s could not be deleted: %s", part.path, error)
+            _unlink(part.path)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,44 +117,74 @@ class _Upload:
         self.crc = crc32c(chunk, self.crc)
         write_all(fd, [chunk])
 
-    def examined(self, part: str, attempt: int, rules: RowRules, max_bytes: int) -> StagedPart:
+    def examined(self, part: str, attempt: int, rules: RowRules, max_bytes: int, broker: BrokerId) -> StagedPart:
         """Reads the file back and checks all of it. Raises as `read_rows`; PayloadTooLarge: its rows are too many."""
         what = f"part {part} of batch {self.key[2]} of {self.key[1]}"
         if (claimed := claimed_bytes(self.path, what)) > max_bytes:
             raise too_large(claimed, max_bytes)
         rows = size_bytes = 0
+        digests = []
         for batch in read_rows(self.path, self.crc, rules, what):
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + BYTES_PER_ROW * batch.num_rows
-        receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}")
-        return StagedPart(self.path, rules, receipt, size_bytes, self.size_bytes)
+            hashes = row_hashes(*(batch.column(name) for name in ("subject", "value", "key", "headers")))
+            digests.append(content_digest(hashes))
+        receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}", f"{sum_digests(digests):032x}", broker)
+        stream, producer, number = self.key
+        sizes = size_bytes, self.size_bytes
+        described = _Description(stream, producer, number, receipt, rules.covered_by, rules.default_subject, *sizes)
+        fd = os.open(_description_of(self.path), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        try:
+            write_all(fd, [msgspec.json.encode(described)])
+        finally:
+            os.close(fd)
+        return StagedPart(self.path, rules, receipt, *sizes)
 
 
 class Staging:
     """The staged parts of one broker. All but the file work is the event loop's.
 
     Args:
-        max_bytes: of one run. `min_free_bytes`: what the disk keeps free.
+        broker: this one. `max_bytes`: of one run. `min_free_bytes`: what the disk keeps free.
 
     Raises:
-        DataDirError: the folder cannot be made.
+        DataDirError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int, min_free_bytes: int) -> None:
+    def __init__(self, folder: Path, broker: BrokerId, *, max_bytes: int, min_free_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self._broker = broker
         self._folder = folder
         self._min_free_bytes = min_free_bytes
         self._batches: dict[BatchKey, _StagedBatch] = {}
         self._uploads: list[_Upload] = []
-        self._numbers = itertools.count()
         self._threads = Threads(_THREADS, "stage")
-        shutil.rmtree(folder, ignore_errors=True)
         try:
             folder.mkdir(exist_ok=True)
+            self._numbers = itertools.count(self._restore())
         except OSError as error:
             raise DataDirError(
-                f"the folder {folder} cannot be created ({error.strerror}): free space on that disk, or correct its "
+                f"the folder {folder} cannot be used ({error.strerror}): free space on that disk, or correct its "
                 "permissions, then start the broker again"
             ) from error
+
+    def _restore(self) -> int:
+        """Lists the parts in the folder, and deletes what is none or too old. Returns the first unused number."""
+        oldest_s, last = time.time() - _FORGET_AFTER_S, -1
+        for path in [path for path in sorted(self._folder.iterdir()) if path.suffix != ".json"]:
+            part = _described(path)
+            if part is None or path.stat().st_mtime < oldest_s:
+                _unlink(path)
+                continue
+            key, staged = part
+            batch = self._batches[key] = self._touched(key)
+            batch.parts[staged.receipt.part, staged.receipt.attempt] = staged
+            last = max(last, int(path.name))
+        for path in self._folder.glob("*.json"):
+            if not path.with_suffix("").exists():
+                path.unlink()
+        if self._batches:
+            logger.info("%s has parts of %d batches that can be committed", self._folder, len(self._batches))
+        return last + 1
 
     @property
     def staged_bytes(self) -> int:
@@ -173,9 +218,9 @@ class Staging:
         self._uploads.append(upload)
         try:
             await self._write(upload, chunks)
-            staged = await self._in_thread(upload.examined, part, attempt, rules, self.max_bytes)
+            staged = await self._in_thread(upload.examined, part, attempt, rules, self.max_bytes, self._broker)
         except BaseException as error:
-            upload.path.unlink(missing_ok=True)
+            _unlink(upload.path)
             if isinstance(error, OSError):
                 why = error.strerror or error
                 raise StorageUnavailable(f"the upload could not be stored ({why}): try again") from error
@@ -186,7 +231,7 @@ class Staging:
         replaced = batch.parts.get((part, attempt))
         batch.parts[part, attempt] = staged
         if replaced is not None:
-            replaced.path.unlink(missing_ok=True)
+            _unlink(replaced.path)
         return staged
 
     async def _write(self, upload: _Upload, chunks: AsyncIterator[bytes]) -> None:
@@ -223,6 +268,27 @@ class Staging:
     async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await in_thread(self._threads, work, *arguments)
 
+    def lacks(self, key: BatchKey, receipt: PartReceipt) -> bool:
+        """Whether this part is not staged here as the receipt names it."""
+        batch = self._batches.get(key)
+        part = None if batch is None else batch.parts.get((receipt.part, receipt.attempt))
+        return part is None or not receipt.names(part.receipt)
+
+    async def piece(self, stream: str, producer: str, batch: int, part: str, attempt: int, at: int) -> dict[str, Any]:
+        """For another broker: what was uploaded, from byte `at` on; `data` is empty at the end.
+
+        Raises:
+            PartsMissing: it is not staged here.
+        """
+        staged = self._touched((StreamId(stream), producer, batch)).parts.get((part, attempt))
+        if staged is None:
+            raise _missing(part, attempt, batch, producer)
+        try:
+            data = await self._in_thread(_read_piece, staged.path, at)
+        except OSError as error:
+            raise _missing(part, attempt, batch, producer) from error
+        return {"data": base64.b64encode(data).decode(), "default_subject": staged.rules.default_subject}
+
     def named(self, key: BatchKey, receipts: Iterable[PartReceipt]) -> list[StagedPart]:
         """The parts that a commit names, in that order.
 
@@ -233,14 +299,8 @@ class Staging:
         staged, found = self._touched(key).parts, []
         for receipt in receipts:
             part = staged.get((receipt.part, receipt.attempt))
-            if part is None or part.receipt != receipt:
-                raise PartsMissing(
-                    f"part {receipt.part} (attempt {receipt.attempt}) of batch {key[2]} of {key[1]} is not staged on "
-                    "this broker as the commit names it: another broker is the leader now, this broker was "
-                    "restarted, or an hour has passed. Stage the batch again",
-                    part=receipt.part,
-                    attempt=receipt.attempt,
-                )
+            if part is None or not receipt.names(part.receipt):
+                raise _missing(receipt.part, receipt.attempt, key[2], key[1])
             found.append(part)
         size_bytes = sum(part.size_bytes for part in found)
         if size_bytes > self.max_bytes:
@@ -257,11 +317,51 @@ class Staging:
         """The batches that were not touched for an hour."""
         since_s = time.monotonic() - _FORGET_AFTER_S
         for key in [key for key, batch in self._batches.items() if batch.touched_s < since_s]:
-            logger.warning("batch %d of %s was staged but not committed; its parts were deleted", key[2], key[1])
+            logger.warning("batch %d of %s was not committed here for an hour: its parts were deleted", key[2], key[1])
             await self.drop(key)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _description_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _described(path: Path) -> tuple[BatchKey, StagedPart] | None:
+    """A part that was staged before; None where its description is missing or no such one."""
+    try:
+        one = msgspec.json.decode(_description_of(path).read_bytes(), type=_Description)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    if not path.name.isdecimal() or path.stat().st_size != one.uploaded_bytes:
+        return None
+    rules = RowRules(one.covered_by, one.default_subject)
+    staged = StagedPart(path, rules, one.receipt, one.size_bytes, one.uploaded_bytes)
+    return (StreamId(one.stream), one.producer, one.batch), staged
+
+
+def _unlink(path: Path) -> None:
+    """A part and its description. What cannot be deleted is deleted at a later start."""
+    try:
+        path.unlink(missing_ok=True)
+        _description_of(path).unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("the staged part %s could not be deleted: %s", path, error)
+
+
+def _read_piece(path: Path, at: int) -> bytes:
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), _PIECE_BYTES, at)
+
+
+def _missing(part: str, attempt: int, batch: int, producer: str) -> PartsMissing:
+    return PartsMissing(
+        f"part {part} (attempt {attempt}) of batch {batch} of {producer} is not staged as the commit names it: it was "
+        "committed or aborted, its broker lost it, or an hour has passed. Stage the batch again",
+        part=part,
+        attempt=attempt,
+    )
 
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes:

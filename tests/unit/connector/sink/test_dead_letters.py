@@ -26,8 +26,8 @@ def split(subjects, values, keys=None, headers=None, **origin):
         ids=pa.array([f"good{at}" for at in range(count)]),
     )
     batch = pa.RecordBatch.from_pydict({"value": rows.values} | {name: pa.array(got) for name, got in origin.items()})
-    places = pa.array([f"q:7:0:{at}" for at in range(count)])
-    return split_dead(rows, batch, subject="dead", max_payload_bytes=LIMIT, places=places)
+    own_ids = pa.array([f"own{at}" for at in range(count)])
+    return split_dead(rows, batch, subject="dead", max_payload_bytes=LIMIT, own_ids=own_ids)
 
 
 def letters_of(dead: Rows) -> list[dict[str, str]]:
@@ -47,7 +47,7 @@ def test_letters_say_why_where_to_and_where_from() -> None:
     assert good.values.to_pylist() == [b"1"]
     assert good.ids.to_pylist() == ["good0"]
     assert dead is not None
-    assert dead.ids.to_pylist() == [f"q:7:0:{at}" for at in range(1, 5)]
+    assert dead.ids.to_pylist() == [f"own{at}" for at in range(1, 5)]
     assert set(dead.subjects.to_pylist()) == {"dead"}
     letters = letters_of(dead)
     assert [letter["Natslog-Offset"] for letter in letters] == ["11", "12", "13", "14"]

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from natslog.client import leader_epochs
 from natslog.errors import ConfigError, DataLoss, InvalidRequest
-from pyspark_natslog.source import confirming
+from pyspark_natslog.source import confirming, stream_reader
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.reader import BatchReader
 from pyspark_natslog.source.schema import spark_schema
@@ -73,6 +73,33 @@ def test_batch_read_from_an_offset_ahead_of_a_replaced_leader_is_planned(serve: 
     (task,) = BatchReader(parsed, spark_schema(parsed.selected_columns())).partitions()
     assert isinstance(task, Task)
     assert [(one.start, one.end) for one in task.ranges] == [(1100, TRUE)]
+
+
+def test_restarted_query_ignores_a_leader_that_is_older_than_its_checkpoint(
+    serve: Callable[[Answers], str],
+) -> None:
+    """Its process has heard of no epoch yet, and reaches only the leader that was replaced."""
+    broker = leader(1, STALE)
+    reader = reader_of(serve(broker), failOnDataLoss="false")
+    position = {"orders": {"id": ID, "offset": 1100, "epoch": 2}}
+    assert reader.latestOffset(position, ReadAllAvailable()) == position
+    broker.calls = successor(1100).calls
+    moved = reader.latestOffset(position, ReadAllAvailable())
+    assert moved == {"orders": {"id": ID, "offset": TRUE, "epoch": 2}}
+    assert reader.latestOffset(moved, ReadAllAvailable()) == moved
+
+
+def test_older_leader_that_remains_the_only_one_is_accepted_in_the_end(
+    serve: Callable[[Answers], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restore of the whole cluster from a backup."""
+    reader = reader_of(serve(leader(1, STALE)))
+    position = {"orders": {"id": ID, "offset": 1100, "epoch": 2}}
+    assert reader.latestOffset(position, ReadAllAvailable()) == position
+    monkeypatch.setattr(stream_reader, "_OUTAGE_TIMEOUTS", 0)
+    assert reader.latestOffset(position, ReadAllAvailable()) == position
+    with pytest.raises(DataLoss, match="the log ends at 640 and is shorter than before"):
+        reader.latestOffset(position, ReadAllAvailable())
 
 
 def test_log_that_stays_shorter_is_loss(serve: Callable[[Answers], str]) -> None:

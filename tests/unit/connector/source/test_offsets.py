@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from natslog.errors import ConfigError
-from pyspark_natslog.source.admission import share_limit
+from pyspark_natslog.source.admission import Admitter, share_limit
 from pyspark_natslog.source.offsets import StreamOffset, from_json, to_json
+from pyspark_natslog.source.options import Admission
 from pyspark_natslog.source.splits import OffsetRange, Task, numbers_of
 
 
@@ -23,7 +25,10 @@ def test_json_is_the_same_text_for_the_same_positions() -> None:
 
 
 def test_tasks_are_part_of_a_position_where_there_are_several() -> None:
-    body = {"a": {"id": "x", "offset": 9, "start": 1, "tasks": [[1, 4], [0, 9]]}, "b": {"id": "y", "offset": 2}}
+    body = {
+        "a": {"id": "x", "offset": 9, "epoch": 3, "start": 1, "tasks": [[1, 4], [0, 9]]},
+        "b": {"id": "y", "offset": 2},
+    }
     assert json.dumps(to_json(from_json(body))) == json.dumps(body)
 
 
@@ -41,6 +46,31 @@ def test_tasks_are_numbered_by_where_their_shares_end() -> None:
 def test_another_sources_checkpoint_is_refused(body: dict) -> None:
     with pytest.raises(ConfigError, match="another checkpointLocation"):
         from_json(body)
+
+
+@given(
+    st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 50), min_size=1, max_size=30),
+    st.integers(1, 20),
+    st.none() | st.integers(100, 3000),
+    st.randoms(use_true_random=False),
+)
+def test_every_stream_with_waiting_rows_has_its_turn(
+    waiting: dict[str, int], limit: int, max_bytes: int | None, chance: random.Random
+) -> None:
+    """However many streams there are, and while rows come to others."""
+    admitter = Admitter(Admission(max_rows=limit, max_bytes=max_bytes, min_rows=None, max_delay_s=0))
+
+    def reach(name: str, given: int | None) -> tuple[int, int]:
+        rows = waiting[name] if given is None else min(waiting[name], max(1, given // 100))
+        return rows, rows * 100
+
+    waited = {name for name, rows in waiting.items() if rows}
+    for _ in range(-(-len(waiting) // limit)):
+        admitted = admitter.admit(waiting, reach, drains=False)
+        assert sum(admitted.values()) <= limit
+        waited -= {name for name, rows in admitted.items() if rows}
+        waiting = {name: rows - admitted[name] + chance.choice((0, 0, 1, 40)) for name, rows in waiting.items()}
+    assert not waited, "rows of these were never taken"
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), min_size=1), st.integers(1, 2000))
