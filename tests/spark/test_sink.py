@@ -171,7 +171,7 @@ def test_batch_repeated_by_a_changed_job_loses_no_row(
 def test_query_of_a_restored_checkpoint_loses_no_row(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, numbers: str, folder: Path
 ) -> None:
-    """Its next batch has the number of one that was sent before, and other rows."""
+    """Its next batches have the numbers of batches that were sent before, and other rows."""
 
     def run() -> None:
         source = spark.readStream.format("natslog").options(servers=broker.url, stream=numbers).load()
@@ -179,16 +179,21 @@ def test_query_of_a_restored_checkpoint_loses_no_row(
         writer = source.select("value").writeStream.format("natslog").options(**options)
         writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
 
+    def run_after(first: int) -> None:
+        publish_acked(nats_url, numbers, [b"%d" % at for at in range(first, first + 10)])
+        run()
+
     run()
     shutil.copytree(folder / "ck", folder / "saved")
-    publish_acked(nats_url, numbers, [b"%d" % at for at in range(50, 60)])
-    run()
+    run_after(50)  # batch 1
+    run_after(60)  # batch 2
     shutil.rmtree(folder / "ck")
     shutil.copytree(folder / "saved", folder / "ck")
-    publish_acked(nats_url, numbers, [b"%d" % at for at in range(60, 70)])
-    run()
+    run()  # batch 1, with the rows of both
+    run_after(70)  # batch 2, with others
     stored = sorted(int(value) for value in all_values(client, f"{numbers}-out"))
-    assert stored == list(range(70)), "the rows that are sent again have the ids of the first time"
+    assert set(stored) == set(range(80))
+    assert len(stored) == 90, "rows 60 to 69 came at other positions, and are stored again"
 
 
 @pytest.mark.parametrize("path", ["nats", "http"])
