@@ -6,13 +6,15 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from natslog.client import NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from tests.cluster_harness import running_cluster
-from tests.harness import all_values, eventually, publish_acked
+from tests.harness import all_values, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -30,11 +32,13 @@ class Feeding(threading.Thread):
         self.count = 0
 
     def run(self) -> None:
-        while not self.stopping.is_set():
-            values = [b"%d" % number for number in range(self.count, self.count + 20)]
-            publish_acked(self._nats_url, self._subject, values)
-            self.count += len(values)
-            time.sleep(0.5)
+        with Publisher(self._nats_url, ack_timeout_s=60) as publisher:
+            while not self.stopping.is_set():
+                texts = pa.array([str(number) for number in range(self.count, self.count + 20)])
+                rows = Rows(pa.repeat(self._subject, len(texts)), texts.cast(pa.binary()), ids=texts)
+                publisher.publish(rows, "stored")
+                self.count += len(texts)
+                time.sleep(0.5)
 
 
 def started(spark: SparkSession, servers: str, target: str, checkpoint: Path) -> StreamingQuery:
@@ -62,6 +66,7 @@ def test_rolling_restart_ends_no_query(spark: SparkSession, folder: Path) -> Non
                     assert [query.exception() for query in queries] == [None] * QUERIES
             feeding.stopping.set()
             feeding.join()
+            assert feeding.count > 1000, "messages came all the time"
             eventually(lambda: all(_rows(client, target) >= feeding.count for target in targets), 120, "all is copied")
             assert all(query.isActive for query in queries)
         finally:
