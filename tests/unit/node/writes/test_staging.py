@@ -15,7 +15,7 @@ import pytest
 
 from natslog.errors import DataDirError, InvalidRequest, StorageUnavailable
 from natslog.ingest.staged_rows import RowRules
-from natslog.model import StreamId
+from natslog.model import BrokerId, StreamId
 from natslog.node.writes.staging import Staging, _StagedBatch
 
 KEY = (StreamId("0" * 32), "query", 0)
@@ -45,7 +45,7 @@ def test_upload_that_fails_gives_its_place_back_and_leaves_nothing(
     monkeypatch.setattr("natslog.node.writes.staging._SILENT_S", 0.05)
 
     async def upload() -> None:
-        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         with pytest.raises(InvalidRequest, match=words):
             async with asyncio.timeout(10):
                 await staging.receive(KEY, "0", 0, RowRules("orders", "orders"), chunks())
@@ -59,7 +59,7 @@ def test_upload_that_fails_gives_its_place_back_and_leaves_nothing(
 @pytest.mark.parametrize("call", ["open", "writev", "pread"])
 def test_disk_error_during_an_upload_is_retriable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     async def upload() -> None:
-        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         with monkeypatch.context() as patch:
             patch.setattr(os, call, failing)
             with pytest.raises(StorageUnavailable, match="Input/output error"):
@@ -75,8 +75,8 @@ def test_disk_error_during_an_upload_is_retriable(tmp_path: Path, monkeypatch: p
 
 def test_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "staged").write_text("no folder")
-    with pytest.raises(DataDirError, match="deeper cannot be created .* start the broker again"):
-        Staging(tmp_path / "staged" / "deeper", max_bytes=1, min_free_bytes=0)
+    with pytest.raises(DataDirError, match="deeper cannot be used .* start the broker again"):
+        Staging(tmp_path / "staged" / "deeper", BrokerId(1), max_bytes=1, min_free_bytes=0)
 
 
 def test_file_of_an_upload_whose_client_leaves_is_closed_when_its_thread_has_ended(
@@ -95,7 +95,7 @@ def test_file_of_an_upload_whose_client_leaves_is_closed_when_its_thread_has_end
                 closed_early.append(error)
 
     async def story() -> None:
-        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         monkeypatch.setattr("natslog.node.writes.staging._Upload.write", write_late)
         upload = asyncio.create_task(
             staging.receive(KEY, "0", 0, RowRules("orders", "orders"), two_pieces_and_then_silence())
@@ -114,7 +114,7 @@ def test_file_of_an_upload_whose_client_leaves_is_closed_when_its_thread_has_end
 
 def test_files_of_a_batch_are_deleted_though_the_client_leaves_meanwhile(tmp_path: Path) -> None:
     async def story() -> None:
-        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         file = tmp_path / "staged" / "part"
         file.write_text("rows")
         staging._batches[KEY] = batch = _StagedBatch()
@@ -137,7 +137,7 @@ def test_files_of_a_batch_are_deleted_though_the_client_leaves_meanwhile(tmp_pat
 
 def test_part_that_cannot_be_deleted_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        staging = Staging(tmp_path / "staged", max_bytes=1 << 20, min_free_bytes=0)
+        staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         part = tmp_path / "staged" / "part"
         part.mkdir()  # unlink fails
         staging._batches[KEY] = batch = _StagedBatch()
