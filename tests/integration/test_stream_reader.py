@@ -29,8 +29,9 @@ def position(client: NatslogClient, stream: str, offset: int) -> dict[str, Any]:
 
 
 def moved(client: NatslogClient, stream: str, offset: int) -> dict[str, Any]:
-    """A position that was reached: with the epoch of the leader that stated it."""
-    return {stream: position(client, stream, offset)[stream] | {"epoch": client.stream(stream)["leader_epoch"]}}
+    """A position that was reached: with the epoch of the leader that stated it, if there may be older ones."""
+    epoch = client.stream(stream)["leader_epoch"]
+    return {stream: position(client, stream, offset)[stream] | ({"epoch": epoch} if epoch > 1 else {})}
 
 
 def offsets_read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:

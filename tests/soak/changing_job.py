@@ -11,7 +11,9 @@ it is started again, it begins with a new checkpoint and a new stream, the next 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
@@ -67,14 +69,20 @@ def main() -> int:
     frame = rows(spark, arguments.stream, int(arguments.version.read_text()))
     started(frame, arguments.checkpoint, subject=f"{arguments.published}.all", ackTimeout="15s")
     appending = started(frame, arguments.folder / target, path="http", stream=target)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
-        spark.streams.awaitAnyTermination()
+        while not stopping.is_set() and not spark.streams.awaitAnyTermination(1):
+            pass
     except StreamingQueryException as error:
         if appending.exception() is not None and any(words in str(error) for words in _CONFLICT_WORDS):
             with open(conflicts, "a") as file:
                 file.write(f"{generation}: {str(error).splitlines()[0]}\n")
         print(error, file=sys.stderr)
         return 1
+    for query in spark.streams.active:
+        query.stop()
+    spark.stop()
     return 0
 
 

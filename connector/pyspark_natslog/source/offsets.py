@@ -5,11 +5,12 @@
 
 The first position of a stream that joined a running query (`streamPattern`, `group`, or named since) has `start`: Spark
 has no earlier position, and a repeated batch must begin at the same offset. `epoch` is that of the leader which stated
-that the messages before the offset exist: a query that is restarted ignores the answers of older leaders. The positions
-of natslog 0.1.0 have none. A position has `tasks` if the batch that ends there has more than one task: which one reads
-up to which offset, in turn. A repeated batch is divided in the same way, even if the stored batches, their leaders or
-the driver's cores have changed: the sink's message ids depend on it. Spark compares the JSON as text: names are sorted,
-and `id` comes before `offset`, always. Format version 1 has no version field; a later one will.
+that the messages before the offset exist: a query that is restarted ignores the answers of older leaders. Positions of
+natslog 0.1.0, and those of the first epoch, have none. A position has `tasks` if the batch that ends there has more
+than one task: which one reads up to which offset, in turn. A repeated batch is divided in the same way, even if the
+stored batches, their leaders or the driver's cores have changed: the sink's message ids depend on it. Spark compares
+the JSON as text: names are sorted, and `id` comes before `offset`, always. Format version 1 has no version field; a
+later one will.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ logger = logging.getLogger("pyspark_natslog")
 Answer = TypeVar("Answer")
 States = dict[str, StreamState]
 
+FIRST_EPOCH = 1
 _OUTAGE_TIMEOUTS = 6
 """A query waits this many times `fetchTimeout` for brokers or leaders to become available before it fails."""
 
@@ -296,4 +297,5 @@ def _moved(at: StreamOffset, before: StreamOffset | None, rows: int, state: Stre
     if rows == 0:
         return at
     has_joined = before is None or before.id != at.id
-    return StreamOffset(at.id, at.offset + rows, at.start if has_joined else None, epoch=state.leader_epoch)
+    epoch = state.leader_epoch if state.leader_epoch > FIRST_EPOCH else 0  # no leader is older than that of the first
+    return StreamOffset(at.id, at.offset + rows, at.start if has_joined else None, epoch=epoch)
