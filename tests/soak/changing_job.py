@@ -75,9 +75,10 @@ def main() -> int:
         while not stopping.is_set() and not spark.streams.awaitAnyTermination(1):
             pass
     except StreamingQueryException as error:
-        if appending.exception() is not None and any(words in str(error) for words in _CONFLICT_WORDS):
+        said = [line for line in str(error).splitlines() if any(words in line for words in _CONFLICT_WORDS)]
+        if appending.exception() is not None and said:
             with open(conflicts, "a") as file:
-                file.write(f"{generation}: {str(error).splitlines()[0]}\n")
+                file.write(f"{generation}: {said[0]}\n")
         print(error, file=sys.stderr)
         return 1
     for query in spark.streams.active:
