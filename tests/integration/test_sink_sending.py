@@ -71,12 +71,43 @@ def test_named_stream_that_does_not_record_or_ack_the_subject_is_an_error(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:
     client.create_stream(name, f"{name}.>")
-    client.create_stream(f"{name}-never", f"never.{name}", acks="never")
+    client.create_stream(f"{name}-never", f"{name}.never", acks="never")
     for subject, stream, words in (
         (f"{name}.a", "other", f"stream 'other' does not record the subject '{name}.a'; streams that do: {name}"),
-        (f"never.{name}", f"{name}-never", "no stream acks the subject"),
+        (f"{name}.never", f"{name}-never", f"stream '{name}-never' does not ack the subject '{name}.never'"),
     ):
         options = SinkOptions.parse({"natsServers": nats_url, "servers": broker.url, "ackStreams": stream})
         with Publisher(nats_url, streams=options.ack_streams) as publisher:
             with pytest.raises(ConfigError, match=words):
                 Sender(options, publisher).send(rows([subject]))
+
+
+def test_stream_that_was_created_a_moment_ago_is_found(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    options = SinkOptions.parse({"natsServers": nats_url, "servers": broker.url})
+    for acked in (0, 4):
+        with Publisher(nats_url, ack_timeout_s=5) as publisher, Sender(options, publisher) as sender:
+            sender.send(rows([name] * 4))
+            sender.wait_for_acks()
+            assert publisher.acked == acked
+        if not acked:
+            client.create_stream(name, name)
+
+
+def test_settings_that_changed_are_found_after_a_failure(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    client.create_stream(name, name)
+    options = SinkOptions.parse({"natsServers": nats_url, "servers": broker.url})
+
+    def send() -> None:
+        with Publisher(nats_url, ack_timeout_s=1) as publisher, Sender(options, publisher) as sender:
+            sender.send(rows([name] * 4))
+            sender.wait_for_acks()
+
+    send()
+    client.edit_stream(name, acks="header")
+    with pytest.raises(PublishFailed):
+        send()
+    send()

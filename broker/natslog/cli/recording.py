@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from natslog.client.client import NatslogClient
+from natslog.subjects import covers
 
 
 def streams_on(client: NatslogClient, subject: str) -> list[dict[str, Any]]:
     """The streams that record the subject, as the brokers list them. Raises NatslogError: no broker answers."""
-    return client.streams(subject=subject)
+    return [stream for stream in client.streams() if covers(stream["subject"], subject)]
 
 
 def no_stream_on(subject: str) -> str:

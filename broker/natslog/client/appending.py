@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from natslog.client.asking import LEADER_WITHIN_S, Asker, in_path
-from natslog.errors import InvalidRequest
+from natslog.client.asking import Asker, in_path
+from natslog.errors import BatchConflict, InvalidRequest
 from natslog.model import Appended, OnConflict, PartReceipt
 
 PART_BYTES = 16 * 1024 * 1024
@@ -81,7 +81,7 @@ class AppendAsker(Asker):
         parts: Sequence[PartReceipt],
         *,
         on_conflict: OnConflict = "fail",
-        parts_within_s: float = LEADER_WITHIN_S,
+        parts_within_s: float = 0.0,
         prefer: Sequence[str] = (),
     ) -> Appended:
         """Appends the parts' rows as one run; returns when it is committed. Everything else that was staged is deleted.
@@ -89,8 +89,8 @@ class AppendAsker(Asker):
         Args:
             on_conflict: for a batch that is not above the producer's last one, nor that one again with the same rows:
                 `fail`; `append` it all the same; or `skip` it, which is for the last batch only.
-            parts_within_s: how long it waits for a broker that has staged parts and does not respond. A process
-                that cannot stage the batch again should wait for as long as a restart may take.
+            parts_within_s: at least so long it waits for brokers that do not respond. A process that cannot stage the
+                batch again should wait for as long as a restart may take.
 
         Raises:
             BatchConflict: see `on_conflict`. PartsMissing: not all parts are staged any more: stage the batch again.
@@ -101,7 +101,16 @@ class AppendAsker(Asker):
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
         path = _path(name, producer, batch)
         patience: dict[str, Any] = {"timeout_s": timeout_s, "parts_within_s": parts_within_s}
-        return self._json("POST", path, Appended, body=body, prefer=prefer, **patience)
+        appended = self._json("POST", path, Appended, body=body, prefer=prefer, **patience)
+        if appended.duplicate and appended.start is None:
+            raise BatchConflict(
+                f"stream {name!r}: batch {batch} of {producer} is below its last one, so this broker (natslog 0.1.0) "
+                "has not appended it: the checkpoint was set back. Give the query a new checkpoint location, or "
+                "upgrade the broker, which can append it on request",
+                producer=producer,
+                batch=batch,
+            )
+        return appended
 
     def abort_append(self, name: str, producer: str, batch: int) -> None:
         """Deletes the staged parts of a batch; committed rows are not affected."""
@@ -117,6 +126,8 @@ class PartUploader:
     """Stages the rows of one task of a batch: one part is sent while the next one fills; two are in memory.
 
     Args:
+        producer: its batches are counted upwards. Names that begin with `write-` are those of producers with one
+            batch: brokers forget them sooner.
         label: prefix of the names of its parts, which must be unique within the batch.
         subject: of rows without a column `subject`; None: the stream's own, where that is no wildcard.
     """

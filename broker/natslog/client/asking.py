@@ -201,7 +201,7 @@ class Asker:
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
         problem, attempt, started = "", 0, time.monotonic()
-        patient_until = started + self.options.patience_s
+        patient_until, parts_until = started + self.options.patience_s, started + parts_within_s
         while attempt <= self.options.retries or time.monotonic() < patient_until:
             if attempt:
                 time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT))
@@ -217,19 +217,20 @@ class Asker:
                 except CorruptAnswer as failure:  # of the judge
                     error = failure
                 except _RedirectFailed as failure:  # the leader failed: another one is being chosen
-                    problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S)
+                    problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S, parts_until)
                     continue
                 except _TRANSPORT_ERRORS as failure:
                     problem = f"{without_secrets(server)}: {_reason(failure)}"
+                    patient_until = max(patient_until, parts_until)
                     _ask_last(server, waited_s=time.monotonic() - asked_at)
                     continue
                 if not error.retriable:
                     raise error
                 problem = f"{without_secrets(server)}: {error.message}"
                 if response.status < 400 or isinstance(error, _LEADERLESS):
-                    patient_until = max(patient_until, started + LEADER_WITHIN_S)
+                    patient_until = max(patient_until, started + LEADER_WITHIN_S, parts_until)
                 elif isinstance(error, PartsUnavailable):
-                    patient_until = max(patient_until, started + parts_within_s)
+                    patient_until = max(patient_until, parts_until)
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last error: {problem}. Check that `natslog dev` or `natslog "
             "server` is running there",

@@ -383,6 +383,7 @@ class Publisher:
     def _mark_acked(self, acked: npt.NDArray[np.int64], stream: int) -> None:
         for waiting in self._slices:
             rows = acked[(acked >= waiting.first) & (acked < waiting.first + len(waiting.rows))] - waiting.first
+            rows = rows[waiting.missing[stream, rows]]  # an ack that came before is no progress
             if len(rows):
                 before = np.count_nonzero(waiting.waiting)
                 waiting.missing[stream, rows] = False

@@ -107,6 +107,12 @@ def _ack_streams(given: Given, ack: Ack | None) -> tuple[str, ...]:
     text = given.text("ackStreams")
     if text is None:
         return ()
+    if given.text("deadLetterSubject") is not None:
+        raise ConfigError(
+            "option ackStreams cannot be combined with deadLetterSubject: the named streams would have to ack the dead "
+            "letters as well: remove one of the two",
+            option="ackStreams",
+        )
     if ack in ("none", "flush"):
         raise ConfigError(f'option ackStreams requires ack "stored", not {ack!r}: remove one of the two', option="ack")
     streams = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from natslog.client.destinations import Destination, destinations
 from natslog.client.publisher import BY_HEADER, BY_REPLY, Publisher, Rows
-from natslog.errors import BrokerUnavailable, ConfigError, InvalidRequest
+from natslog.errors import BrokerUnavailable, ConfigError, InvalidRequest, PublishFailed
 from natslog.model import Ack
 from natslog.subjects import check_subject
 from natslog.wire.outgoing_rows import check_rows
@@ -30,12 +30,21 @@ _FLUSH = 0
 
 
 class Sender:
-    """Of one task."""
+    """Of one task; use it in a `with`."""
 
     def __init__(self, options: SinkOptions, publisher: Publisher) -> None:
         self._options, self._publisher = options, publisher
         self._ack_to: dict[str | None, int] = {}
         self._client = options.client() if options.asks_brokers else None
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._client is not None:
+            if isinstance(error, PublishFailed):
+                destinations.forget(self._client.servers)  # the streams may have changed
+            self._client.close()
 
     def max_payload_bytes(self, subjects: Any) -> int:
         """Of rows on these subjects, without the header in which their acks are requested. Raises as `send`."""
@@ -77,7 +86,7 @@ class Sender:
     def _recorded(self, subjects: list[str]) -> Mapping[str, Destination]:
         assert self._client is not None, "it asks"
         try:
-            return destinations.of(self._client, subjects)
+            return destinations.of(self._client, subjects, self._options.ack_streams)
         except BrokerUnavailable as error:
             raise BrokerUnavailable(
                 f"no broker stated which streams record the subjects of the rows ({error.message}). Correct "
@@ -86,21 +95,9 @@ class Sender:
             ) from error
 
     def _note(self, found: Mapping[str, Destination]) -> None:
-        ack_streams = self._options.ack_streams
         for subject, destination in found.items():
-            if ack_streams and not destination.ack_to:
-                raise ConfigError(
-                    f"option ackStreams: no stream acks the subject {subject!r}: it is sealed, or its setting acks is "
-                    "never",
-                    option="ackStreams",
-                )
-            for name in ack_streams:
-                if name not in destination.streams:
-                    raise ConfigError(
-                        f"option ackStreams: stream {name!r} does not record the subject {subject!r}; streams that "
-                        f"do: {', '.join(destination.streams) or 'none'}",
-                        option="ackStreams",
-                    )
+            for name in self._options.ack_streams:
+                self._require_acks(name, subject, destination)
             self._ack_to[subject] = destination.ack_to or (_FLUSH if self._options.ack is None else BY_REPLY)
         unacked = [subject for subject in found if self._ack_to[subject] == _FLUSH]
         if unacked:
@@ -109,6 +106,23 @@ class Sender:
                 "no stream acks the subjects %s: their rows are sent at most once (ack flush). To store them, create a "
                 'stream (natslog stream create); to accept this, set .option("ack", "flush")',
                 shown,
+            )
+
+    @staticmethod
+    def _require_acks(name: str, subject: str, destination: Destination) -> None:
+        acks = destination.acks_of(name)
+        if acks is None:
+            others = ", ".join(stream for stream, _ in destination.streams) or "none"
+            raise ConfigError(
+                f"option ackStreams: stream {name!r} does not record the subject {subject!r}; streams that do: "
+                f"{others}",
+                option="ackStreams",
+            )
+        if not acks:
+            raise ConfigError(
+                f"option ackStreams: stream {name!r} does not ack the subject {subject!r}: it is sealed, or its "
+                "setting acks is never",
+                option="ackStreams",
             )
 
 

@@ -92,8 +92,7 @@ class _TaskWriter:
             max_in_flight=options.max_in_flight,
             streams=options.ack_streams,
         )
-        with publisher:
-            sender = Sender(options, publisher)
+        with publisher, Sender(options, publisher) as sender:
             for batch in batches:
                 rows, letters = self._rows(batch, prefix, sent, sender)
                 sender.send(rows, first_row=sent)

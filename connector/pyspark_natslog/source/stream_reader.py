@@ -60,7 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: States | None = None
         self._planned: tuple[list[OffsetRange], list[InputPartition]] | None = None
         self._away_since: float | None = None
-        self._known: set[str] = set()  # ids of streams whose positions in the checkpoint were read
+        self._accepted: set[str] = set()  # ids of streams whose older leader is accepted
         self._client = options.client()
 
     # ---- how far ----
@@ -116,11 +116,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(end)
 
     def _noted(self, body: dict[str, Any]) -> Offsets:
-        """Positions from Spark. Answers of leaders of older epochs than those of the first positions are ignored."""
+        """Positions from Spark. Answers of leaders of older epochs than theirs are ignored."""
         positions = from_json(body)
         for at in positions.values():
-            if at.id not in self._known:
-                self._known.add(at.id)
+            if at.id not in self._accepted:
                 leader_epochs.note(at.id, at.epoch)
         return positions
 
@@ -242,6 +241,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "stream %s: no broker has the leader epoch of the checkpoint; an older one is accepted now", stream_id
         )
         leader_epochs.forget(stream_id)
+        self._accepted.add(stream_id)
         self._away_since = None
         return True
 

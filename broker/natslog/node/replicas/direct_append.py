@@ -205,7 +205,10 @@ class _Work:
                 return last, False
             if isinstance(self.parts, PartsMissing):
                 return self.parts
-            return self._append(self.parts), True
+            run = self._append(self.parts)
+            if last is not None and run.batch <= last.batch:
+                self._note_decision("appended", last)
+            return run, True
         except NatslogError as error:
             return error
         except pa.ArrowException as error:  # no upload may stop the broker
@@ -222,15 +225,19 @@ class _Work:
         is_last = batch == last.batch
         if is_last and requested.repeats(last):
             return True
-        skips, appends = is_last and requested.on_conflict == "skip", requested.on_conflict == "append"
-        if not skips and not appends:
+        skips = is_last and requested.on_conflict == "skip"
+        if not skips and requested.on_conflict != "append":
             raise self._conflict(last)
+        if skips:
+            self._note_decision("left out", last)
+        return skips
+
+    def _note_decision(self, what: str, last: RunMark) -> None:
+        _, producer, batch = self.requested.key
         logger.warning(
             "stream %s: batch %d of %s (%d rows) was %s on request; its last stored batch was %d (%d rows)",
-            self.stream.name, batch, last.producer, requested.rows, "appended" if appends else "left out",
-            last.batch, last.end - last.start,
+            self.stream.name, batch, producer, self.requested.rows, what, last.batch, last.end - last.start,
         )  # fmt: skip
-        return skips
 
     def _conflict(self, last: RunMark) -> BatchConflict:
         _, producer, batch = self.requested.key

@@ -11,6 +11,7 @@ import binascii
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from natslog.errors import BrokerUnavailable, PartsMissing, PartsUnavailable
 from natslog.ingest.staged_rows import RowRules
@@ -26,7 +27,8 @@ class StagedCopies:
 
     def __init__(self, cluster: ClusterNode, staging: Staging) -> None:
         self._cluster, self._staging = cluster, staging
-        self._one_at_a_time = asyncio.Lock()  # a copy replaces another of the same part, which may be in use
+        # A copy replaces another of the same part, which may be in use: one commit of a batch at a time.
+        self._copying: WeakValueDictionary[BatchKey, asyncio.Lock] = WeakValueDictionary()
 
     async def fetch(self, key: BatchKey, receipts: Iterable[PartReceipt], covered_by: str) -> None:
         """Copies what is staged at other brokers, by what the receipts state, and not here.
@@ -37,7 +39,7 @@ class StagedCopies:
         Raises:
             PartsUnavailable: a broker that has one does not respond. PartsMissing: it does not have it any more.
         """
-        async with self._one_at_a_time:
+        async with self._copying.setdefault(key, asyncio.Lock()):
             for receipt in receipts:
                 broker = BrokerId(receipt.broker or self._cluster.me)
                 known = broker != self._cluster.me and broker in self._cluster.state.brokers

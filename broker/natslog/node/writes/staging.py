@@ -169,16 +169,20 @@ class Staging:
 
     def _restore(self) -> int:
         """Lists the parts in the folder, and deletes what is none or too old. Returns the first unused number."""
-        oldest_s, last = time.time() - _FORGET_AFTER_S, -1
+        changed_s: dict[BatchKey, float] = {}
+        last = -1
         for path in [path for path in sorted(self._folder.iterdir()) if path.suffix != ".json"]:
             part = _described(path)
-            if part is None or path.stat().st_mtime < oldest_s:
+            if part is None:
                 _unlink(path)
                 continue
             key, staged = part
             batch = self._batches[key] = self._touched(key)
             batch.parts[staged.receipt.part, staged.receipt.attempt] = staged
+            changed_s[key] = max(changed_s.get(key, 0.0), path.stat().st_mtime)
             last = max(last, int(path.name))
+        for key in [key for key, at_s in changed_s.items() if at_s < time.time() - _FORGET_AFTER_S]:
+            self._batches.pop(key).unlink_files()
         for path in self._folder.glob("*.json"):
             if not path.with_suffix("").exists():
                 path.unlink()
@@ -329,10 +333,10 @@ def _description_of(path: Path) -> Path:
 
 
 def _described(path: Path) -> tuple[BatchKey, StagedPart] | None:
-    """A part that was staged before; None where its description is missing or no such one."""
+    """A part that was staged before; None where its description is missing or damaged."""
     try:
         one = msgspec.json.decode(_description_of(path).read_bytes(), type=_Description)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, ValueError):
         return None
     if not path.name.isdecimal() or path.stat().st_size != one.uploaded_bytes:
         return None

@@ -6,6 +6,7 @@ The brokers here answer as a leader that was replaced, and knows less, and as it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -87,6 +88,19 @@ def test_restarted_query_ignores_a_leader_that_is_older_than_its_checkpoint(
     moved = reader.latestOffset(position, ReadAllAvailable())
     assert moved == {"orders": {"id": ID, "offset": TRUE, "epoch": 2}}
     assert reader.latestOffset(moved, ReadAllAvailable()) == moved
+
+
+def test_repeated_batch_that_ends_in_a_newer_epoch_ignores_the_older_leader(serve: Callable[[Answers], str]) -> None:
+    """The first call after a restart is for a batch whose positions have different epochs."""
+    broker = leader(1, STALE)
+    reader = reader_of(serve(broker))
+    successors = Timer(1.5 * confirming.PERSISTS_S, lambda: broker.calls.update(successor(600, 1100).calls))
+    successors.start()
+    start = {"orders": {"id": ID, "offset": 600}}
+    (task,) = reader.partitions(start, {"orders": {"id": ID, "offset": 1100, "epoch": 2}})
+    successors.join()
+    assert isinstance(task, Task)
+    assert [(one.start, one.end) for one in task.ranges] == [(600, 1100)]
 
 
 def test_older_leader_that_remains_the_only_one_is_accepted_in_the_end(

@@ -6,11 +6,13 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from natslog.errors import DataDirError, InvalidRequest, StorageUnavailable
@@ -147,3 +149,45 @@ def test_part_that_cannot_be_deleted_stops_nothing(tmp_path: Path, caplog: pytes
 
     asyncio.run(story())
     assert "could not be deleted" in caplog.text
+
+
+def test_descriptions_that_are_damaged_stop_no_start(tmp_path: Path) -> None:
+    """They are not fsynced: after a loss of power they may contain anything."""
+    folder = tmp_path / "staged"
+    folder.mkdir()
+    garbage = [b"", b"{", b"\xff\xfe\x00", b"[]", b"null", b'{"stream": 1}', os.urandom(64)]
+    for number, content in enumerate(garbage):
+        (folder / f"{number:020d}").write_bytes(b"rows")
+        (folder / f"{number:020d}.json").write_bytes(content)
+    (folder / "note.txt").write_text("a file of somebody else")
+    (folder / "alone.json").write_text("{}")
+    staging = Staging(folder, BrokerId(1), max_bytes=1, min_free_bytes=0)
+    staging.close()
+    assert list(folder.iterdir()) == []
+    assert staging._batches == {}
+
+
+def test_parts_of_a_batch_are_kept_as_long_as_the_newest_one(tmp_path: Path) -> None:
+    async def upload(staging: Staging, key: Any, part: str) -> None:
+        async def rows() -> AsyncIterator[bytes]:
+            sink = pa.BufferOutputStream()
+            batch = pa.record_batch({"value": pa.array([b"x"], pa.binary())})
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield bytes(sink.getvalue())
+
+        await staging.receive(key, part, 0, RowRules("orders", "orders"), rows())
+
+    async def stage() -> None:
+        staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
+        for key, part in ((KEY, "0"), (KEY, "1"), ((*KEY[:2], 99), "0")):
+            await upload(staging, key, part)
+        staging.close()
+
+    asyncio.run(stage())
+    for number in (0, 2):  # the first part of KEY, and the only one of the other batch
+        os.utime(tmp_path / "staged" / f"{number:020d}", (0, time.time() - 3700))
+    staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
+    staging.close()
+    assert {key: sorted(batch.parts) for key, batch in staging._batches.items()} == {KEY: [("0", 0), ("1", 0)]}
+    assert len(list((tmp_path / "staged").iterdir())) == 4
