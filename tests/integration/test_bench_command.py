@@ -154,6 +154,7 @@ def test_read_reports_the_range(
     assert "delivery_latency_ms" not in found
 
 
+@pytest.mark.long
 def test_read_with_follow_reports_the_delivery_of_what_is_new(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, filled: str
 ) -> None:

@@ -385,6 +385,7 @@ def test_last_broker_is_not_removed(tmp_path: Path) -> None:
         assert "voter" in done.stderr
 
 
+@pytest.mark.long
 def test_lost_broker_that_kept_replicas_is_removed_and_forgotten_when_they_are_elsewhere(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own") as cluster:
         client = cluster.client()
@@ -548,6 +549,7 @@ def test_batch_survives_a_change_of_the_leader_between_staging_and_commit(cluste
     assert len(set(all_values(client, name))) == 60_000
 
 
+@pytest.mark.long
 def test_part_whose_broker_is_away_or_has_lost_it(cluster: Cluster, name: str) -> None:
     client = cluster.client()
     client.create_stream(name, name, replicas=3)

@@ -21,15 +21,26 @@ from tests.sim.test_cluster import two_stop_and_the_last_dies, writes_resume_wit
 
 SEEDS = 300
 WALKS = 2000
+NOTICED_LATE = (
+    "refused proposals are repeated for ever",
+    "appointment of a stale version accepted",
+    "positions are stated without a session",
+    "hearing of a metadata leader begins a session",
+)
+"""Rules that many seeds do not need: these take seconds."""
 
 
-@pytest.mark.parametrize("name", IN_TIME)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.long) if one in NOTICED_LATE else one for one in IN_TIME]
+)
 def test_rule_switched_off_is_noticed_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     IN_TIME[name](monkeypatch)
     assert first_red(range(SEEDS)) is not None, f"{name}: {SEEDS} seeds saw nothing wrong"
 
 
-@pytest.mark.parametrize("name", WALKING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.long) if one in NOTICED_LATE else one for one in WALKING]
+)
 def test_rule_switched_off_is_noticed_on_a_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WALKING[name](monkeypatch)
     assert first_red_walk(range(WALKS)) is not None, f"{name}: {WALKS} walks saw nothing wrong"

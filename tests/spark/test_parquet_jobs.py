@@ -28,6 +28,7 @@ def table_offsets(spark: SparkSession, path: Path) -> list[int]:
 # ---- stream_to_parquet ----
 
 
+@pytest.mark.long
 def test_stream_to_parquet_writes_files_of_the_wished_size_once_and_goes_on_where_it_was(
     spark: SparkSession,
     broker: BrokerProcess,

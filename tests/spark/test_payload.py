@@ -187,6 +187,7 @@ def test_projection_by_option_and_by_schema_decodes_only_what_is_asked_for(read:
         read(None, columns="usr", **options).count()
 
 
+@pytest.mark.long
 def test_avro_plain_and_single_object_encoded(read: Any, tmp_path: Path) -> None:
     text = json.dumps(AVRO)
     path = tmp_path / "order.avsc"

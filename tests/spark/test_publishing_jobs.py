@@ -227,6 +227,7 @@ def recorded_us(client: NatslogClient, stream: str) -> list[int]:
     return [at for batch in client.read(stream) for at in batch.column("timestamp").cast(pa.int64()).to_pylist()]
 
 
+@pytest.mark.long
 def test_replay_of_a_time_range_keeps_order_keys_and_headers_and_may_be_repeated(
     spark: SparkSession,
     broker: BrokerProcess,

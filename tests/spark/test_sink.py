@@ -283,7 +283,11 @@ spark.stop()
         ("select 'x' as value", {"subject": "a", "akc": "none"}, "did you mean 'ack'"),
         ("select 'x' as value", {"subject": "a", "msgIdColumn": "id"}, "no column 'id'"),
         ("select 'x' as value", {"subject": "a", "ack": "flush", "ackStreams": "s"}, "requires ack .stored."),
-        ("select 'x' as value", {"subject": "a", "ackStreams": "nobodys"}, "no stream acks the subject 'a'"),
+        (
+            "select 'x' as value",
+            {"subject": "a", "ackStreams": "nobodys"},
+            "stream .nobodys. does not record the subject .a.",
+        ),
         ("select 'x' as value", {"subject": "a", "stream": "s"}, "add .option..path., .http.."),
         ("select cast(null as string) as value", {"subject": "a"}, "value is null: row 0"),
         ("select 'x' as value, 'a..b' as subject", {}, "not one plain NATS subject: row 0 .subject 'a..b'."),

@@ -86,6 +86,7 @@ def test_the_tail_is_read_while_another_reader_waits_for_a_footer(
     assert len(found) == 1
 
 
+@pytest.mark.long
 def test_readers_find_everything_while_segments_are_made_sealed_and_dropped(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL, max_messages=120)
     stop, problems, calls = threading.Event(), [], [0]

@@ -139,6 +139,7 @@ def _is_nested_union(kind: Any) -> bool:
     return False
 
 
+@pytest.mark.long
 @settings(max_examples=120, deadline=None)
 @given(cases(), st.data())
 def test_decode_random_data_equals_fastavro(case: Any, data: st.DataObject) -> None:

@@ -271,6 +271,7 @@ def test_decode_random_rows_equals_json_loads(case: tuple[StructType, list[bytes
     check(*case)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(cases(PLAIN_TYPES), st.data())
 def test_decode_broken_text_equals_json_loads(case: tuple[StructType, list[bytes]], data: st.DataObject) -> None:

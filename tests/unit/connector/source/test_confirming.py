@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from natslog.client import leader_epochs
+from natslog.client import asking, leader_epochs
 from natslog.errors import ConfigError, DataLoss, InvalidRequest
 from pyspark_natslog.source import confirming, stream_reader
 from pyspark_natslog.source.options import SourceOptions
@@ -26,8 +26,9 @@ STALE, TRUE = 640, 1200
 
 
 @pytest.fixture(autouse=True)
-def _unknown_epochs() -> None:
+def _unknown_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     leader_epochs._seen.clear()
+    monkeypatch.setattr(asking, "LEADER_WITHIN_S", 0.5)  # nobody is elected here
 
 
 @pytest.fixture
