@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,46 @@ def test_login_that_the_server_refuses_is_an_error_with_the_remedy(tmp_path: Pat
             pass
         assert not refused.value.retriable
         assert "SECRET" not in str(refused.value.to_json())
+
+
+@contextmanager
+def server_that_refuses_once_and_resets() -> Iterator[int]:
+    """The port of a listener that answers as a NATS server does to a wrong login: the first connection reads the
+    error, later ones are reset before they do, as where the server closes with unread data.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            refused = False
+            with suppress(OSError):  # the listener was closed
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(b'INFO {"server_id":"X","max_payload":1048576,"auth_required":true}\r\n')
+                        connection.recv(1)
+                        if not refused:
+                            read = b""
+                            while b"PING\r\n" not in read:
+                                read += connection.recv(4096)
+                            connection.sendall(b"-ERR 'Authorization Violation'\r\n")
+                            refused = True
+                        # Closing with unread data resets the connection.
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield port
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_login_that_was_refused_stays_the_reason_when_later_connections_are_reset() -> None:
+    with server_that_refuses_once_and_resets() as port:
+        publisher = Publisher(f"nats://127.0.0.1:{port}", connect_timeout_s=2)
+        with pytest.raises(NatsLoginRefused, match="Authorization Violation"), publisher:
+            pass
 
 
 _SOME_NKEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"

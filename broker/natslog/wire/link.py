@@ -91,6 +91,10 @@ class NatsCredentials:
         return context
 
 
+def _is_about_login(error: str) -> bool:
+    return any(word in error.lower() for word in _LOGIN_WORDS)
+
+
 def _ignored(frames: Frames) -> None:
     """Receives frames without a subscription."""
 
@@ -200,7 +204,7 @@ class NatsLink:
 
     def _why_down(self) -> NatsUnavailable:
         reason = self._last_error or "no answer"
-        if any(word in reason.lower() for word in _LOGIN_WORDS):
+        if _is_about_login(reason):
             return NatsLoginRefused(
                 f"the NATS server at {self.shown_url} refused the login ({reason}): correct user and password in the "
                 "URL, or the credentials that were given",
@@ -231,6 +235,9 @@ class NatsLink:
             await client.close()
 
     def _note_error(self, error: BaseException) -> None:
+        was_reset = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+        if was_reset and _is_about_login(self._last_error):
+            return  # a server that refuses a login resets the connection, often before its error was read
         text = str(error) or type(error).__name__
         if text != self._last_error:
             logger.warning("cannot connect to NATS at %s: %s; trying again", self.shown_url, text)
