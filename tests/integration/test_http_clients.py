@@ -24,7 +24,7 @@ def test_half_a_request_does_not_disturb_others(broker: BrokerProcess) -> None:
         assert ask(broker, "GET", "/healthz").status == 200
 
 
-def test_slow_client_holds_nobody_up(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
+def test_slow_client_delays_no_other(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     publish_acked(nats_url, name, [b"x" * 1_000_000] * 24)
     with socket.create_connection(("127.0.0.1", broker.http_port)) as slow:

@@ -345,7 +345,7 @@ def test_rows_that_wait_for_acks_and_rows_that_do_not_are_confirmed_together(
     client.create_stream(name, f"{name}.>")
     with Publisher(nats_url, ack_timeout_s=5) as publisher:
         publisher.send(rows(f"{name}.a", 10), "stored")
-        publisher.send(rows("nobody.records", 10), "flush")
+        publisher.send(rows("not.recorded", 10), "flush")
         publisher.wait_for_ack("stored")
         assert (publisher.acked, publisher._unflushed_bytes) == (10, 0)
 

@@ -111,8 +111,8 @@ def test_batch_repeated_after_a_crash_is_stored_once(
     tasks: int,
     later: int,
 ) -> None:
-    """The driver dies after the sink published and before Spark noted the batch as done: it runs again, with options
-    that would make other tasks of it.
+    """The driver is killed after the sink published and before Spark noted the batch as done: it runs again, with
+    options that would make other tasks of it.
     """
 
     def run(tasks: int) -> None:
@@ -148,8 +148,8 @@ def test_batch_repeated_by_a_changed_job_loses_no_row(
     first: tuple[str, str],
     second: tuple[str, str],
 ) -> None:
-    """The first run dies before Spark noted its batch as done, and the job is redeployed: other rows come at the same
-    positions.
+    """The first run is killed before Spark noted its batch as done, and the job is redeployed: other rows come at
+    the same positions.
     """
 
     def run(where: str, value: str) -> list[str]:

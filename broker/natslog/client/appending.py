@@ -96,7 +96,7 @@ class AppendAsker(Asker):
             BatchConflict: see `on_conflict`. PartsMissing: not all parts are staged any more: stage the batch again.
         """
         body: dict[str, Any] = {"parts": [msgspec.to_builtins(part) for part in parts]}
-        if on_conflict != "fail":  # natslog 0.1.0 does not know it
+        if on_conflict != "fail":  # brokers of version 0.1.0 refuse it
             body["on_conflict"] = on_conflict
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
         path = _path(name, producer, batch)

@@ -1,49 +1,35 @@
 """Which streams record the subjects of rows that are to be published, and how they ack.
 
 The list of all streams is requested from the brokers once a minute and kept for the whole process, because each task of
-a Spark job has a client of its own; what it means for each subject is kept in a table of bounded size. That no stream
-acks a subject is concluded only from a list that is requested for this conclusion, of a broker with all changes.
+a Spark job has a client of its own. Subjects are compared with it as columns: rows may each have a subject of their
+own. That no stream acks a subject is concluded only from a list that is requested for this conclusion, of a broker with
+all changes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from natslog.client.client import NatslogClient
+from natslog.errors import ConfigError
+from natslog.subjects import covers, is_wildcard, wildcard_regex
 from natslog.wire.outgoing import BY_HEADER, BY_REPLY
 
 _KEPT_S = 60.0
-_MOST_SUBJECTS = 100_000
+_PATTERNS_AT_ONCE = 100
+"""In one regular expression, so that its automaton stays small."""
 
 _BITS = {"reply": BY_REPLY, "header": BY_HEADER}
 
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where messages of one subject are recorded.
-
-    Attributes:
-        streams: the streams that record it, by name, and how each has to be asked for an ack: `BY_REPLY`, `BY_HEADER`,
-            or 0 where it acks nothing.
-    """
-
-    streams: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def ack_to(self) -> int:
-        """Of all of them: bits of `BY_REPLY` and `BY_HEADER`; 0 where no stream acks."""
-        bits = 0
-        for _, one in self.streams:
-            bits |= one
-        return bits
-
-    def acks_of(self, stream: str) -> int | None:
-        """How this stream acks; None where it does not record the subject."""
-        return dict(self.streams).get(stream)
+Mask = npt.NDArray[np.bool_]
 
 
 class Destinations:
@@ -57,26 +43,29 @@ class Destinations:
         self._clock, self._lock = clock, threading.Lock()
         self._lists: dict[tuple[str, ...], _Streams] = {}
 
-    def of(
-        self, client: NatslogClient, subjects: Iterable[str], required: Iterable[str] = ()
-    ) -> dict[str, Destination]:
-        """By subject.
+    def ways(self, client: NatslogClient, subjects: Any, required: Iterable[str] = ()) -> npt.NDArray[np.uint8]:
+        """How each subject has to be asked for acks: bits of `BY_REPLY` and `BY_HEADER`, 0 where no stream acks it.
 
         Args:
-            required: names of streams that should ack every subject.
+            subjects: string array of plain subjects.
+            required: names of streams that must ack every subject.
 
         Raises:
-            NatslogError: no broker answers.
+            ConfigError: a required stream does not. NatslogError: no broker answers.
         """
-        wanted, names = list(subjects), list(required)
+        names = tuple(required)
         with self._lock:
             kept = self._lists.get(client.servers)
             if kept is not None and self._clock() - kept.as_of < _KEPT_S:
-                found = {subject: kept.destination(subject) for subject in wanted}
-                if all(_suffices(one, names) for one in found.values()):
-                    return found
+                ways = kept.ways(subjects)
+                if ways.all() and all(kept.acked_by(name, subjects).all() for name in names):
+                    return ways
             streams = self._request(client)
-            return {subject: streams.destination(subject) for subject in wanted}
+        for name in names:
+            unacked = np.flatnonzero(~streams.acked_by(name, subjects))
+            if len(unacked):
+                raise ConfigError(streams.why_unacked(name, subjects[int(unacked[0])].as_py()))
+        return streams.ways(subjects)
 
     def forget(self, servers: tuple[str, ...]) -> None:
         """The streams may have changed: the next question is put to the brokers again."""
@@ -89,50 +78,59 @@ class Destinations:
         return streams
 
 
-def _suffices(destination: Destination, required: list[str]) -> bool:
-    return destination.ack_to != 0 and all(destination.acks_of(name) for name in required)
-
-
-@dataclass(slots=True)
-class _Node:
-    """Of the tree of subjects, by token: the streams whose subject ends here, and the longer ones."""
-
-    streams: list[tuple[str, int]] = field(default_factory=list)
-    longer: dict[str, _Node] = field(default_factory=dict)
-
-
 class _Streams:
     """What a broker listed at a time."""
 
     def __init__(self, as_of: float, listed: list[dict[str, Any]]) -> None:
         self.as_of = as_of
-        self._root = _Node()
-        self._known: dict[str, Destination] = {}
-        for body in listed:
-            node = self._root
-            for token in body["subject"].split("."):
-                node = node.longer.setdefault(token, _Node())
-            # A broker of natslog 0.1.0 states no `acks`: its streams ack replies.
-            acks = 0 if body.get("sealed") else _BITS.get(body.get("acks", "reply"), 0)
-            node.streams.append((body["name"], acks))
+        self._subjects: dict[str, str] = {body["name"]: body["subject"] for body in listed}
+        # A broker of natslog 0.1.0 states no `acks`: its streams ack replies.
+        self._bits = {
+            body["name"]: 0 if body.get("sealed") else _BITS.get(body.get("acks", "reply"), 0) for body in listed
+        }
+        self._acking = {
+            bit: _Patterns(self._subjects[name] for name, acks in self._bits.items() if acks == bit)
+            for bit in _BITS.values()
+        }
 
-    def destination(self, subject: str) -> Destination:
-        if (known := self._known.get(subject)) is None:
-            if len(self._known) >= _MOST_SUBJECTS:
-                self._known.clear()
-            known = self._known[subject] = Destination(tuple(sorted(_matching(self._root, subject.split("."), 0))))
-        return known
+    def ways(self, subjects: Any) -> npt.NDArray[np.uint8]:
+        ways = np.zeros(len(subjects), np.uint8)
+        for bit, patterns in self._acking.items():
+            ways[patterns.cover(subjects)] |= bit
+        return ways
+
+    def acked_by(self, stream: str, subjects: Any) -> Mask:
+        return _Patterns([self._subjects[stream]] if self._bits.get(stream) else []).cover(subjects)
+
+    def why_unacked(self, stream: str, subject: str) -> str:
+        recording = sorted(name for name, pattern in self._subjects.items() if covers(pattern, subject))
+        if stream in recording:
+            return f"stream {stream!r} does not ack the subject {subject!r}: it is sealed, or its setting acks is never"
+        return (
+            f"stream {stream!r} does not record the subject {subject!r}; streams that do: "
+            f"{', '.join(recording) or 'none'}"
+        )
 
 
-def _matching(node: _Node, tokens: list[str], at: int) -> Iterator[tuple[str, int]]:
-    if at == len(tokens):
-        yield from node.streams
-        return
-    if (rest := node.longer.get(">")) is not None:
-        yield from rest.streams
-    for token in (tokens[at], "*"):
-        if (longer := node.longer.get(token)) is not None:
-            yield from _matching(longer, tokens, at + 1)
+class _Patterns:
+    """Subjects of streams, with and without wildcards."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        plain, wildcards = [], []
+        for pattern in patterns:
+            (wildcards if any(map(is_wildcard, pattern.split("."))) else plain).append(pattern)
+        self._plain = pa.array(plain, pa.string())
+        self._wildcards = [
+            "|".join(map(wildcard_regex, wildcards[first : first + _PATTERNS_AT_ONCE]))
+            for first in range(0, len(wildcards), _PATTERNS_AT_ONCE)
+        ]
+
+    def cover(self, subjects: Any) -> Mask:
+        """Marks the subjects that one of the patterns covers."""
+        covered = pc.is_in(subjects, value_set=self._plain)
+        for expression in self._wildcards:
+            covered = pc.or_(covered, pc.match_substring_regex(subjects, expression))
+        return np.asarray(covered, np.bool_)
 
 
 destinations = Destinations()

@@ -2,7 +2,7 @@
 
 Source of the mixing: XXH64 by Yann Collet, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md: one word by
 the rounds of its accumulators, the other by the steps of its tail. The finaliser is MurmurHash3's fmix64. This is no
-cryptographic hash: who knows the start of a row's words can construct rows of the same hash.
+cryptographic hash: with the start of a row's words, rows of the same hash can be constructed.
 """
 
 from __future__ import annotations

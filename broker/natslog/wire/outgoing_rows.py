@@ -105,7 +105,7 @@ def _problems(rows: Rows, max_payload_bytes: int, more_bytes: int) -> Iterator[t
     problems = [
         ("value is null", pc.is_null(rows.values)),
         ("subject is null", pc.is_null(rows.subjects)),
-        ("subject is not one plain NATS subject", _bad_subjects(rows.subjects)),
+        ("subject is not one plain NATS subject", bad_subjects(rows.subjects)),
         (f"subject is longer than {MAX_SUBJECT_BYTES} bytes", pc.greater(_size(rows.subjects), MAX_SUBJECT_BYTES)),
         (
             f"message is larger than the server's limit of {max_payload_bytes} bytes",
@@ -133,8 +133,8 @@ def _size(texts: Any) -> Any:
     return pc.binary_length(texts.cast(pa.binary()))
 
 
-def _bad_subjects(subjects: Any) -> Any:
-    """Marks them; each different subject is checked once."""
+def bad_subjects(subjects: Any) -> Any:
+    """Marks those that are not one plain NATS subject, null excepted; each different subject is checked once."""
     distinct = pc.unique(subjects)
     wildcard = pc.match_substring_regex(distinct, r"(^|\.)[*>](\.|$)")
     plain = pc.match_substring_regex(distinct, r"^[^\s.\x00-\x1f\x7f]+(\.[^\s.\x00-\x1f\x7f]+)*$")

@@ -8,21 +8,23 @@ ack wait for these acks; other rows are confirmed by the NATS server, which is a
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from natslog.client.destinations import Destination, destinations
+from natslog.client.destinations import destinations
 from natslog.client.publisher import BY_HEADER, BY_REPLY, Publisher, Rows
-from natslog.errors import BrokerUnavailable, ConfigError, InvalidRequest, PublishFailed
+from natslog.errors import BrokerUnavailable, ConfigError, PublishFailed
 from natslog.model import Ack
-from natslog.subjects import check_subject
-from natslog.wire.outgoing_rows import check_rows
+from natslog.wire.outgoing_rows import bad_subjects, check_rows
 from pyspark_natslog.sink.options import SinkOptions
 
 logger = logging.getLogger("pyspark_natslog")
+
+Ways = npt.NDArray[np.uint8]
 
 _SHOWN_SUBJECTS = 5
 _FLUSH = 0
@@ -34,7 +36,8 @@ class Sender:
 
     def __init__(self, options: SinkOptions, publisher: Publisher) -> None:
         self._options, self._publisher = options, publisher
-        self._ack_to: dict[str | None, int] = {}
+        self._last: tuple[Any, Ways] | None = None
+        self._has_warned = False
         self._client = options.client() if options.asks_brokers else None
 
     def __enter__(self) -> Sender:
@@ -48,7 +51,7 @@ class Sender:
 
     def max_payload_bytes(self, subjects: Any) -> int:
         """Of rows on these subjects, without the header in which their acks are requested. Raises as `send`."""
-        by_header = self._client is not None and any(way & BY_HEADER for way in self._ways(pc.unique(subjects)))
+        by_header = self._client is not None and bool((self._ways(pc.unique(subjects)) & BY_HEADER).any())
         return self._publisher.max_payload_bytes - (self._publisher.ack_header_bytes if by_header else 0)
 
     def send(self, rows: Rows, first_row: int = 0) -> None:
@@ -59,12 +62,13 @@ class Sender:
             return
         distinct = pc.unique(rows.subjects)
         ways = self._ways(distinct)
-        if len(set(ways)) <= 1:
-            self._send(rows, ways[0] if ways else BY_REPLY, first_row)
+        different = np.unique(ways).tolist()
+        if len(different) <= 1:
+            self._send(rows, different[0] if different else BY_REPLY, first_row)
             return
         check_rows(rows, self.max_payload_bytes(distinct), first_row)  # before any of them is sent
-        way_of = np.array(ways)[pc.index_in(rows.subjects, distinct).to_numpy(zero_copy_only=False)]
-        for way in sorted(set(ways)):
+        way_of = ways[pc.index_in(rows.subjects, distinct).to_numpy(zero_copy_only=False)]
+        for way in different:
             self._send(rows.take(np.flatnonzero(way_of == way)), way, first_row)
 
     def _send(self, rows: Rows, way: int, first_row: int) -> None:
@@ -75,60 +79,41 @@ class Sender:
         """Raises NatslogError: as `Publisher.wait_for_ack`."""
         self._publisher.wait_for_ack(self._options.ack or "stored")
 
-    def _ways(self, subjects: Any) -> list[int]:
-        """How rows of each subject are acked."""
-        texts: list[str | None] = subjects.to_pylist()
-        new = [text for text in texts if text is not None and text not in self._ack_to and _is_plain(text)]
-        if new:
-            self._note(self._recorded(new))
-        return [self._ack_to.get(text, BY_REPLY) for text in texts]  # what is not plain is refused by the publisher
+    def _ways(self, subjects: Any) -> Ways:
+        """How rows of each of these different subjects are acked; kept for the next batch, whose are often the same."""
+        if self._last is None or not self._last[0].equals(subjects):
+            refused = pc.fill_null(bad_subjects(subjects), True).to_numpy(zero_copy_only=False)  # by the publisher
+            ways = np.full(len(subjects), BY_REPLY, np.uint8)
+            if not refused.all():
+                ways[~refused] = self._recorded(subjects.filter(pa.array(~refused)))
+            self._last = (subjects, ways)
+        return self._last[1]
 
-    def _recorded(self, subjects: list[str]) -> Mapping[str, Destination]:
+    def _recorded(self, subjects: Any) -> Ways:
         assert self._client is not None, "it asks"
         try:
-            return destinations.of(self._client, subjects, self._options.ack_streams)
+            ways = destinations.ways(self._client, subjects, self._options.ack_streams)
+        except ConfigError as error:
+            raise ConfigError(f"option ackStreams: {error.message}", option="ackStreams") from error
         except BrokerUnavailable as error:
             raise BrokerUnavailable(
                 f"no broker stated which streams record the subjects of the rows ({error.message}). Correct "
                 '.option("servers", …); or, if no stream is to ack the rows, set .option("ack", "flush"): they are '
                 "then sent at most once"
             ) from error
+        if self._options.ack is not None:
+            return np.where(ways == _FLUSH, BY_REPLY, ways).astype(np.uint8)
+        self._warn_of(subjects.filter(pa.array(ways == _FLUSH)))
+        return ways
 
-    def _note(self, found: Mapping[str, Destination]) -> None:
-        for subject, destination in found.items():
-            for name in self._options.ack_streams:
-                self._require_acks(name, subject, destination)
-            self._ack_to[subject] = destination.ack_to or (_FLUSH if self._options.ack is None else BY_REPLY)
-        unacked = [subject for subject in found if self._ack_to[subject] == _FLUSH]
-        if unacked:
-            shown = ", ".join(map(repr, unacked[:_SHOWN_SUBJECTS])) + (" …" if len(unacked) > _SHOWN_SUBJECTS else "")
-            logger.warning(
-                "no stream acks the subjects %s: their rows are sent at most once (ack flush). To store them, create a "
-                'stream (natslog stream create); to accept this, set .option("ack", "flush")',
-                shown,
-            )
-
-    @staticmethod
-    def _require_acks(name: str, subject: str, destination: Destination) -> None:
-        acks = destination.acks_of(name)
-        if acks is None:
-            others = ", ".join(stream for stream, _ in destination.streams) or "none"
-            raise ConfigError(
-                f"option ackStreams: stream {name!r} does not record the subject {subject!r}; streams that do: "
-                f"{others}",
-                option="ackStreams",
-            )
-        if not acks:
-            raise ConfigError(
-                f"option ackStreams: stream {name!r} does not ack the subject {subject!r}: it is sealed, or its "
-                "setting acks is never",
-                option="ackStreams",
-            )
-
-
-def _is_plain(subject: str) -> bool:
-    try:
-        check_subject(subject, wildcards=False)
-    except InvalidRequest:
-        return False
-    return True
+    def _warn_of(self, unacked: Any) -> None:
+        """Once per task."""
+        if len(unacked) == 0 or self._has_warned:
+            return
+        self._has_warned = True
+        named = ", ".join(map(repr, unacked[:_SHOWN_SUBJECTS].to_pylist()))
+        logger.warning(
+            "no stream acks the subjects %s: their rows are sent at most once (ack flush). To store them, create a "
+            'stream (natslog stream create); to accept this, set .option("ack", "flush")',
+            named + (" …" if len(unacked) > _SHOWN_SUBJECTS else ""),
+        )

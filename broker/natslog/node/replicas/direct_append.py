@@ -268,7 +268,6 @@ class _Work:
         ingest, time_us = self.ingest, self.ingest.stream_time.now_us()
         ids: list[tuple[int, Ids]] = []
         _, producer, batch = self.requested.key
-        contents = [int(part.receipt.content or "0", 16) for part in parts]
         run = ingest.log.append_run(
             producer,
             batch,
@@ -276,7 +275,7 @@ class _Work:
             rows=sum(part.receipt.rows for part in parts),
             size_bytes=sum(part.size_bytes for part in parts),
             now_us=time_us,
-            digest=sum_digests(contents) if self.stream.feature_level >= RUN_DIGESTS_LEVEL else None,
+            digest=self.requested.digest if self.stream.feature_level >= RUN_DIGESTS_LEVEL else None,
         )
         for row, found in ids:
             start = run.start + row

@@ -28,7 +28,7 @@ STALE, TRUE = 640, 1200
 @pytest.fixture(autouse=True)
 def _unknown_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     leader_epochs._seen.clear()
-    monkeypatch.setattr(asking, "LEADER_WITHIN_S", 0.5)  # nobody is elected here
+    monkeypatch.setattr(asking, "LEADER_WITHIN_S", 0.5)  # there is no election here
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_batch_read_from_an_offset_ahead_of_a_replaced_leader_is_planned(serve: 
 def test_restarted_query_ignores_a_leader_that_is_older_than_its_checkpoint(
     serve: Callable[[Answers], str],
 ) -> None:
-    """Its process has heard of no epoch yet, and reaches only the leader that was replaced."""
+    """Its process has received no epoch yet, and reaches only the leader that was replaced."""
     broker = leader(1, STALE)
     reader = reader_of(serve(broker), failOnDataLoss="false")
     position = {"orders": {"id": ID, "offset": 1100, "epoch": 2}}
