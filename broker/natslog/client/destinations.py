@@ -116,10 +116,9 @@ class _Patterns:
     """Subjects of streams, with and without wildcards."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        plain, wildcards = [], []
-        for pattern in patterns:
-            (wildcards if any(map(is_wildcard, pattern.split("."))) else plain).append(pattern)
-        self._plain = pa.array(plain, pa.string())
+        every = list(patterns)
+        wildcards = [pattern for pattern in every if any(map(is_wildcard, pattern.split(".")))]
+        self._plain = pa.array([pattern for pattern in every if pattern not in set(wildcards)], pa.string())
         self._wildcards = [
             "|".join(map(wildcard_regex, wildcards[first : first + _PATTERNS_AT_ONCE]))
             for first in range(0, len(wildcards), _PATTERNS_AT_ONCE)
