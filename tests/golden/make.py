@@ -1,4 +1,4 @@
-"""Made the golden files of format version 1, and later ones: `python -m tests.golden.make FOLDER`.
+"""Made the golden files of all format versions: `python -m tests.golden.make FOLDER`.
 
 Add files for a new version; never edit old ones.
 """
@@ -11,8 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
+from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.consensus import Entry, HardState, Member, Membership, Snapshot
@@ -32,9 +34,11 @@ COMMITS = [
     [("orders.grün", b"", None, b"third")],
 ]
 FIRST_US = 1_800_000_000_000_000
+PACKED_IDS = [None, [list(range(1, 13)), [0] * 12], None]
+"""Of the rows of each commit, in format 2: 12 bytes a row."""
 
 
-def columns(commit: list) -> RowBuffers:
+def columns(commit: list, packed_ids: list | None = None) -> RowBuffers:
     subjects, keys, headers, values = zip(*commit, strict=True)
     arrays = [
         pa.array(subjects),
@@ -42,27 +46,15 @@ def columns(commit: list) -> RowBuffers:
         pa.array(headers, HEADERS_TYPE),
         pa.array(values, pa.binary()),
     ]
-    return RowBuffers.of(pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA))
+    ids = None if packed_ids is None else np.array(packed_ids, np.uint8)
+    return RowBuffers.of(pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA), ids)
 
 
 def make(folder: Path) -> None:
-    """Writes every golden file of version 1 into `folder`."""
+    """Writes every golden file into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for compression in ("none", "zstd"):
-        with tempfile.TemporaryDirectory() as scratch:
-            settings = StreamSettings(subject="orders.>", compression=compression)
-            log = StreamLog(Path(scratch), STREAM_ID, settings, LogOptions(min_free_bytes=0))
-            for at, commit in enumerate(COMMITS):
-                log.append(columns(commit), FIRST_US + at)
-            if compression == "none":
-                shutil.copy(log.chain.segments[0].path, folder / "segment-v1.active")
-            log.roll()
-            log.seal_next()
-            shutil.copy(log.chain.segments[0].path, folder / f"segment-v1-{compression}.arrow")
-            log.close()
-            if compression == "none":
-                for name in ("hw-checkpoint", "leader-epochs"):
-                    shutil.copy(Path(scratch) / name, folder / f"{name}-v1")
+    for batch_format in (FIRST_FORMAT, LATEST_FORMAT):
+        make_segments(folder, batch_format)
     write_checked(folder / "broker-v1", "broker", 1, {"broker_id": 1, "cluster_id": "c1"})
     write_checked(folder / "broker-v2", "broker", 2, Identity(broker_id=1, cluster_id="c1", directory="d" * 16))
     write_checked(folder / "life-v1", "life", 1, {"number": 7, "has_ended": True})
@@ -72,6 +64,26 @@ def make(folder: Path) -> None:
     (folder / "spark-offsets-v1.json").write_text(json.dumps(offsets))
     offsets["orders"] |= {"epoch": 5, "tasks": [[1, 20], [0, 42]]}
     (folder / "spark-offsets-v1-epoch.json").write_text(json.dumps(offsets))
+
+
+def make_segments(folder: Path, batch_format: int) -> None:
+    kind = f"v{batch_format}"
+    for compression in ("none", "zstd"):
+        with tempfile.TemporaryDirectory() as scratch:
+            settings = StreamSettings(subject="orders.>", compression=compression)
+            log = StreamLog(Path(scratch), STREAM_ID, settings, LogOptions(min_free_bytes=0))
+            for at, (commit, ids) in enumerate(zip(COMMITS, PACKED_IDS, strict=True)):
+                rows = columns(commit, ids if batch_format > FIRST_FORMAT else None)
+                log.append(rows, FIRST_US + at, batch_format)
+            if compression == "none":
+                shutil.copy(log.chain.segments[0].path, folder / f"segment-{kind}.active")
+            log.roll()
+            log.seal_next()
+            shutil.copy(log.chain.segments[0].path, folder / f"segment-{kind}-{compression}.arrow")
+            log.close()
+            if compression == "none" and batch_format == FIRST_FORMAT:
+                for name in ("hw-checkpoint", "leader-epochs"):
+                    shutil.copy(Path(scratch) / name, folder / f"{name}-v1")
 
 
 def make_raft(folder: Path, *, uses_wal: bool) -> None:

@@ -1,4 +1,4 @@
-"""Files written by format version 1 are read for ever: the golden ones in this folder, made once by `make.py`."""
+"""Files of every format version are read for ever: the golden ones in this folder, made once by `make.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.arrow import ipc
+from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.cluster.commands import Proposal
 from natslog.cluster.metadata import Metadata
 from natslog.log import LogOptions, StreamLog
@@ -22,7 +23,7 @@ from natslog.node.cluster_node import former_metadata
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.raft_store import RaftStore
 from pyspark_natslog.source.offsets import StreamOffset, from_json, to_json
-from tests.golden.make import COMMITS, FIRST_US, STREAM_ID
+from tests.golden.make import COMMITS, FIRST_US, PACKED_IDS, STREAM_ID
 
 HERE = Path(__file__).parent
 ROWS = [row for commit in COMMITS for row in commit]
@@ -57,9 +58,12 @@ def plain(table: pa.Table) -> list[dict]:
         ("segment-v1.active", f"{0:020d}.active"),
         ("segment-v1-none.arrow", f"{0:020d}.arrow"),
         ("segment-v1-zstd.arrow", f"{0:020d}.arrow"),
+        ("segment-v2.active", f"{0:020d}.active"),
+        ("segment-v2-none.arrow", f"{0:020d}.arrow"),
+        ("segment-v2-zstd.arrow", f"{0:020d}.arrow"),
     ],
 )
-def test_segment_v1_is_read(golden: str, name: str, tmp_path: Path) -> None:
+def test_segment_is_read(golden: str, name: str, tmp_path: Path) -> None:
     shutil.copy(HERE / golden, tmp_path / name)
     shutil.copy(HERE / "leader-epochs-v1", tmp_path / "leader-epochs")
     shutil.copy(HERE / "hw-checkpoint-v1", tmp_path / "hw-checkpoint")
@@ -67,8 +71,51 @@ def test_segment_v1_is_read(golden: str, name: str, tmp_path: Path) -> None:
     log = StreamLog(tmp_path, STREAM_ID, StreamSettings(subject="x"), LogOptions(min_free_bytes=0))
     assert log.failure is None
     with log.reader.plan_read(0, max_bytes=1 << 20) as plan:
-        table = pa.Table.from_batches([ipc.decode_batch(message) for message in plan.messages()])
-    assert plain(table) == expected()
+        messages = plan.messages()
+    assert plain(pa.Table.from_batches(map(ipc.decode_batch, messages))) == expected()
+    assert packed_ids_of(messages) == ([] if "-v1" in golden else [PACKED_IDS[1][0]])
+
+
+def packed_ids_of(messages: list[bytes]) -> list[list[int]]:
+    """Those of rows that have one."""
+    found = []
+    for message in messages:
+        header = ipc.proven_header(message)
+        assert header is not None
+        ids = ipc.packed_ids_of(header, message)
+        found += [] if ids is None else [row for row in ids.tolist() if any(row)]
+    return found
+
+
+def test_batches_v2_byte_for_byte() -> None:
+    """What FORMATS.md says of the bytes, checked without natslog's own reader."""
+    from crc32c import crc32c
+
+    data = (HERE / "segment-v2.active").read_bytes()
+    position = check_file_header(data[:8192], HERE / "segment-v2.active", STREAM_ID, 0)
+    first = 0
+    for at, (commit, ids) in enumerate(zip(COMMITS, PACKED_IDS, strict=True)):
+        header_bytes = 8 + int.from_bytes(data[position + 4 : position + 8], "little")
+        header = data[position : position + header_bytes]
+        line = header[header.index(b"v2 base_offset=") :].split(b"\0")[0].decode()
+        fields = dict(part.split("=") for part in line.split(" ")[1:])
+        crcs = fields.pop("crcs").split(".")
+        body_bytes = int(fields["body_bytes"])
+        assert [int(value) for value in fields.values()] == [
+            first, first + len(commit), len(commit), 1, FIRST_US + at, 12 * len(ids or ()), header_bytes, body_bytes,
+        ]  # fmt: skip
+        assert crc32c(header.replace(f"crcs={crcs[0]}".encode(), b"crcs=00000000")) == int(crcs[0], 16)
+        body = data[position + header_bytes : position + header_bytes + body_bytes]
+        assert crc32c(body) == int(crcs[-1], 16)
+        buffers = pa.ipc.read_message(data[position:]).metadata
+        edges = [edge for edge, _ in BatchMetadata(bytes(buffers)).buffers]
+        ends = [edges[2], edges[4], edges[7], edges[10], edges[19], body_bytes - (24 if ids else 0)]
+        assert [crc32c(body[:end]) for end in ends] == [int(crc, 16) for crc in crcs[1:-1]]
+        if ids:
+            assert body[-24:] == bytes([*ids[0], *ids[1]])
+        position += header_bytes + body_bytes
+        first += len(commit)
+    assert position == len(data)
 
 
 def test_active_segment_v1_byte_for_byte() -> None:

@@ -10,6 +10,12 @@ from collections.abc import Callable
 
 from flatbuffers.table import Table
 
+FIRST_BUFFERS = (0, 2, 4, 7, 10, 19)
+"""The first buffer of each column of the message schema (offset, timestamp, subject, key, headers, value), in Arrow's
+depth-first order.
+"""
+BUFFERS = 22
+
 _RECORD_BATCH = 3
 
 
@@ -33,6 +39,25 @@ class BatchMetadata:
     @property
     def rows(self) -> int:
         return max(0, self._number(self._batch, 4, "<q"))
+
+    @property
+    def buffers(self) -> list[tuple[int, int]]:
+        """Start in the body and length, in bytes, of each buffer of a record batch."""
+        vector = self._batch.Offset(8)
+        count = self._batch.VectorLen(vector) if vector else 0
+        numbers = struct.unpack_from(f"<{2 * count}q", self._metadata, self._batch.Vector(vector)) if count else ()
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def column_starts(self) -> list[int]:
+        """Where each column of the message schema begins in the body. Raises ValueError: it has other columns."""
+        buffers = self.buffers
+        if len(buffers) != BUFFERS:
+            raise ValueError(f"{len(buffers)} buffers are not those of the message schema")
+        return [buffers[at][0] for at in FIRST_BUFFERS]
+
+    def set_body_bytes(self, metadata: memoryview, size_bytes: int) -> None:
+        """Changes the stated length of the body in the bytes of this metadata."""
+        struct.pack_into("<q", metadata, self._root.Pos + self._root.Offset(10), size_bytes)
 
     def unpacked_bytes(self, begin: Callable[[int], bytes]) -> int:
         """The uncompressed size of the buffers of a compressed record batch; 0 if nothing is compressed. A buffer

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
@@ -39,11 +41,14 @@ class RowBuffers:
         rows: at least one.
         nodes: (length, null count) of subject, key, headers, pairs, pair keys, pair values, value.
         buffers: the buffers of these, in order: `BUFFERS` of them.
+        packed_ids: message ids that are stored beside the columns (see `wire.own_ids`), uint8 of shape (rows, 12);
+            None where no row has one.
     """
 
     rows: int
     nodes: Sequence[tuple[int, int]]
     buffers: Sequence[Buffer]
+    packed_ids: npt.NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.nodes) == NODES, "a node for each field, nested ones too"
@@ -51,10 +56,16 @@ class RowBuffers:
 
     @property
     def nbytes(self) -> int:
-        return sum(memoryview(buffer).nbytes for buffer in self.buffers if buffer is not None)
+        ids_bytes = 0 if self.packed_ids is None else self.packed_ids.nbytes
+        return ids_bytes + sum(memoryview(buffer).nbytes for buffer in self.buffers if buffer is not None)
+
+    def filter(self, keep: npt.NDArray[np.bool_]) -> RowBuffers:
+        """Copies of the rows that are marked, at least one."""
+        ids = None if self.packed_ids is None else self.packed_ids[keep]
+        return RowBuffers.of(self.to_arrow().filter(pa.array(keep)), ids)
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch) -> RowBuffers:
+    def of(cls, batch: pa.RecordBatch, packed_ids: npt.NDArray[np.uint8] | None = None) -> RowBuffers:
         """Of a record batch of `PAYLOAD_SCHEMA` that is no slice; nothing is copied."""
         assert batch.schema.equals(PAYLOAD_SCHEMA), f"not the payload schema: {batch.schema}"
         nodes: list[tuple[int, int]] = []
@@ -63,7 +74,7 @@ class RowBuffers:
             assert column.offset == 0, "a slice's buffers begin elsewhere"
             _collect_nodes(column, nodes)
             buffers += column.buffers()
-        return cls(batch.num_rows, nodes, buffers)
+        return cls(batch.num_rows, nodes, buffers, packed_ids)
 
     def to_arrow(self) -> pa.RecordBatch:
         """The same rows as Arrow columns over the same buffers."""

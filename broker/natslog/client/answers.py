@@ -122,7 +122,7 @@ def _whole_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
                 f"{source}: offsets {covered} to {low} are missing in the response", start=covered, end=low
             )
         batch = ipc.decode_batch(message)
-        if batch.num_rows != header.rows or high < low:
+        if batch.num_rows != header.rows or header.rows != header.end_offset - header.base_offset or high < low:
             raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} does not match its header")
         batches.append(batch.slice(low - header.base_offset, high - low))
         covered = high

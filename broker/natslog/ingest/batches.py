@@ -27,6 +27,7 @@ from natslog.wire.layout import (
     SUBJECT_LEN,
     Survey,
 )
+from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_ROWS = 64 * 1024
@@ -165,27 +166,32 @@ class _HeaderColumns:
         self.has_headers = _Growing(np.bool_)
         self.has_key = _Growing(np.bool_)
         self.ids = _Growing(np.uint64, 2)
+        self.packed_ids = _Growing(np.uint8, PACKED_BYTES)
 
     def clear(self) -> None:
         for column in (self.key, self.pair_key, self.pair_value):
             column.clear()
-        for growing in (self.pair_ends, self.has_headers, self.has_key, self.ids):
+        for growing in (self.pair_ends, self.has_headers, self.has_key, self.ids, self.packed_ids):
             growing.count = 0
 
     def add_plain(self, count: int) -> None:
         """So many rows without headers."""
         self.key.extend_with_empty(count)
         self.pair_ends.extend(np.full(count, self.pair_key.rows, np.int32))
-        for column in (self.has_headers, self.has_key, self.ids):
+        for column in (self.has_headers, self.has_key, self.ids, self.packed_ids):
             column.extend_with_zeros(count)
 
-    def add(self, buffer: Array, rows: Array, header_lines: int) -> None:
+    def add(self, buffer: Array, rows: Array, header_lines: int, *, packs_ids: bool) -> None:
         """`header_lines`: at least as many as there are."""
         count = len(rows)
+        packed = np.zeros((count, PACKED_BYTES), np.uint8)
         pairs = np.empty((4, header_lines), np.int64)
         first_pair = np.zeros(count + 1, np.int64)
         keys, ids = np.zeros((2, count), np.int64), np.zeros((2, count), np.int64)
-        found = native.split_headers(buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids)
+        found = native.split_headers(
+            buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids,
+            LETTER_VALUES, packed if packs_ids else packed[:0],
+        )  # fmt: skip
         name_starts, name_lengths, value_starts, value_lengths = pairs[:, :found]
         self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
         self.pair_key.extend(buffer, name_starts, name_lengths)
@@ -194,7 +200,9 @@ class _HeaderColumns:
         hashes = np.zeros((count, 2), np.uint64)
         native.hash_ids(buffer, ids[0], ids[1], hashes)
         self.ids.extend(hashes)
-        self.has_headers.extend(rows[:, HEADER_LEN] > 0)
+        self.packed_ids.extend(packed)
+        has_only_id = packed.any(axis=1) & (np.diff(first_pair) == 0)
+        self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~has_only_id)
         self.has_key.extend(keys[1] >= 0)
 
     def nodes_and_buffers(self) -> tuple[list[tuple[int, int]], list[Any]]:
@@ -266,8 +274,12 @@ class BatchBuilder:
         """Whether a large message has enlarged it far beyond the needs of a commit."""
         return self._value.capacity_bytes > 4 * COMMIT_BYTES
 
-    def add(self, frames: Frames, survey: Survey | None = None) -> None:
-        """Copies the frames' bytes; the receive buffer is free afterwards. `survey` is of these frames."""
+    def add(self, frames: Frames, survey: Survey | None = None, *, packs_ids: bool = True) -> None:
+        """Copies the frames' bytes; the receive buffer is free afterwards.
+
+        Args:
+            survey: of these frames. packs_ids: whether message ids of natslog's own form are left out of the headers.
+        """
         buffer, rows = frames.buffer, frames.rows
         survey = survey or survey_of(frames)
         before, count = self.rows, len(rows)
@@ -286,7 +298,7 @@ class BatchBuilder:
             if not self._is_headed:
                 self._is_headed = True
                 self._headers.add_plain(before)
-            self._headers.add(buffer, rows, survey.header_lines)
+            self._headers.add(buffer, rows, survey.header_lines, packs_ids=packs_ids)
         elif self._is_headed:
             self._headers.add_plain(len(rows))
 
@@ -294,10 +306,12 @@ class BatchBuilder:
         """The rows, over the builder's own buffers."""
         count, headers = self.rows, self._headers
         nodes, buffers = headers.nodes_and_buffers() if self._is_headed else _no_headers(count)
+        packed_ids = headers.packed_ids.values
         rows = RowBuffers(
             count,
             [(count, 0), *nodes, (count, 0)],
             [*self._subject.buffers(), *buffers, *self._value.buffers()],
+            packed_ids if packed_ids.any() else None,
         )
         ids = headers.ids.values if headers.ids.values.any() else None
         return Batch(rows, self._reply.texts if self._reply.size_bytes else None, ids)

@@ -16,7 +16,7 @@ from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
-from natslog.wire import machine_code
+from natslog.wire import machine_code, own_ids
 from natslog.wire.frames import FrameParser, Frames
 
 logger = logging.getLogger("natslog.ingest")
@@ -24,7 +24,7 @@ logger = logging.getLogger("natslog.ingest")
 _ACK_RULES = [AckRules.of(setting, ">", ["_INBOX."]) for setting in ("reply", "header", "never")]
 _COMPILE_WITHIN_S = 240
 _PLAIN = b"MSG a 1 b 1\r\nx\r\n"
-_HEADED = b"HMSG a 1 b 48 49\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: 12345\r\n\r\nx\r\n"
+_HEADED = b"HMSG a 1 b 60 61\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: ~abcdefghijklmnop\r\n\r\nx\r\n"
 
 
 def compile_aside() -> None:
@@ -81,3 +81,5 @@ def warm_up() -> None:
         if batch.ids is not None:
             window.remember(batch.ids, offsets, 0)
             window.find(batch.ids, 0)
+        if batch.rows.packed_ids is not None:
+            own_ids.hashed(batch.rows.packed_ids)

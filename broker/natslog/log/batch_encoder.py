@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from crc32c import crc32c
 from flatbuffers.table import Table
 
 from natslog.arrow import ipc
+from natslog.arrow.batch_line import ALIGNMENT, BatchHeader, blank_crcs, fill_line, line_start
+from natslog.arrow.batch_metadata import FIRST_BUFFERS
 from natslog.arrow.row_buffers import BUFFERS, NODES, Buffer, RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
 
-_ALIGNMENT = 8
-_ZEROS = memoryview(bytes(_ALIGNMENT))
+_ZEROS = memoryview(bytes(ALIGNMENT))
 _PACK_ONE = struct.Struct("<q").pack_into
 _PACK_NODES = struct.Struct(f"<{2 * (2 + NODES)}q").pack_into  # with those of offset and timestamp
 _PACK_BUFFERS = struct.Struct(f"<{2 * (4 + BUFFERS)}q").pack_into
@@ -35,7 +35,6 @@ _HEADERS_NODE = 4  # after offset, timestamp, subject, key
 _SIZED = (np.ndarray, memoryview)
 _SMALL_BODY_BYTES = 64 * 1024
 _COUNTED_ROWS = 64 * 1024
-_KEEP_GIL = 0  # 20 bytes per nanosecond: acquiring the lock again takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +58,24 @@ class _Template:
     row_count: int
     nodes: int
     buffers: int
-    line: ipc.LinePlaces
+    line: int
 
 
 @functools.lru_cache(maxsize=8)
-def _template(run: RunMark | None = None) -> _Template:
+def _template(run: RunMark | None, batch_format: int) -> _Template:
     row = {"offset": 0, "timestamp": 0, "subject": "s", "key": None, "headers": None, "value": b"v"}
     sample = pa.RecordBatch.from_pylist([row], schema=MESSAGE_SCHEMA)
-    message = ipc.encode_batch(sample, base_offset=0, epoch=1, max_timestamp_us=0, run=run)
+    message = ipc.encode_batch(sample, base_offset=0, epoch=1, max_timestamp_us=0, run=run, batch_format=batch_format)
     header_bytes = 8 + int.from_bytes(message[4:8], "little")
-    header = bytearray(message[:header_bytes])
-    line = ipc.line_places(header)
-    line.fill_crcs(header, 0, 0)  # as they stand while CRCs are taken
+    header = message[:header_bytes].tobytes()
     table, batch = _tables(header)
     return _Template(
-        bytes(header),
+        header,
         body_length=table.Pos + table.Offset(10),
         row_count=batch.Pos + batch.Offset(4),
         nodes=batch.Vector(batch.Offset(6)),
         buffers=batch.Vector(batch.Offset(8)),
-        line=line,
+        line=line_start(header),
     )
 
 
@@ -96,46 +93,66 @@ def stores_headers(header: bytes) -> bool:
 
 
 def encode_rows(
-    rows: RowBuffers, *, base_offset: int, timestamp_us: int, epoch: int, run: RunMark | None = None
+    rows: RowBuffers,
+    *,
+    base_offset: int,
+    timestamp_us: int,
+    epoch: int,
+    run: RunMark | None = None,
+    batch_format: int = ipc.LATEST_FORMAT,
 ) -> EncodedBatch:
     """The message of one commit, or of a part of a run: the rows with offsets from `base_offset` on, at `timestamp_us`.
 
     The pieces hold views of the rows' buffers: they must stay as they are until the pieces are written.
     """
-    template = _template(run)
+    template = _template(run, batch_format)
     count = rows.rows
     buffers = [None, _offsets(base_offset, count), None, np.full(count, timestamp_us, np.int64), *rows.buffers]
-    pieces, places, body_bytes = _laid_out(buffers)
+    ids_bytes = 0 if rows.packed_ids is None else rows.packed_ids.nbytes
+    parts, places, body_bytes = _laid_out(buffers, rows.packed_ids)
     header = bytearray(template.header)
     _PACK_ONE(header, template.body_length, body_bytes)
     _PACK_ONE(header, template.row_count, count)
     _PACK_NODES(header, template.nodes, count, 0, count, 0, *itertools.chain.from_iterable(rows.nodes))
     _PACK_BUFFERS(header, template.buffers, *places)
-    template.line.fill(header, base_offset, count, epoch, timestamp_us, body_bytes)
-    header_crc = crc = crc32c(header)
-    for piece in pieces:
-        crc = crc32c(piece, crc, gil_release_mode=_KEEP_GIL)
-    template.line.fill_crcs(header, header_crc, crc)
-    described = ipc.BatchHeader(base_offset, count, epoch, timestamp_us, len(header), body_bytes, header_crc, crc, run)
-    return EncodedBatch(described, [header, *pieces])
+    described = BatchHeader(
+        base_offset, base_offset + count, count, epoch, timestamp_us,
+        len(header), body_bytes, blank_crcs(batch_format), ids_bytes, run,
+    )  # fmt: skip
+    pieces = [*itertools.chain.from_iterable(parts)]
+    stated = fill_line(header, template.line, described, [pieces] if batch_format == ipc.FIRST_FORMAT else parts)
+    if body_bytes <= _SMALL_BODY_BYTES:  # one piece is cheaper to write than many
+        pieces = [b"".join(pieces)]
+    return EncodedBatch(stated, [header, *pieces])
 
 
-def _laid_out(buffers: list[Buffer]) -> tuple[list[Buffer], list[int], int]:
-    """The body in pieces, padding included; position and length of each buffer in it; its length."""
-    pieces: list[Buffer] = []
+def _laid_out(buffers: list[Buffer], packed_ids: Buffer | None) -> tuple[list[list[Buffer]], list[int], int]:
+    """The body in pieces, padding included, by column, and the packed ids; position and length of each buffer in it;
+    its length.
+    """
+    parts: list[list[Buffer]] = []
     places: list[int] = []
     position = 0
-    for buffer in buffers:
+    for at, buffer in enumerate(buffers):
+        if at in FIRST_BUFFERS:
+            parts.append([])
         length = 0 if buffer is None else buffer.nbytes if isinstance(buffer, _SIZED) else len(buffer)
         places += (position, length)
         if length:
-            pieces.append(buffer)
-            if gap := -length % _ALIGNMENT:
-                pieces.append(_ZEROS[:gap])
-            position += length + gap
-    if position <= _SMALL_BODY_BYTES:  # one piece is cheaper to prove and write than many
-        pieces = [b"".join(pieces)]
-    return pieces, places, position
+            position += _add_padded(parts[-1], buffer, length)
+    parts.append([])
+    if packed_ids is not None:
+        position += _add_padded(parts[-1], packed_ids, packed_ids.nbytes)
+    return parts, places, position
+
+
+def _add_padded(pieces: list[Buffer], buffer: Buffer, length: int) -> int:
+    """Returns the length with the padding."""
+    pieces.append(buffer)
+    gap = -length % ALIGNMENT
+    if gap:
+        pieces.append(_ZEROS[:gap])
+    return length + gap
 
 
 @functools.cache

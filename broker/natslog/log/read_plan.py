@@ -147,13 +147,14 @@ class ReadPlan:
         return found
 
     def headed_messages(self) -> Iterator[bytes]:
-        """Those encoded batches that hold message headers, read and proven; of the others only their metadata is read.
+        """Those encoded batches that hold message headers or packed ids, read and proven; of the others only their
+        metadata is read.
 
         Raises:
             CorruptLog: one is not what was written.
         """
         for piece, position, window, header in self._walked():
-            if stores_headers(window):
+            if header.ids_bytes or stores_headers(window):
                 entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
                 yield read_batch(piece.fd, entry, piece.path)
 

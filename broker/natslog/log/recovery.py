@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from natslog.arrow import ipc
+from natslog.arrow.batch_line import CONTINUATION
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import read_at
 
@@ -189,7 +190,7 @@ class _Scanner:
         if left < 8:
             return True
         lengths = []
-        if window[:4] == ipc.CONTINUATION:
+        if window[:4] == CONTINUATION:
             lengths.append(8 + int.from_bytes(window[4:8], "little"))
         if (line := ipc.find_batch_line(window)) is not None:
             lengths.append(line.header_bytes)
@@ -224,12 +225,12 @@ class _Scanner:
         window_start = position + 8
         while window_start < self.size_bytes:
             window = read_at(self.fd, window_start, _WINDOW_BYTES + ipc.MAX_HEADER_BYTES)
-            at = window.find(ipc.CONTINUATION)
+            at = window.find(CONTINUATION)
             while 0 <= at < _WINDOW_BYTES:
                 candidate = window_start + at
                 if candidate % 8 == 0 and (found := self._batch_after(candidate, position, offset)):
                     return candidate, found
-                at = window.find(ipc.CONTINUATION, at + 1)
+                at = window.find(CONTINUATION, at + 1)
             window_start += _WINDOW_BYTES
         return None
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -195,8 +197,8 @@ def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: 
         header = file_header(stream_id, segment.base_offset)
         write_all(fd, [memoryview(header)])
         position, synced = len(header), 0
-        for batch, epoch, run in _merged(segment):
-            message, entry = _encode_sealed(batch, epoch, run, position, compression)
+        for merged in _merged(segment):
+            message, entry = _encode_sealed(merged, position, compression)
             write_all(fd, [message])
             index.append(entry)
             header_bytes_of[position] = 8 + int.from_bytes(message[4:8], "little")
@@ -222,27 +224,68 @@ def _footer_metadata(index: BatchIndex) -> dict[str, str]:
     return {"natslog.offsets": offsets, "natslog.index": index.to_text().decode()}
 
 
-def _merged(segment: ActiveSegment) -> Iterator[tuple[pa.RecordBatch, int, RunMark | None]]:
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Rows that become one batch."""
+
+    rows: pa.RecordBatch
+    packed_ids: ipc.PackedIds | None
+    epoch: int
+    run: RunMark | None
+    batch_format: int
+
+
+class _Waiting:
+    """Neighbouring commits of one epoch that will be one batch."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[ipc.BatchHeader, pa.RecordBatch, ipc.PackedIds | None]] = []
+        self._rows = self._size_bytes = 0
+
+    def has_room_for(self, header: ipc.BatchHeader) -> bool:
+        if not self._batches:
+            return True
+        fits = self._rows + header.rows <= MERGED_ROWS and self._size_bytes + header.total_bytes <= MERGED_BYTES
+        return fits and header.epoch == self._batches[0][0].epoch
+
+    def add(self, header: ipc.BatchHeader, message: bytes) -> None:
+        self._batches.append((header, ipc.decode_batch(message), ipc.packed_ids_of(header, message)))
+        self._rows += header.rows
+        self._size_bytes += header.total_bytes
+
+    def taken(self) -> Iterator[_Merged]:
+        """What waits, if anything; nothing waits then."""
+        if self._batches:
+            headers, batches, ids = zip(*self._batches, strict=True)
+            newest = max(header.batch_format for header in headers)
+            self._batches, self._rows, self._size_bytes = [], 0, 0
+            yield _Merged(concat(list(batches)), _joined(headers, ids), headers[0].epoch, headers[0].run, newest)
+
+
+def _joined(headers: Sequence[ipc.BatchHeader], ids: Sequence[ipc.PackedIds | None]) -> ipc.PackedIds | None:
+    if all(one is None for one in ids):
+        return None
+    none = np.zeros((max(header.rows for header in headers), ipc.ID_BYTES), np.uint8)
+    return np.concatenate(
+        [none[: header.rows] if one is None else one for header, one in zip(headers, ids, strict=True)]
+    )
+
+
+def _merged(segment: ActiveSegment) -> Iterator[_Merged]:
     """Neighbouring commits of one epoch as one batch, in bounded memory; a batch of a run stays one by itself."""
     fd = os.open(segment.path, os.O_RDONLY)
     try:
-        waiting: list[pa.RecordBatch] = []
-        rows = size_bytes = epoch = 0
+        waiting = _Waiting()
         for at in range(len(segment.index)):
             message = read_batch(fd, segment.index[at], segment.path)
             header = ipc.proven_header(message)
             assert header is not None, "read_batch returns proven messages"
-            full = rows + header.rows > MERGED_ROWS or size_bytes + len(message) > MERGED_BYTES
-            if waiting and (full or header.epoch != epoch or header.run is not None):
-                yield concat(waiting), epoch, None
-                waiting, rows, size_bytes = [], 0, 0
+            if header.run is not None or not waiting.has_room_for(header):
+                yield from waiting.taken()
+            waiting.add(header, message)
             if header.run is not None:
-                yield ipc.decode_batch(message), header.epoch, header.run
-                continue
-            waiting.append(ipc.decode_batch(message))
-            rows, size_bytes, epoch = rows + header.rows, size_bytes + len(message), header.epoch
-        if waiting:
-            yield concat(waiting), epoch, None
+                yield from waiting.taken()
+        yield from waiting.taken()
     finally:
         os.close(fd)
 
@@ -252,9 +295,8 @@ def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _encode_sealed(
-    batch: pa.RecordBatch, epoch: int, run: RunMark | None, position: int, compression: str
-) -> tuple[memoryview, BatchEntry]:
+def _encode_sealed(merged: _Merged, position: int, compression: str) -> tuple[memoryview, BatchEntry]:
+    batch = merged.rows
     base_offset = batch.column("offset")[0].as_py()
     times = batch.column("timestamp").cast(pa.int64())
     subjects = pc.min_max(batch.column("subject")).as_py()
@@ -266,11 +308,13 @@ def _encode_sealed(
     message = ipc.encode_batch(
         batch,
         base_offset=base_offset,
-        epoch=epoch,
+        epoch=merged.epoch,
         max_timestamp_us=stats["timestamp_us"][1],
         compression=None if compression == "none" else compression,
         stats=msgspec.json.encode(stats),
-        run=run,
+        run=merged.run,
+        packed_ids=merged.packed_ids,
+        batch_format=merged.batch_format,
     )
     end_offset = base_offset + batch.num_rows
     return message, BatchEntry(base_offset, end_offset, position, len(message), stats["timestamp_us"][1])

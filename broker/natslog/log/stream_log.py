@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from natslog.arrow.batch_line import LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
@@ -216,12 +217,12 @@ class StreamLog:
 
     # ---- writing ----
 
-    def append(self, rows: RowBuffers, now_us: int) -> tuple[int, int]:
+    def append(self, rows: RowBuffers, now_us: int, batch_format: int = LATEST_FORMAT) -> tuple[int, int]:
         """Sequences rows as one commit and returns when they are on stable storage.
 
         Args:
             rows: at least one; their buffers must stay as they are until this returns.
-            now_us: stream time; the stored timestamp never goes back.
+            now_us: stream time; the stored timestamp never goes back. `batch_format`: see `arrow.batch_line`.
 
         Returns:
             The first row's offset and the stored timestamp in microseconds.
@@ -236,7 +237,14 @@ class StreamLog:
         try:
             active = self.active_for_append(rows.nbytes, now_us)
             base_offset = active.end_offset
-            active.append(encode_rows(rows, base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch))
+            encoded = encode_rows(
+                rows,
+                base_offset=base_offset,
+                timestamp_us=timestamp_us,
+                epoch=self.epoch,
+                batch_format=batch_format,
+            )
+            active.append(encoded)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)

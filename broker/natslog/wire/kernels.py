@@ -24,6 +24,7 @@ from natslog.wire.compiled import (
     is_blank,
     read_number,
 )
+from natslog.wire.kernels_ids import pack_id
 from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
 
 _M, _S, _G, _H = 77, 83, 71, 72
@@ -191,7 +192,16 @@ def gather(buffer: Any, starts: Any, lengths: Any, data: Any, offsets: Any, row:
 
 @compiled
 def split_headers(
-    buffer: Any, frames: Any, key_word: Any, id_word: Any, pairs: Any, first_pair: Any, keys: Any, ids: Any
+    buffer: Any,
+    frames: Any,
+    key_word: Any,
+    id_word: Any,
+    pairs: Any,
+    first_pair: Any,
+    keys: Any,
+    ids: Any,
+    letters: Any,
+    packed: Any,
 ) -> int:
     """Finds the `Name: value` lines of each frame's header block, in order, repeats kept.
 
@@ -201,6 +211,8 @@ def split_headers(
         first_pair: `first_pair[i]` is the first pair of frame i; one more entry than frames.
         keys: starts, then lengths, of the value of header `key_word` in each frame; length -1 where there is none.
         ids: the same for `id_word`.
+        letters: of `pack_id`. packed: the packed id of each frame whose id can be packed, which is then no pair; else
+            zeros. Without rows, no id is packed.
 
     Returns:
         How many pairs there are.
@@ -236,6 +248,8 @@ def split_headers(
                 if ids[1, index] < 0 and high > low and equals(buffer, at, colon, id_word):
                     ids[0, index] = low
                     ids[1, index] = high - low
+                    if packed.shape[0] > 0 and pack_id(buffer, low, high, letters, packed, index):
+                        count -= 1
                 count += 1
             line += 1
             at = line_end + 2

@@ -81,9 +81,11 @@ def finish_hashes(hashes: Any) -> None:
 
 @compiled
 def hashes_as_texts(hashes: Any, alphabet: Any, out: Any) -> None:
-    """96 bits of each hash as 16 letters of the alphabet of 64: ten of the first word, six of the second."""
+    """96 bits of each hash as `~` and 16 letters of the alphabet of 64: ten of the first word, six of the second."""
     at = 0
     for index in range(hashes.shape[0]):
+        out[at] = 126
+        at += 1
         for half, letters in ((0, 10), (1, 6)):
             value = hashes[index, half]
             for _ in range(letters):

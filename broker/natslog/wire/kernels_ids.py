@@ -89,3 +89,44 @@ def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
             offsets[slot] = at_offsets[index]
             added += 1
     return added
+
+
+@compiled
+def pack_id(buffer: Any, start: int, end: int, letters: Any, packed: Any, row: int) -> bool:
+    """Packs the id of natslog's own form in `buffer[start:end]` into the 12 bytes `packed[row]`: four letters into
+    three bytes. False where it has another form; then these bytes are zeros.
+
+    Args:
+        letters: the value of each letter of the alphabet of 64 by its code; 255 for other bytes.
+    """
+    if end - start != 17 or buffer[start] != 126:
+        return False
+    some = np.int64(0)
+    for group in range(4):
+        value, at = np.int64(0), start + 1 + 4 * group
+        for place in range(4):
+            digit = np.int64(letters[buffer[at + place]])
+            if digit > 63:
+                packed[row, :] = 0
+                return False
+            value |= digit << (6 * place)
+        some |= value
+        for place in range(3):
+            packed[row, 3 * group + place] = (value >> (8 * place)) & 255
+    return bool(some != 0)
+
+
+@compiled
+def unpack_ids(packed: Any, alphabet: Any, out: Any) -> None:
+    """The 17 letters of each packed id, one after another."""
+    at = 0
+    for row in range(packed.shape[0]):
+        out[at] = 126
+        at += 1
+        for group in range(4):
+            value = np.int64(0)
+            for place in range(3):
+                value |= np.int64(packed[row, 3 * group + place]) << (8 * place)
+            for place in range(4):
+                out[at] = alphabet[(value >> (6 * place)) & 63]
+                at += 1

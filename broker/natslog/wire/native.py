@@ -33,7 +33,7 @@ class _Integer(NamedTuple):
 INTEGER = _Integer()
 BYTES, MARKS, LONGS, OFFSETS = Array("uint8"), Array("bool"), Array("int64"), Array("int32")
 WORDS = Array("uint64")
-ROWS, HASHES = Array("int64", 2), Array("uint64", 2)
+ROWS, HASHES, PACKED = Array("int64", 2), Array("uint64", 2), Array("uint8", 2)
 
 KERNELS: list[Kernel] = []
 
@@ -97,7 +97,9 @@ gather_messages = Kernel(
     _kernels, "gather_messages", BYTES, ROWS, BYTES, OFFSETS, BYTES, OFFSETS, BYTES, OFFSETS, INTEGER
 )
 gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER)
-split_headers = Kernel(_kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, results=1)
+split_headers = Kernel(
+    _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, results=1
+)  # fmt: skip
 mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, ROWS, MARKS)
 mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, ROWS, INTEGER, MARKS, results=1)
 mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, ROWS, BYTES, MARKS)
@@ -109,6 +111,7 @@ hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES)
 find_ids = Kernel(_ids, "find_ids", HASHES, LONGS, HASHES, LONGS)
 mark_repeated = Kernel(_ids, "mark_repeated", HASHES, LONGS, LONGS, INTEGER, INTEGER)
 insert_ids = Kernel(_ids, "insert_ids", HASHES, LONGS, HASHES, LONGS, results=1)
+unpack_ids = Kernel(_ids, "unpack_ids", PACKED, BYTES, BYTES)
 mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS, BYTES, HASHES)
 mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES)
 finish_hashes = Kernel(_hash, "finish_hashes", HASHES)

@@ -7,7 +7,6 @@ cryptographic hash (see `kernels_hash`).
 from __future__ import annotations
 
 import hashlib
-import string
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,11 @@ import pyarrow.compute as pc
 
 from natslog.wire import native
 from natslog.wire.outgoing import texts_of
+from natslog.wire.own_ids import ALPHABET, ID_LETTERS, texts_of_width
 
 Hashes = npt.NDArray[np.uint64]
 """Shape (rows, 2)."""
 
-_ALPHABET = np.frombuffer((string.ascii_letters + string.digits + "-_").encode(), np.uint8)
-_LETTERS = 16
 _WORD_BYTES = 8
 
 
@@ -93,9 +91,8 @@ def position_starts(context: str, first: int, rows: int) -> Hashes:
     return np.ascontiguousarray(np.stack((key[0] + numbers, key[1] ^ numbers), axis=1))
 
 
-def as_texts(hashes: Hashes) -> Any:
-    """96 bits of each hash as 16 letters; string array."""
-    letters = np.empty(len(hashes) * _LETTERS, np.uint8)
-    native.hashes_as_texts(hashes, _ALPHABET, letters)
-    offsets = np.arange(0, len(letters) + 1, _LETTERS, dtype=np.int32)
-    return pa.Array.from_buffers(pa.string(), len(hashes), [None, pa.py_buffer(offsets), pa.py_buffer(letters)])
+def as_ids(hashes: Hashes) -> Any:
+    """96 bits of each hash as a message id of natslog's own form (see `own_ids`); string array."""
+    letters = np.empty(len(hashes) * ID_LETTERS, np.uint8)
+    native.hashes_as_texts(hashes, ALPHABET, letters)
+    return texts_of_width(letters, ID_LETTERS)

@@ -113,7 +113,7 @@ class _TaskWriter:
     def _rows(self, batch: pa.RecordBatch, prefix: str, first: int, sender: Sender) -> tuple[Rows, Rows | None]:
         """What is to be sent, and the dead letters, where rows that cannot be sent become such."""
         from natslog.wire.outgoing_rows import Rows
-        from natslog.wire.row_hashes import as_texts, position_starts, row_hashes
+        from natslog.wire.row_hashes import as_ids, position_starts, row_hashes
         from pyspark_natslog.sink.dead_letters import split_dead
 
         options, names = self.options, batch.schema.names
@@ -129,7 +129,7 @@ class _TaskWriter:
         if options.message_id_column is not None:
             ids = _as(batch.column(options.message_id_column), pa.string())
         if ids is None or options.dead_letter_subject is not None:
-            own_ids = as_texts(row_hashes(subjects, values, keys, headers, position_starts(prefix, first, count)))
+            own_ids = as_ids(row_hashes(subjects, values, keys, headers, position_starts(prefix, first, count)))
         rows = Rows(subjects, values, keys, headers, own_ids if ids is None else ids)
         if options.dead_letter_subject is None:
             return rows, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from natslog.arrow.schema import HEADERS_TYPE
-from natslog.wire.row_hashes import as_texts, content_digest, position_starts, row_hashes, sum_digests
+from natslog.wire.row_hashes import as_ids, content_digest, position_starts, row_hashes, sum_digests
 
 Row = tuple[str, bytes | None, list[tuple[str, str]] | None, bytes | None]
 
@@ -124,11 +125,11 @@ def test_the_same_row_has_another_id_at_another_position_or_in_another_context()
     ids = [
         text
         for context in ("query:0:0:", "query:0:1:", "other:0:0:")
-        for text in as_texts(hashed([row] * 500, start=position_starts(context, 0, 500))).to_pylist()
+        for text in as_ids(hashed([row] * 500, start=position_starts(context, 0, 500))).to_pylist()
     ]
     assert len(set(ids)) == 1500
-    assert all(len(text) == 16 and text.replace("-", "").replace("_", "").isalnum() for text in ids)
-    again = as_texts(hashed([row] * 100, start=position_starts("query:0:0:", 400, 100))).to_pylist()
+    assert all(re.fullmatch(r"~[A-Za-z0-9_-]{16}", text) for text in ids)
+    again = as_ids(hashed([row] * 100, start=position_starts("query:0:0:", 400, 100))).to_pylist()
     assert again == ids[400:500], "wherever the batches of a task are cut"
 
 
@@ -137,4 +138,4 @@ def test_ids_of_a_million_rows_differ_in_every_word() -> None:
     subjects = pa.repeat(pa.scalar("a"), len(values))
     hashes = row_hashes(subjects, values, None, None, position_starts("q", 0, len(values)))
     assert len(np.unique(hashes[:, 0])) == len(np.unique(hashes[:, 1])) == len(values)
-    assert len(as_texts(hashes).unique()) == len(values)
+    assert len(as_ids(hashes).unique()) == len(values)

@@ -70,7 +70,7 @@ def _published(shown: list[Any]) -> None:
     from natslog.wire.frames import FrameParser
     from natslog.wire.outgoing import BY_HEADER, BY_REPLY, publish_frames
     from natslog.wire.outgoing_rows import Rows, unsendable_rows
-    from natslog.wire.row_hashes import as_texts, position_starts, row_hashes
+    from natslog.wire.row_hashes import as_ids, position_starts, row_hashes
 
     texts = pa.array(["a", "b\n", " c", "d"])
     bad = unsendable_rows(Rows(texts, texts.cast(pa.binary()), texts), 99)
@@ -81,7 +81,7 @@ def _published(shown: list[Any]) -> None:
         shown.append(bytes(sent).decode())
     pairs = pa.array([[{"key": "a", "value": "more than eight bytes"}], None], HEADERS_TYPE)
     hashes = row_hashes(subjects, bodies, None, pairs, position_starts("q", 3, 2))
-    shown += [hashes.tolist(), as_texts(hashes).to_pylist()]
+    shown += [hashes.tolist(), as_ids(hashes).to_pylist()]
     parser = FrameParser()
     parser.receive_data(_frame(b"_INBOX.z.10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.11", b"", b'{"error":1}'))
     parser.receive_data(_frame(b"_INBOX.z.12", b"", b'{"stream": "orders", "seq": 1}'))

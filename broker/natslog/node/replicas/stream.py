@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
+from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
+from natslog.cluster.features import BATCH_FORMAT_LEVEL
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     BeginEpoch,
@@ -202,6 +204,11 @@ class HostedStream:
     @property
     def feature_level(self) -> int:
         return self._services.level
+
+    @property
+    def batch_format(self) -> int:
+        """In which batches are appended at this level."""
+        return LATEST_FORMAT if self.feature_level >= BATCH_FORMAT_LEVEL else FIRST_FORMAT
 
     def usable_log(self) -> ReplicaLog:
         """Raises the problem where there is one."""
@@ -526,6 +533,7 @@ class HostedStream:
             stats=self.stats,
             appended=self.appended,
             refusal=self._replica.refusal,
+            batch_format=lambda: self.batch_format,
         )
         ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)
         if damage is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange
-from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, ids_of_headers
+from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, Ids, ids_of_headers
 from natslog.log import StreamLog
+from natslog.wire import own_ids
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
 
@@ -50,11 +52,22 @@ def _remember_from(start: int, window: DedupeWindow, log: StreamLog) -> int:
     with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
         for message in plan.headed_messages():
             batch = ipc.decode_batch(message)
-            ids = ids_of_headers(batch.column("headers"))
+            ids = _ids_of(batch, message)
             if ids is not None:
                 stamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
                 window.remember_stored(ids, batch.column("offset").to_numpy(), stamps)
         return plan.next_offset
+
+
+def _ids_of(batch: pa.RecordBatch, message: bytes) -> Ids | None:
+    """Hashes of the message ids of its rows, wherever they are stored; None where no row has one."""
+    header = ipc.proven_header(message)
+    assert header is not None, "a plan returns proven messages"
+    ids, packed = ids_of_headers(batch.column("headers")), ipc.packed_ids_of(header, message)
+    if packed is None:
+        return ids
+    hashes = own_ids.hashed(packed)
+    return hashes if ids is None else np.where(packed.any(axis=1, keepdims=True), hashes, ids)
 
 
 def _behind(start: int, error: CorruptLog, log: StreamLog) -> int:

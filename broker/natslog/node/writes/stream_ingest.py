@@ -35,9 +35,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from natslog.arrow.row_buffers import RowBuffers
+from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
@@ -105,6 +104,7 @@ class StreamIngest:
         appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
             follows. Without it all that is appended is committed.
         refusal: why nothing may be appended now, if so; asked from any thread.
+        batch_format: of what is appended now (see `arrow.batch_line`); asked from any thread.
 
     Attributes:
         ack_rules: which messages are acked, and where to. The event loop's.
@@ -125,6 +125,7 @@ class StreamIngest:
         stats: IngestStats | None = None,
         appended: Callable[[int], object] | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
+        batch_format: Callable[[], int] = lambda: LATEST_FORMAT,
     ) -> None:
         self.name = name
         self.log = log
@@ -140,6 +141,7 @@ class StreamIngest:
         self._last_complaint = -_LOG_EVERY_S
         self._appended = appended or self.release
         self._refusal = refusal
+        self._batch_format = batch_format
         self._uncommitted: deque[_Outcome] = deque()
         self._abandoned = False
         self._on_bug: Callable[[str, BaseException], None]
@@ -238,7 +240,7 @@ class StreamIngest:
             if not self._gathered or self._gathered[-1].builder.is_full:
                 self._gathered.append(_Gathering(self._memory.builder()))
             last = self._gathered[-1]
-            last.builder.add(frames, survey)
+            last.builder.add(frames, survey, packs_ids=self._batch_format() > FIRST_FORMAT)
             last.frame_bytes += survey.frame_bytes
             self._ensure_turn()
 
@@ -436,14 +438,14 @@ class StreamIngest:
         """Drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
         time_us = self.stream_time.now_us()
         if batch.ids is None:
-            base_offset, _ = self.log.append(batch.rows, time_us)
+            base_offset, _ = self.log.append(batch.rows, time_us, self._batch_format())
             return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None
         window = self.dedupe
         offsets = window.find(batch.ids, time_us)
         fresh = offsets == NEW
         if fresh.any():
-            rows = batch.rows if fresh.all() else RowBuffers.of(batch.rows.to_arrow().filter(pa.array(fresh)))
-            base_offset, _ = self.log.append(rows, time_us)
+            rows = batch.rows if fresh.all() else batch.rows.filter(fresh)
+            base_offset, _ = self.log.append(rows, time_us, self._batch_format())
             offsets[fresh] = np.arange(base_offset, base_offset + rows.rows, dtype=np.int64)
             window.remember(batch.ids[fresh], offsets[fresh], time_us)
         repeated = offsets == REPEATED

@@ -17,6 +17,7 @@ from natslog.log import LogOptions, ReplicaLog
 from natslog.log.sealed import _INDEX_TEXT
 from natslog.node.clock import now_us
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from natslog.wire import own_ids
 from tests.conftest import open_log
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
@@ -162,3 +163,32 @@ def test_retention_that_is_faster_costs_only_what_it_took(log, monkeypatch: pyte
     window, damage = rebuilt_dedupe(60.0, log)
     assert damage is None
     assert known(window) == list(range(-(-first_left // ROWS), BATCHES))
+
+
+def test_packed_ids_are_remembered_from_active_and_sealed_segments(log_folder: Path) -> None:
+    """Some rows have an id in their headers, some a packed one, some none; batches without any are among them."""
+    log, stamped_us = open_log(log_folder, SMALL), now_us()
+    random = np.random.default_rng(7)
+    expected: list[tuple[np.ndarray, int]] = []
+    for at in range(BATCHES):
+        packed = random.integers(1, 256, (ROWS, own_ids.PACKED_BYTES), np.uint8)
+        packed[::3] = 0
+        headers = pa.array([None, [{"key": "Nats-Msg-Id", "value": f"{at}"}]] + [None] * (ROWS - 2), HEADERS_TYPE)
+        packed[1] = 0
+        if at % 5 == 0:
+            packed[:], headers = 0, pa.nulls(ROWS, HEADERS_TYPE)
+        columns = [pa.array(["a"] * ROWS), pa.nulls(ROWS, pa.binary()), headers, pa.array([b"v" * 50] * ROWS)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
+        base, _ = log.append(RowBuffers.of(batch, packed if packed.any() else None), stamped_us)
+        hashes = own_ids.hashed(packed)
+        if (of_headers := ids_of_headers(headers)) is not None:
+            hashes[1] = of_headers[1]
+        expected += [(hashes[row], base + row) for row in range(ROWS) if hashes[row].any()]
+    for is_sealed in (False, True):
+        while is_sealed and log.seal_next():
+            pass
+        window, damage = rebuilt_dedupe(120.0, log)
+        assert damage is None
+        found = window.find(np.array([ids for ids, _ in expected]), stamped_us)
+        assert found.tolist() == [offset for _, offset in expected]
+    log.close()
