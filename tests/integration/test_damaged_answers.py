@@ -15,6 +15,7 @@ import pytest
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.client import NatslogClient
 from natslog.client.answers import Asked, Fetched, rows_of
+from natslog.client.client import _WHOLE_BATCHES
 from natslog.client.streams import stream_path
 from natslog.errors import CorruptAnswer, CorruptLog
 from tests.harness import publish_acked
@@ -29,14 +30,27 @@ def sample_of(client: NatslogClient, name: str, end: int, **query: Any) -> Sampl
     return Sample(response.data, dict(response.headers), Asked(name, 0, end, columns, "subject" in query))
 
 
-@pytest.mark.parametrize("kind", ["whole", "coalesced", "filtered", "projected"])
+def columns_sample_of(client: NatslogClient, name: str, end: int, columns: str) -> Sample:
+    """Columns of stored batches, as this client asks for them."""
+    query = {"start": 0, "end": end, "columns": columns, "max_bytes": 1 << 20}
+    response = client._ask("GET", stream_path(name) + "/messages", query=query, headers=_WHOLE_BATCHES)
+    assert response.headers["Natslog-Batches"] == "columns"
+    return Sample(response.data, dict(response.headers), Asked(name, 0, end, columns.split(","), is_filtered=False))
+
+
+@pytest.mark.parametrize("kind", ["whole", "columns", "coalesced", "filtered", "projected"])
 def test_damaged_answer_is_an_error_or_the_right_rows(
     client: NatslogClient, nats_url: str, name: str, filled: str, tmp_path: Path, kind: str
 ) -> None:
-    if kind == "whole":
+    if kind in ("whole", "columns"):
         client.create_stream(f"{name}-whole", f"{name}-whole.>")
         publish_acked(nats_url, f"{name}-whole.x", [b"value %d" % at for at in range(20)])
-        sample = sample_of(client, f"{name}-whole", 20)
+        is_whole = kind == "whole"
+        sample = (
+            sample_of(client, f"{name}-whole", 20)
+            if is_whole
+            else columns_sample_of(client, f"{name}-whole", 20, "value,key,offset")
+        )
     else:
         query = {"coalesced": {}, "filtered": {"subject": "*.odd.>"}, "projected": {"columns": "value,offset"}}[kind]
         sample = sample_of(client, filled, 100, **query)

@@ -41,12 +41,28 @@ class BatchMetadata:
         return max(0, self._number(self._batch, 4, "<q"))
 
     @property
+    def nodes(self) -> list[tuple[int, int]]:
+        """Length and null count of each field of a record batch."""
+        return self._pairs(6)
+
+    @property
     def buffers(self) -> list[tuple[int, int]]:
         """Start in the body and length, in bytes, of each buffer of a record batch."""
-        vector = self._batch.Offset(8)
+        return self._pairs(8)
+
+    def _pairs(self, place: int) -> list[tuple[int, int]]:
+        vector = self._batch.Offset(place)
         count = self._batch.VectorLen(vector) if vector else 0
         numbers = struct.unpack_from(f"<{2 * count}q", self._metadata, self._batch.Vector(vector)) if count else ()
         return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    @property
+    def codec(self) -> int | None:
+        """How the buffers are compressed: 0 LZ4 frames, 1 zstd; None: not at all."""
+        compression = self._batch.Offset(10)
+        if not compression:
+            return None
+        return self._number(Table(self._metadata, self._batch.Indirect(self._batch.Pos + compression)), 4, "<b")
 
     def column_starts(self) -> list[int]:
         """Where each column of the message schema begins in the body. Raises ValueError: it has other columns."""

@@ -1,8 +1,9 @@
 """Responses with rows, checked: no response of a broker, whatever it contains, crashes the reader or is used without
 validation.
 
-Theory of operation. A *whole* answer consists of stored batches, each validated by its CRC32C; this module checks that
-the batches are those of the range. An *exact* answer has no CRC. Its schema is compared with the requested one before
+Theory of operation. A *whole* answer consists of stored batches, each validated by its CRC32C, and an answer of
+*columns* of columns of these, each validated by CRCs of its own; this module checks that the batches are those of the
+range. An *exact* answer has no CRC. Its schema is compared with the requested one before
 any row is read, then pyarrow validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8), and
 its offsets must lie in the range and ascend. A wrong value that is well-formed cannot be detected.
 
@@ -19,7 +20,9 @@ import pyarrow.compute as pc
 import urllib3
 
 from natslog.arrow import ipc
-from natslog.arrow.schema import MESSAGE_SCHEMA
+from natslog.arrow.batch_line import BatchHeader
+from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
+from natslog.arrow.schema import COLUMNS
 from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
 
 _MOST_DIGITS = 19
@@ -50,9 +53,7 @@ class Asked:
 
     @property
     def schema(self) -> pa.Schema:
-        if self.columns is None:
-            return MESSAGE_SCHEMA
-        return pa.schema([MESSAGE_SCHEMA.field(name) for name in self.columns])
+        return schema_of(self.columns or COLUMNS)
 
 
 def number_of(headers: Mapping[str, str], name: str) -> int | None:
@@ -85,7 +86,7 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
     if asked.end is not None and next_offset > max(asked.start, asked.end):
         raise CorruptAnswer(f"stream {asked.stream!r}: the response ends at {next_offset}, beyond {asked.end}")
     try:
-        read = _whole_rows if headers.get("Natslog-Batches") == "whole" else _exact_rows
+        read = _READERS.get(headers.get("Natslog-Batches", ""), _exact_rows)
         batches = read(response.data, asked, next_offset)
     except _ARROW_ERRORS as error:
         raise CorruptAnswer(
@@ -116,19 +117,54 @@ def _whole_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
     source = f"stream {asked.stream!r}"
     batches, covered = [], asked.start
     for header, message in ipc.split_messages(data, source=source):
-        low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
-        if low != covered:
-            raise CorruptLog(
-                f"{source}: offsets {covered} to {low} are missing in the response", start=covered, end=low
-            )
+        rows = _within(header, asked, covered, end)
         batch = ipc.decode_batch(message)
-        if batch.num_rows != header.rows or header.rows != header.end_offset - header.base_offset or high < low:
+        if batch.num_rows != header.rows:
             raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} does not match its header")
-        batches.append(batch.slice(low - header.base_offset, high - low))
-        covered = high
-    if covered < end:
-        raise CorruptLog(f"{source}: offsets {covered} to {end} are missing in the response", start=covered, end=end)
+        batches.append(batch[rows])
+        covered = header.base_offset + rows.stop
+    _check_covered(asked, covered, end)
     return batches
+
+
+def _rows_of_columns(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
+    """As `_whole_rows`, of columns of stored batches."""
+    source, columns = f"stream {asked.stream!r}", asked.columns
+    if columns is None or not pa.ipc.read_schema(pa.py_buffer(data)).equals(asked.schema):
+        raise CorruptAnswer(f"{source}: the response does not have the requested columns")
+    batches, covered = [], asked.start
+    for header, message in split_projected(data, columns, source=source):
+        rows = _within(header, asked, covered, end)
+        batch = ipc.decode_batch(message, asked.schema)
+        if batch.num_rows != header.rows:
+            raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} does not match its header")
+        batches.append(batch[rows])
+        covered = header.base_offset + rows.stop
+    _check_covered(asked, covered, end)
+    return batches
+
+
+def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, end: int) -> slice:
+    """The rows of the batch that belong to the answer, which has those up to `covered`. Raises CorruptLog, CorruptAnswer:
+    it does not continue there, or has not one row for each offset.
+    """
+    low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
+    if low != covered:
+        raise CorruptLog(
+            f"stream {asked.stream!r}: offsets {covered} to {low} are missing in the response", start=covered, end=low
+        )
+    if high < low or header.rows != header.end_offset - header.base_offset:
+        raise CorruptAnswer(
+            f"stream {asked.stream!r}: the batch at offset {header.base_offset} does not match its header"
+        )
+    return slice(low - header.base_offset, high - header.base_offset)
+
+
+def _check_covered(asked: Asked, covered: int, upto: int) -> None:
+    if covered < upto:
+        raise CorruptLog(
+            f"stream {asked.stream!r}: offsets {covered} to {upto} are missing in the response", start=covered, end=upto
+        )
 
 
 def _exact_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
@@ -179,3 +215,7 @@ def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) 
             f"stream {asked.stream!r}: the offsets of the response are not {asked.start} to {end} in ascending order"
         )
     return int(last) + 1
+
+
+_READERS = {"whole": _whole_rows, "columns": _rows_of_columns}
+"""By the response header `Natslog-Batches`; any other response is read by `_exact_rows`."""

@@ -35,7 +35,10 @@ from natslog.model import Split
 __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
 
 FETCH_BYTES = 8 * 1024 * 1024
-_WHOLE_BATCHES = {"Natslog-Batches": "whole"}  # as `exact=false`, which brokers of 0.1.0 refuse
+_WHOLE_BATCHES = {  # as `exact=false`, which brokers of 0.1.0 refuse
+    "Natslog-Batches": "whole",
+    "Natslog-Columns": "whole",
+}
 
 _READY_WITHIN_S = 5.0
 

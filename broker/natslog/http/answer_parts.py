@@ -1,9 +1,10 @@
 """The parts of which an answer with messages consists: made one after another, so that memory and open files are
 bounded however long the range is.
 
-Theory of operation. A *stored* part is the files' own bytes, sent by sendfile; where its first or last batch goes
-beyond the range and exact rows are asked for, that batch is cut and encoded anew. A *rewritten* part is made in memory:
-rows or columns are left out, messages become lines of JSON, or tiny commits one batch. What is made in memory takes a
+Theory of operation. A *stored* part is the files' own bytes, sent by sendfile: whole batches, or the chosen columns of
+them behind new headers. Where its first or last batch goes beyond the range and exact rows are asked for, that batch is
+cut and encoded anew. A *rewritten* part is made in memory: rows are left out, messages become lines of JSON, or tiny
+commits one batch. What is made in memory takes a
 slot (`Answers.slot`) for as long as it is made, so that other requests have their turn between two parts. A part is
 planned when the one before has been sent: where retention has deleted its messages by then, the answer cannot be ended.
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,12 +24,13 @@ from aiohttp import web
 
 from natslog.arrow import ipc
 from natslog.arrow.messages_json import json_lines
-from natslog.arrow.schema import MESSAGE_SCHEMA
+from natslog.arrow.projection import schema_of
+from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptLog
 from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, broker_of
 from natslog.http.sending import Body, UnreadableFile
-from natslog.log import FileRange, ReadPlan
+from natslog.log import FilePiece, FileRange, ReadPlan
 from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
@@ -46,6 +49,10 @@ _MANY_BATCHES = 8
 _ROWS_AT_ONCE = 16_384
 
 
+Sendable: TypeAlias = Answer | FileRange | FilePiece | bytes
+"""What a part consists of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request for messages of a stream.
@@ -54,6 +61,7 @@ class Question:
         end: None means the high watermark.
         max_bytes: of one answer of one part; None means all of the range, in as many parts as it takes.
         exact: no rows outside the range; else stored batches may come whole, but for purged rows.
+        takes_columns: columns of stored batches may come whole too (`natslog.arrow.projection`).
     """
 
     start: int
@@ -64,10 +72,21 @@ class Question:
     columns: tuple[str, ...] | None
     ndjson: bool
     exact: bool
+    takes_columns: bool = False
 
     @property
     def changes_rows(self) -> bool:
         return self.ndjson or self.subject is not None or self.columns is not None
+
+    @property
+    def only_projects(self) -> bool:
+        """Whether all that it leaves out are columns."""
+        return self.columns is not None and self.subject is None and not self.ndjson
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether stored batches, or columns of them, may come with rows outside of the range."""
+        return not self.exact and (self.columns is None or (self.takes_columns and self.max_bytes is not None))
 
     @property
     def opening(self) -> bytes:
@@ -81,8 +100,7 @@ class Question:
 
 @lru_cache(maxsize=64)
 def _schema_message(columns: tuple[str, ...] | None) -> bytes:
-    names = MESSAGE_SCHEMA.names if columns is None else columns
-    return ipc.schema_message(pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
+    return ipc.schema_message(schema_of(columns or COLUMNS))
 
 
 class Part:
@@ -90,7 +108,7 @@ class Part:
 
     Attributes:
         next_offset: where the part after this one begins.
-        is_whole: it consists of stored batches, none of them cut.
+        is_whole: it consists of stored batches, or of columns of them, none of them cut.
         is_framed: it holds what opens and ends the answer, too.
     """
 
@@ -98,7 +116,7 @@ class Part:
         self,
         stream: HostedStream,
         next_offset: int,
-        pieces: Sequence[Answer | FileRange],
+        pieces: Sequence[Sendable],
         held: ExitStack,
         *,
         is_whole: bool,
@@ -107,7 +125,7 @@ class Part:
         self.next_offset = next_offset
         self.is_whole = is_whole
         self.is_framed = is_framed
-        self.length = sum(piece.length for piece in pieces)
+        self.length = sum(len(piece) if isinstance(piece, bytes) else piece.length for piece in pieces)
         self._stream, self._pieces, self._held = stream, pieces, held
 
     def __enter__(self) -> Part:
@@ -122,6 +140,9 @@ class Part:
         """
         self._stream.sent_bytes += self.length
         for piece in self._pieces:
+            if isinstance(piece, bytes):
+                await body.send_bytes(piece)
+                continue
             if isinstance(piece, Answer):
                 await piece.send(body)
                 continue
@@ -141,6 +162,7 @@ class PartMaker:
         self._stream, self._asked = stream, asked
         self._answers, self._host = request.app[ANSWERS], request.remote or ""
         self._readers = broker_of(request).readers
+        self._projects = asked.only_projects
 
     async def part(self, start: int, end: int | None) -> Part:
         """The next part of `[start, end)`, which is to be closed.
@@ -150,13 +172,17 @@ class PartMaker:
         """
         with ExitStack() as held:
             plan, pieces = await self._pieces(start, end, held)
-            is_whole = all(isinstance(piece, FileRange) for piece in pieces)
+            if pieces is None:
+                self._projects = False
+                plan, pieces = await self._pieces(start, end, held)
+                assert pieces is not None, "any batch can be rewritten"
+            is_whole = not any(isinstance(piece, Answer) for piece in pieces)
             return Part(self._stream, plan.next_offset, pieces, held.pop_all(), is_whole=is_whole)
 
-    async def _pieces(
-        self, start: int, end: int | None, held: ExitStack
-    ) -> tuple[ReadPlan, Sequence[Answer | FileRange]]:
-        """The content of the part; `held` closes it. The slot is released before that."""
+    async def _pieces(self, start: int, end: int | None, held: ExitStack) -> tuple[ReadPlan, Sequence[Sendable] | None]:
+        """The content of the part; `held` closes it. The slot is released before that. None where stored batches are of
+        a format of which single columns cannot be sent.
+        """
         async with AsyncExitStack() as making:
             plan = held.enter_context(await self._planned(start, end))
             threads = self._readers
@@ -164,30 +190,47 @@ class PartMaker:
                 plan.close()  # while other requests run, this one keeps no file open
                 threads = await making.enter_async_context(self._answers.slot(self._host))
                 plan = held.enter_context(await self._planned(start, end))
-            if _rewrites(plan, self._asked):
+            if self._rewrites(plan):
                 body = await in_thread(threads, _rewritten, plan, self._asked)
                 plan.close()
                 return plan, [held.enter_context(await self._answers.keep(body))]
-            if not self._is_cut(plan):
-                return plan, plan.ranges
-            cut = await in_thread(threads, plan.take_uneven)
-            before, after = [[held.enter_context(await self._answers.keep(rows))] if rows else [] for rows in cut]
-            return plan, [*before, *plan.ranges, *after]
+            before, after = await in_thread(threads, _cut, plan, self._asked) if self._is_cut(plan) else (b"", b"")
+            planned_end = plan.next_offset
+            stored = await self._stored(plan)
+            if stored is None:
+                plan.close()
+                return plan, None
+            if plan.next_offset < planned_end:
+                after = b""
+            kept = [
+                [held.enter_context(await self._answers.keep(memoryview(rows)))] if rows else []
+                for rows in (before, after)
+            ]
+            return plan, [*kept[0], *stored, *kept[1]]
+
+    async def _stored(self, plan: ReadPlan) -> Sequence[Sendable] | None:
+        """The batches of the plan, or the columns of them."""
+        if self._asked.columns is None or not plan.ranges:
+            return plan.ranges
+        return await in_thread(self._readers, plan.projected, self._asked.columns, QUICK_BYTES)
 
     async def _planned(self, start: int, end: int | None) -> ReadPlan:
-        plan = partial(_plan, self._stream, self._asked, start, end)
+        plan = partial(_plan, self._stream, self._asked, start, end, projects=self._projects)
         return await _held(asyncio.get_running_loop().run_in_executor(self._readers, plan))
 
     def _made_bytes(self, plan: ReadPlan) -> int:
         """Stored bytes of what is made in memory."""
-        if _rewrites(plan, self._asked):
+        if self._rewrites(plan):
             return plan.length
         return plan.uneven_bytes if self._is_cut(plan) else 0
+
+    def _rewrites(self, plan: ReadPlan) -> bool:
+        return _rewrites(plan, self._asked, projects=self._projects)
 
     def _is_cut(self, plan: ReadPlan) -> bool:
         """Whether rows of its outer batches are left out: they were not asked for, or were purged."""
         begins_purged = bool(plan.ranges) and plan.ranges[0].start < self._stream.usable_log().first_readable_offset
-        return plan.uneven_bytes > 0 and (self._asked.exact or begins_purged)
+        return plan.uneven_bytes > 0 and (not self._asked.takes_whole or begins_purged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +252,7 @@ def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> P
         OffsetOutOfRange, CorruptLog, OSError: it cannot be read.
     """
     with _plan(stream, asked, start, end) as plan:
-        if _rewrites(plan, asked):
+        if _rewrites(plan, asked, projects=False):
             body = bytes(_rewritten(plan, asked))
             return Piece(start, plan.next_offset, body, is_whole=False)
         if plan.uneven_bytes:
@@ -220,21 +263,22 @@ def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> P
         return Piece(start, plan.next_offset, b"".join(stored), is_whole=True)
 
 
-def _rewrites(plan: ReadPlan, asked: Question) -> bool:
+def _rewrites(plan: ReadPlan, asked: Question, *, projects: bool) -> bool:
     """An answer in several parts that are whole has no rewritten ones among them."""
-    may_change = asked.exact or asked.max_bytes is not None
-    return asked.changes_rows or (may_change and _is_crumbly(plan))
+    may_change = asked.exact or asked.max_bytes is not None or projects
+    return (asked.changes_rows and not projects) or (may_change and _is_crumbly(plan))
 
 
-def _plan(stream: HostedStream, asked: Question, start: int, end: int | None) -> ReadPlan:
+def _plan(stream: HostedStream, asked: Question, start: int, end: int | None, *, projects: bool = False) -> ReadPlan:
     """In a thread. Batches that are rewritten are counted when they have been decoded."""
-    usual_bytes = _REWRITTEN_PART_BYTES if asked.changes_rows else _STORED_PART_BYTES
+    changes = asked.changes_rows and not projects
+    usual_bytes = _REWRITTEN_PART_BYTES if changes else _STORED_PART_BYTES
     limit_bytes = usual_bytes if asked.max_bytes is None else asked.max_bytes
-    if asked.changes_rows:
+    if changes:
         limit_bytes = min(limit_bytes, usual_bytes)
     plan = stream.usable_log().reader.plan_read(start, end, max_bytes=limit_bytes)
     try:
-        if asked.max_bytes is not None and not asked.changes_rows and not _is_crumbly(plan):
+        if asked.max_bytes is not None and not changes and not _is_crumbly(plan):
             plan.limit_unpacked(asked.max_bytes)
     except BaseException:
         plan.close()
@@ -262,6 +306,28 @@ def _is_crumbly(plan: ReadPlan) -> bool:
     return plan.batches > _MANY_BATCHES and small
 
 
+def _cut(plan: ReadPlan, asked: Question) -> tuple[bytes | memoryview, bytes | memoryview]:
+    """In a thread: takes the outer batches out of the plan. Their rows within the range, before and behind the rest."""
+    before, after = plan.take_uneven()
+    if asked.columns is None:
+        return before, after
+    return _some_columns(before, asked), _some_columns(after, asked)
+
+
+def _some_columns(message: memoryview, asked: Question) -> bytes | memoryview:
+    assert asked.columns is not None, "some are chosen"
+    return _messages_of([ipc.decode_batch(message).select(list(asked.columns))], asked) if message else b""
+
+
+def _messages_of(batches: list[pa.RecordBatch], asked: Question) -> memoryview:
+    """Without what opens and ends an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return memoryview(sink.getvalue()).cast("B")[len(asked.opening) : -len(asked.ending)]
+
+
 def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     """In a thread: exactly the rows and columns asked for, without what opens and ends an Arrow stream."""
     batches = _decoded(plan, min(asked.max_bytes or _MAX_DECODED_BYTES, _MAX_DECODED_BYTES))
@@ -276,11 +342,8 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
         table = table.select(list(asked.columns))
     if asked.ndjson:
         return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        for batch in table.combine_chunks().to_batches():
-            writer.write_batch(batch)
-    return memoryview(sink.getvalue()).cast("B")[len(asked.opening) : -len(asked.ending)]
+    batches = table.combine_chunks().to_batches()
+    return _messages_of(batches, asked) if batches else memoryview(b"")
 
 
 def _decoded(plan: ReadPlan, max_bytes: int) -> list[pa.RecordBatch]:

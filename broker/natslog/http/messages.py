@@ -69,6 +69,7 @@ def _question(request: web.Request, log: StreamLog) -> Question:
         columns=columns,
         ndjson=_wants_ndjson(request.headers.get("Accept", "")),
         exact=_wants_exact_rows(request, values),
+        takes_columns=request.headers.get("Natslog-Columns") == "whole",
     )
 
 
@@ -110,7 +111,7 @@ async def _answered(
         opening, ending = (b"", b"") if part.is_framed else (asked.opening, asked.ending)
         length = len(opening) + part.length + len(ending) if is_last else None
         headers = _headers(request, stream, part.next_offset if is_last else end, states_end)
-        headers["Natslog-Batches"] = "whole" if part.is_whole and (is_last or not asked.exact) else "exact"
+        headers["Natslog-Batches"] = _kind_of_batches(part, asked, is_last=is_last)
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
         with disconnecting_slow_client(request):
@@ -124,6 +125,14 @@ async def _answered(
     with disconnecting_slow_client(request):
         await body.send_bytes(ending)
         return await body.end()
+
+
+def _kind_of_batches(part: Part, asked: Question, *, is_last: bool) -> str:
+    if not part.is_whole or (asked.exact and not is_last):
+        return "exact"
+    if asked.columns is None:
+        return "whole"
+    return "columns" if asked.takes_whole else "exact"
 
 
 def _end(log: StreamLog, asked: Question) -> int:

@@ -4,10 +4,21 @@ bytes.
 
 from natslog.log.lag import Lag
 from natslog.log.log_reader import LogReader
-from natslog.log.read_plan import FileRange, ReadPlan
+from natslog.log.read_plan import FilePiece, FileRange, ReadPlan
 from natslog.log.replica_log import ReplicaLog
 from natslog.log.room import free_bytes
 from natslog.log.run_log import RunLog
 from natslog.log.stream_log import LogOptions, StreamLog
 
-__all__ = ["FileRange", "Lag", "LogOptions", "LogReader", "ReadPlan", "ReplicaLog", "RunLog", "StreamLog", "free_bytes"]
+__all__ = [
+    "FilePiece",
+    "FileRange",
+    "Lag",
+    "LogOptions",
+    "LogReader",
+    "ReadPlan",
+    "ReplicaLog",
+    "RunLog",
+    "StreamLog",
+    "free_bytes",
+]

@@ -18,19 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from flatbuffers.table import Table
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import ALIGNMENT, BatchHeader, blank_crcs, fill_line, line_start
 from natslog.arrow.batch_metadata import FIRST_BUFFERS
-from natslog.arrow.row_buffers import BUFFERS, NODES, Buffer, RowBuffers
+from natslog.arrow.message_template import MessageTemplate, batch_tables
+from natslog.arrow.row_buffers import Buffer, RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
-_PACK_ONE = struct.Struct("<q").pack_into
-_PACK_NODES = struct.Struct(f"<{2 * (2 + NODES)}q").pack_into  # with those of offset and timestamp
-_PACK_BUFFERS = struct.Struct(f"<{2 * (4 + BUFFERS)}q").pack_into
 _HEADERS_NODE = 4  # after offset, timestamp, subject, key
 _SIZED = (np.ndarray, memoryview)
 _SMALL_BODY_BYTES = 64 * 1024
@@ -49,45 +46,18 @@ class EncodedBatch:
     pieces: list[Buffer]
 
 
-@dataclass(frozen=True, slots=True)
-class _Template:
-    """A message's header and where its numbers stand: byte positions."""
-
-    header: bytes
-    body_length: int
-    row_count: int
-    nodes: int
-    buffers: int
-    line: int
-
-
 @functools.lru_cache(maxsize=8)
-def _template(run: RunMark | None, batch_format: int) -> _Template:
+def _template(run: RunMark | None, batch_format: int) -> MessageTemplate:
     row = {"offset": 0, "timestamp": 0, "subject": "s", "key": None, "headers": None, "value": b"v"}
     sample = pa.RecordBatch.from_pylist([row], schema=MESSAGE_SCHEMA)
     message = ipc.encode_batch(sample, base_offset=0, epoch=1, max_timestamp_us=0, run=run, batch_format=batch_format)
-    header_bytes = 8 + int.from_bytes(message[4:8], "little")
-    header = message[:header_bytes].tobytes()
-    table, batch = _tables(header)
-    return _Template(
-        header,
-        body_length=table.Pos + table.Offset(10),
-        row_count=batch.Pos + batch.Offset(4),
-        nodes=batch.Vector(batch.Offset(6)),
-        buffers=batch.Vector(batch.Offset(8)),
-        line=line_start(header),
-    )
-
-
-def _tables(header: bytes | bytearray) -> tuple[Table, Table]:
-    """The flatbuffer tables `Message` and `RecordBatch` of an encapsulated message."""
-    message = Table(header, 8 + int.from_bytes(header[8:12], "little"))
-    return message, Table(header, message.Indirect(message.Pos + message.Offset(8)))
+    header = message[: 8 + int.from_bytes(message[4:8], "little")].tobytes()
+    return MessageTemplate.of(header, line_start(header))
 
 
 def stores_headers(header: bytes) -> bool:
     """Whether any row of a batch has headers, from the batch's proven metadata alone."""
-    _, batch = _tables(header)
+    _, batch = batch_tables(header)
     rows, nulls = struct.unpack_from("<qq", header, batch.Vector(batch.Offset(6)) + 16 * _HEADERS_NODE)
     return bool(nulls < rows)
 
@@ -110,11 +80,8 @@ def encode_rows(
     buffers = [None, _offsets(base_offset, count), None, np.full(count, timestamp_us, np.int64), *rows.buffers]
     ids_bytes = 0 if rows.packed_ids is None else rows.packed_ids.nbytes
     parts, places, body_bytes = _laid_out(buffers, rows.packed_ids)
-    header = bytearray(template.header)
-    _PACK_ONE(header, template.body_length, body_bytes)
-    _PACK_ONE(header, template.row_count, count)
-    _PACK_NODES(header, template.nodes, count, 0, count, 0, *itertools.chain.from_iterable(rows.nodes))
-    _PACK_BUFFERS(header, template.buffers, *places)
+    nodes = [count, 0, count, 0, *itertools.chain.from_iterable(rows.nodes)]
+    header = template.filled(count, nodes, places, body_bytes)
     described = BatchHeader(
         base_offset, base_offset + count, count, epoch, timestamp_us,
         len(header), body_bytes, blank_crcs(batch_format), ids_bytes, run,

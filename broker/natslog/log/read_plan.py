@@ -13,9 +13,13 @@ from pathlib import Path
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.projection import project
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import damage, read_at, read_batch
+
+_READ_BYTES = 64 * 1024
+"""A part of a column that is not larger is read rather than sent from the file."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,16 @@ class FileRange:
     def end(self) -> int:
         """Exclusive, of the last batch."""
         return self.index.end_offsets[self.last - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """A part of an open file: `length` bytes from `position` on."""
+
+    fd: int
+    path: Path
+    position: int
+    length: int
 
 
 class ReadPlan:
@@ -146,6 +160,40 @@ class ReadPlan:
             found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
         return found
 
+    def projected(self, columns: tuple[str, ...], most_read_bytes: int) -> list[bytes | FilePiece] | None:
+        """Messages with these columns only, in pieces: what is small is read, the rest stays in the files. The plan
+        ends with them: earlier than before, where more than `most_read_bytes` would be read.
+
+        Returns:
+            None where a batch is of format 1, which proves no single columns.
+
+        Raises:
+            CorruptLog: a header is not what was written.
+        """
+        pieces: list[bytes | FilePiece] = []
+        small, small_bytes = bytearray(), 0
+        for number, piece in enumerate(self.ranges):
+            for at in range(piece.first, piece.last):
+                entry = piece.index[at]
+                header, window = _proven_window(piece, entry)
+                if header.batch_format == ipc.FIRST_FORMAT:
+                    return None
+                if small_bytes > most_read_bytes:
+                    self._end_before(number, at)
+                    return [*pieces, bytes(small)]
+                made = project(header, window, columns)
+                small += made.header
+                small_bytes += len(made.header)
+                for start, end in made.body:
+                    position = entry.position + header.header_bytes + start
+                    if end - start <= _READ_BYTES:
+                        small += read_at(piece.fd, position, end - start)
+                        small_bytes += end - start
+                    else:
+                        pieces += (bytes(small), FilePiece(piece.fd, piece.path, position, end - start))
+                        small = bytearray()
+        return [*pieces, bytes(small)]
+
     def headed_messages(self) -> Iterator[bytes]:
         """Those encoded batches that hold message headers or packed ids, read and proven; of the others only their
         metadata is read.
@@ -193,6 +241,15 @@ class ReadPlan:
         for piece in self.ranges:
             os.close(piece.fd)
         self.ranges = []
+
+
+def _proven_window(piece: FileRange, entry: BatchEntry) -> tuple[ipc.BatchHeader, bytes]:
+    """The header of a batch, and bytes that begin with it."""
+    window = read_at(piece.fd, entry.position, min(entry.length, ipc.MAX_HEADER_BYTES))
+    header = ipc.proven_header(window)
+    if header is None or header.base_offset != entry.base_offset or header.total_bytes != entry.length:
+        raise damage(piece.path, entry, "has a damaged header")
+    return header, window
 
 
 def _unpacked_bytes(piece: FileRange, entry: BatchEntry) -> int:
