@@ -175,7 +175,7 @@ _PATHS = {
             ),
             _parameter("wait_ms", "wait for new messages", "integer"),
             _parameter("subject", "NATS wildcard"),
-            _parameter("columns", "comma-separated"),
+            _parameter("columns", "comma-separated names; the other columns are not sent"),
             kind="application/vnd.apache.arrow.stream",
         )
     },
