@@ -57,7 +57,7 @@ class Extras:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Extras())
 """
-_EXTRAS = "flatbuffers,aiohttp,numba,cryptography,prometheus_client,nkeys,nats_server,pyspark,pandas"
+_EXTRAS = "aiohttp,numba,cryptography,prometheus_client,nkeys,nats_server,pyspark,pandas"
 
 
 def _without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
