@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, broker_extra, confirm, err, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, confirm, err, global_of, out, print_json, print_table
 from natslog.cli.health import problems_of, summary
 from natslog.errors import InvalidRequest, NatslogError
 
@@ -300,8 +300,8 @@ def recover(
     Messages that only the lost brokers stored are lost, including acked messages. Old brokers cannot join with their
     old data folders.
     """
-    with broker_extra("natslog cluster recover"):
-        from natslog.node.metadata.recover import recover as recover_folder
+    from natslog.node.metadata.recover import recover as recover_folder
+
     planned = recover_folder(folder, is_dry_run=True)
     if not yes:
         out.print(

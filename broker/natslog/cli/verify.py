@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, broker_extra, err, out, print_json, print_table
+from natslog.cli.common import JsonFlag, err, out, print_json, print_table
 from natslog.errors import InvalidRequest
 from natslog.units import format_size
 
@@ -25,8 +25,8 @@ def verify(
     """Check every CRC of a stopped broker's data folder. Exit code 1 if a file is damaged. Nothing is changed."""
     from rich.progress import Progress
 
-    with broker_extra("natslog verify"):
-        from natslog.log.verify import check_file, files_of
+    from natslog.log.verify import check_file, files_of
+
     if not folder.is_dir():
         raise InvalidRequest(f"{folder} is not a folder")
     paths = files_of(folder)
