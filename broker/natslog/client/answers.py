@@ -145,8 +145,10 @@ def _rows_of_columns(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch
 
 
 def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, end: int) -> slice:
-    """The rows of the batch that belong to the answer, which has those up to `covered`. Raises CorruptLog, CorruptAnswer:
-    it does not continue there, or has not one row for each offset.
+    """The rows of the batch that belong to the answer, which has those up to `covered`.
+
+    Raises:
+        CorruptLog: it does not continue there. CorruptAnswer: it has not one row for each offset.
     """
     low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
     if low != covered:
