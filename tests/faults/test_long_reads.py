@@ -33,8 +33,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.mark.parametrize(
     ("query", "accept"),
-    [("start=3", "*/*"), ("start=3&columns=offset,value", "*/*"), ("start=3", "application/x-ndjson")],
-    ids=["stored", "rewritten", "ndjson"],
+    [
+        ("start=3", "*/*"),
+        ("start=3&columns=offset,value", "*/*"),
+        ("start=3&subject=%3E&columns=offset,value", "*/*"),
+        ("start=3", "application/x-ndjson"),
+    ],
+    ids=["stored", "columns", "rewritten", "ndjson"],
 )
 def test_reading_a_long_range_raises_the_memory_by_a_bounded_amount(
     broker: BrokerProcess, query: str, accept: str

@@ -38,7 +38,7 @@ def test_slow_client_delays_no_other(broker: BrokerProcess, client: NatslogClien
 # ---- slow clients of answers that are made in memory ----
 
 _SLOW = 60
-_REWRITTEN = "/v1/streams/orders/messages?columns=value"
+_REWRITTEN = "/v1/streams/orders/messages?subject=%3E&columns=value"
 
 
 @contextmanager

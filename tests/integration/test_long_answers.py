@@ -43,8 +43,8 @@ def offsets(answer: urllib3.BaseHTTPResponse) -> list[int]:
 
 @pytest.mark.parametrize(
     ("query", "accept"),
-    [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("", NDJSON)],
-    ids=["exact", "whole", "rewritten", "ndjson"],
+    [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("&subject=%3E", "*/*"), ("", NDJSON)],
+    ids=["exact", "whole", "columns", "rewritten", "ndjson"],
 )
 def test_answer_without_max_bytes_reaches_the_end_of_its_range(long: BrokerProcess, query: str, accept: str) -> None:
     answer = ask(long, "GET", f"{PATH}?start=0{query}", Accept=accept)
@@ -167,8 +167,8 @@ def with_sealed(folder: Path, compression: str, count: int) -> Iterator[tuple[Na
 
 @pytest.mark.parametrize(
     ("query", "accept"),
-    [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("", NDJSON)],
-    ids=["exact", "whole", "rewritten", "ndjson"],
+    [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("&subject=%3E", "*/*"), ("", NDJSON)],
+    ids=["exact", "whole", "columns", "rewritten", "ndjson"],
 )
 @pytest.mark.parametrize("compression", ["zstd", pytest.param("lz4", marks=pytest.mark.long)])
 def test_max_bytes_counts_what_compressed_messages_take_when_they_are_read(
