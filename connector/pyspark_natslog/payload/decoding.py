@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,25 +142,31 @@ def _warn_without_numba() -> None:
         logger.warning("numba is not installed, so payloads are decoded slowly: run pip install 'natslog[spark]'")
 
 
+def _json_kernel(columns: StructType) -> Decoder:
+    from pyspark_natslog.payload.json_rows import JsonDecoder  # a slow import, which most data do not need
+
+    _warn_without_numba()
+    return JsonDecoder(columns)
+
+
 def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
     """The format's decoder for the requested columns; for all, if only the corrupt-record column is requested."""
-    from pyspark_natslog.payload.string_rows import StringDecoder
-
     if payload.format == "string":
+        from pyspark_natslog.payload.string_rows import StringDecoder
+
         return StringDecoder()
     schema = payload.schema
     assert schema is not None, "typed formats have a schema"
-    if payload.format != "arrow":
-        _warn_without_numba()
     names = payload.fields.names
     is_all = payload.column is not None  # one column has all fields, whatever their names are
     chosen = names if is_all else [name for name in names if name in wanted] or names
     columns = StructType([payload.fields[name] for name in chosen])
     if payload.format == "json":
-        from pyspark_natslog.payload.json_rows import JsonDecoder
+        from pyspark_natslog.payload.json_paths import JsonPaths
 
-        return JsonDecoder(columns)
+        return JsonPaths(columns, partial(_json_kernel, columns))
     if payload.format == "avro":
+        _warn_without_numba()
         from pyspark_natslog.payload.avro_rows import AvroDecoder
 
         assert schema.avro is not None, "avro has an Avro schema"
