@@ -1,8 +1,7 @@
-"""Typed JSON payloads into Spark's `noop` sink, against `json.loads` a row in a Python source."""
+"""Typed JSON payloads into Spark's `noop` sink, against `json.loads` a row in a Python source, and the kernel."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from random import Random
 from typing import Any
@@ -11,37 +10,22 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from natslog.client.publisher import Publisher, Rows
+from tests.bench.json_decoding import FLAT, decoding, flat_order
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import STREAM, SUBJECT, natslog_side, scratch
 from tests.bench.spark_scan import rows_per_second, write_mapped
 from tests.bench.spark_session import spark_session
 from tests.harness import eventually
 
-FIELDS = "id LONG, user STRING, price DOUBLE, quantity INT, paid BOOLEAN, city STRING, tags ARRAY<STRING>"
+_MAP = "none MAP<STRING, INT>"  # a type that goes to the kernel; payloads have no such member
 _DIFFERENT_ROWS = 200_000
 _ROWS = 1_200_000  # so many that the start of a job is a small part
 _LEAST_RATIO = 5.0
 
 
-def order(random: Random, number: int) -> bytes:
-    """One message of some 140 bytes, and two members that are not read."""
-    body = {
-        "id": number,
-        "user": f"user-{random.randrange(10_000)}",
-        "price": round(random.uniform(1, 500), 2),
-        "quantity": random.randrange(1, 20),
-        "paid": random.random() < 0.5,
-        "city": random.choice(["Zürich", "Lyon", "Porto", "Graz"]),
-        "tags": ["web", "new"][: random.randrange(3)],
-        "agent": {"name": "curl", "version": 8},
-        "note": None,
-    }
-    return json.dumps(body, ensure_ascii=False).encode()
-
-
 def _publish(url: str) -> None:
     random = Random(7)
-    values = pa.array([order(random, number) for number in range(_DIFFERENT_ROWS)])
+    values = pa.array([flat_order(random, number) for number in range(_DIFFERENT_ROWS)])
     rows = Rows(pa.array([SUBJECT] * _DIFFERENT_ROWS), values)
     with Publisher(url) as publisher:
         for _ in range(_ROWS // _DIFFERENT_ROWS):
@@ -55,24 +39,28 @@ def typed(pairs: int) -> list[Comparison]:
         eventually(lambda: broker.client().stream(STREAM)["high_watermark"] == _ROWS, 60, "every row is stored")
         write_mapped(broker, folder / "mapped.arrow", _ROWS)
         source = spark.read.format("natslog").options(servers=broker.url, stream=STREAM)
-        names = [field.split()[0] for field in FIELDS.split(", ")]
+        names = [field.split()[0] for field in FLAT.split(", ")]
         columns = ",".join(["offset", *names])
 
         def ours() -> float:
-            typed_source = source.options(payloadFormat="json", payloadSchema=FIELDS, columns=columns)
+            typed_source = source.options(payloadFormat="json", payloadSchema=FLAT, columns=columns)
             return rows_per_second(typed_source.load(), _ROWS)
+
+        def by_kernel() -> float:
+            options = {"payloadFormat": "json", "payloadSchema": f"{FLAT}, {_MAP}", "columns": f"{columns},none"}
+            return rows_per_second(source.options(**options).load(), _ROWS)
 
         def rows() -> float:
             reader = spark.read.format("benchjsonrows").option("path", str(folder / "mapped.arrow"))
-            return rows_per_second(reader.options(parts="2", fields=FIELDS).load(), _ROWS)
+            return rows_per_second(reader.options(parts="2", fields=FLAT).load(), _ROWS)
 
         def from_json() -> float:
             frame = spark.read.format("natslog").options(servers=broker.url, stream=STREAM).load()
-            decoded = F.from_json(F.col("value").cast("string"), FIELDS)
+            decoded = F.from_json(F.col("value").cast("string"), FLAT)
             return rows_per_second(frame.select("offset", decoded.alias("row")).select("offset", "row.*"), _ROWS)
 
         for _ in range(2):  # Spark's own warm-up, and the kernels'
-            ours(), from_json()
+            ours(), by_kernel(), from_json()
         found = compare(
             "typed JSON, seven columns",
             "rows/s",
@@ -84,4 +72,8 @@ def typed(pairs: int) -> list[Comparison]:
         )
         found.notes["rows"] = _ROWS
         found.notes["value column and Spark's from_json, rows/s"] = statistics.median(from_json() for _ in range(pairs))
-        return [found]
+        peer = "the kernel, by a map among the columns"
+        paths = compare(
+            "typed JSON by Arrow's parser", "rows/s", 0.9, ours=ours, peer=peer, theirs=by_kernel, pairs=pairs
+        )
+        return [found, paths, *decoding(pairs)]

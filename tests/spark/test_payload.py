@@ -13,9 +13,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from natslog.client import NatslogClient
 from pyspark_natslog.payload.avro_schema import fingerprint
+from pyspark_natslog.payload.ddl import parse_ddl
+from pyspark_natslog.payload.json_arrow import ArrowJson, supports
+from pyspark_natslog.payload.rows import Payloads
 from tests.harness import BrokerProcess, publish_acked
 
 pytestmark = pytest.mark.spark
@@ -147,6 +151,27 @@ def test_json_means_what_spark_means_by_it(spark: SparkSession, read: Any) -> No
     both = zip(rows(frame, *names), rows(theirs, *names), strict=True)
     different = {case: pair for case, pair in zip(CASES, both, strict=True) if repr(pair[0]) != repr(pair[1])}
     assert different == {}
+
+
+def test_fast_path_of_json_means_what_spark_means_by_it(spark: SparkSession, read: Any) -> None:
+    """The cases that Arrow's parser accepts: all in one chunk, so that it decodes them, and by Spark."""
+    fields = [name for name in parse_ddl(DDL).fields if supports(name.dataType) and name.name != "_corrupt_record"]
+    schema = StructType(fields)
+    parser = ArrowJson(schema, lambda payloads, row: "")
+
+    def is_accepted(*payloads: str) -> bool:
+        return parser.decode(Payloads.of(pa.array([payload.encode() for payload in payloads]))) is not None
+
+    cases = [case for case in [*CASES, ""] if is_accepted(case)]
+    assert len(cases) > 20
+    assert is_accepted(*cases)
+    text = ", ".join(f"{inner.name} {inner.dataType.simpleString()}" for inner in schema) + ", _corrupt_record string"
+    frame = read([case.encode() for case in cases], payloadFormat="json", payloadSchema=text)
+    theirs = spark.createDataFrame(list(enumerate(cases)), "offset long, text string")
+    options = {"columnNameOfCorruptRecord": "_corrupt_record"}
+    theirs = theirs.select("offset", F.from_json("text", text, options).alias("row")).select("offset", "row.*")
+    both = zip(rows(frame, *frame.columns[5:]), rows(theirs, *frame.columns[5:]), strict=True)
+    assert {case: pair for case, pair in zip(cases, both, strict=True) if repr(pair[0]) != repr(pair[1])} == {}
 
 
 def test_modes_and_the_corrupt_record_column(read: Any) -> None:

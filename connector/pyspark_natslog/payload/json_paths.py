@@ -3,7 +3,7 @@
 Which path is taken: a schema with a type that Arrow's parser does not support goes to the kernel. Otherwise a chunk
 goes to Arrow's parser; if it refuses the chunk, to the kernel. After a refused chunk the next chunk goes to the kernel
 at once, after two refused ones in a row the next two, then 4, 8, … up to 64: where malformed payloads are frequent,
-few chunks are decoded twice. An accepted chunk starts this anew. The rule holds for a task, which has its own decoder.
+few chunks are decoded twice. An accepted chunk resets this. The rule holds for a task, which has its own decoder.
 
 The kernel is imported, and so compiled or loaded, only when a chunk goes to it.
 """

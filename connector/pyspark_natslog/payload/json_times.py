@@ -1,8 +1,8 @@
 """Dates and timestamps that `pyarrow.json` has read as strings: Arrow's casts, for texts that they read as Spark does.
 
-Only the usual forms are converted: `yyyy-mm-dd`, and `yyyy-mm-ddThh:mm:ss[.digits]` (or with a blank) with `Z`, with an
-offset `+hh:mm` or without a zone. Arrow's casts also accept what Spark's do not (hours without minutes, `hhmmss`,
-offsets of 18 hours and more), and Spark's accept far more than Arrow's.
+Only the usual forms are converted: `yyyy-mm-dd`, and `yyyy-mm-ddThh:mm[:ss[.digits]]` (or with a blank) with `Z`, with
+an offset `+hh:mm` or without a zone. Arrow's casts also accept what Spark's do not (hours without minutes, offsets of
+18 hours and more), and Spark's accept far more than Arrow's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-_LENGTH_OF_DATE, _LENGTH_TO_SECOND = 10, 19
-_COLON, _ZULU = ord(":"), ord("Z")
+_LENGTH_TO_MINUTE = 16
 _SIGNS = (ord("+"), ord("-"))
 _FIRST_HOUR_OFF = 18
 _NAIVE = pa.timestamp("us")
@@ -41,7 +40,7 @@ def with_times(array: Any, kind: Any) -> Any | None:
     if not len(array):
         return pa.nulls(0, kind)
     if pa.types.is_string(array.type):
-        return _dates(array) if pa.types.is_date32(kind) else _timestamps(array, kind)
+        return _cast(array, kind) if pa.types.is_date32(kind) else _timestamps(array, kind)
     buffers = array.buffers()
     if pa.types.is_struct(kind):
         fields = [kind.field(at).type for at in range(kind.num_fields)]
@@ -56,26 +55,17 @@ def with_times(array: Any, kind: Any) -> Any | None:
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=children)
 
 
-def _dates(texts: Any) -> Any | None:
-    starts, ends, _ = _spans(texts)
-    if (ends - starts != _LENGTH_OF_DATE).any():
-        return None
-    return _cast(texts, pa.date32())
-
-
 def _timestamps(texts: Any, kind: Any) -> Any | None:
     """Without a zone they are UTC, as in the kernel."""
     starts, ends, held = _spans(texts)
-    if (ends - starts < _LENGTH_TO_SECOND).any():
+    if (ends - starts < _LENGTH_TO_MINUTE).any() or (held[starts + 13] != ord(":")).any():
         return None
-    if (held[starts + 13] != _COLON).any() or (held[starts + 16] != _COLON).any():
-        return None
-    is_zulu, has_sign = held[ends - 1] == _ZULU, np.isin(held[ends - 6], _SIGNS)
+    is_zulu, has_sign = held[ends - 1] == ord("Z"), np.isin(held[ends - 6], _SIGNS)
     if kind.tz is None or not (is_zulu.any() or has_sign.any()):
         naive = _cast(texts, _NAIVE)
         return naive if naive is None else naive.view(kind)
     hours = (held[ends - 5].astype(np.int64) - 48) * 10 + held[ends - 4] - 48
-    is_near = has_sign & (held[ends - 3] == _COLON) & (hours < _FIRST_HOUR_OFF)
+    is_near = has_sign & (hours < _FIRST_HOUR_OFF)
     return _cast(texts, kind) if (is_zulu | is_near).all() else None
 
 
