@@ -130,6 +130,32 @@ def test_batch_repeated_after_a_crash_is_stored_once(
     assert sorted(int(value) for value in all_values(client, f"{numbers}-out")) == list(range(50))
 
 
+def test_rows_in_envelopes_are_stored_once_when_the_batch_is_repeated(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, numbers: str, folder: Path
+) -> None:
+    """Written as messages of many rows each: the stream has the rows, and a retry of the batch adds none."""
+    out = f"{numbers}-out"
+    publish_acked(nats_url, numbers, [b"%d" % at for at in range(50, 20_000)])
+
+    def run() -> None:
+        source = spark.readStream.format("natslog").options(servers=broker.url, stream=numbers).load()
+        options = {"natsServers": nats_url, "servers": broker.url, "subject": f"out.{numbers}", "envelope": "true"}
+        writer = source.select("value").writeStream.format("natslog").options(**options)
+        writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
+
+    before = received(broker, out)
+    run()
+    assert received(broker, out) - before < 100, "far fewer messages than rows"
+    for commit in (folder / "ck" / "commits").iterdir():
+        commit.unlink()
+    run()
+    assert sorted(int(value) for value in all_values(client, out)) == list(range(20_000))
+
+
+def received(broker: BrokerProcess, name: str) -> float:
+    return broker.metrics()[f'natslog_messages_received_total{{stream="{name}"}}']
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -43,28 +43,39 @@ class Destinations:
         self._clock, self._lock = clock, threading.Lock()
         self._lists: dict[tuple[str, ...], _Streams] = {}
 
-    def ways(self, client: NatslogClient, subjects: Any, required: Iterable[str] = ()) -> npt.NDArray[np.uint8]:
+    def ways(
+        self, client: NatslogClient, subjects: Any, required: Iterable[str] = (), *, envelopes: bool = False
+    ) -> npt.NDArray[np.uint8]:
         """How each subject has to be asked for acks: bits of `BY_REPLY` and `BY_HEADER`, 0 where no stream acks it.
 
         Args:
             subjects: string array of plain subjects.
             required: names of streams that must ack every subject.
+            envelopes: whether all streams of these subjects must store envelopes as rows.
 
         Raises:
-            ConfigError: a required stream does not. NatslogError: no broker answers.
+            ConfigError: a required stream does not, or a stream does not store envelopes as rows. NatslogError: no
+                broker answers.
         """
         names = tuple(required)
         with self._lock:
             kept = self._lists.get(client.servers)
             if kept is not None and self._clock() - kept.as_of < _KEPT_S:
                 ways = kept.ways(subjects)
-                if ways.all() and all(kept.acked_by(name, subjects).all() for name in names):
+                understood = not (envelopes and kept.unaware.cover(subjects).any())
+                if understood and ways.all() and all(kept.acked_by(name, subjects).all() for name in names):
                     return ways
             streams = self._request(client)
         for name in names:
             unacked = np.flatnonzero(~streams.acked_by(name, subjects))
             if len(unacked):
                 raise ConfigError(streams.why_unacked(name, subjects[int(unacked[0])].as_py()))
+        unaware = np.flatnonzero(streams.unaware.cover(subjects))
+        if envelopes and len(unaware):
+            raise ConfigError(
+                f"a stream that records the subject {subjects[int(unaware[0])].as_py()!r} does not store envelopes as "
+                "rows: upgrade the brokers and run natslog cluster finalize-upgrade, or send without envelopes"
+            )
         return streams.ways(subjects)
 
     def forget(self, servers: tuple[str, ...]) -> None:
@@ -88,6 +99,7 @@ class _Streams:
         self._bits = {
             body["name"]: 0 if body.get("sealed") else _BITS.get(body.get("acks", "reply"), 0) for body in listed
         }
+        self.unaware = _Patterns(body["subject"] for body in listed if not body.get("envelopes"))
         self._acking = {
             bit: _Patterns(self._subjects[name] for name, acks in self._bits.items() if acks == bit)
             for bit in _BITS.values()

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 from natslog.errors import InvalidRequest, NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.wire import native
+from natslog.wire.enveloping import as_envelopes
 from natslog.wire.frames import Frames, load_scan
 from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
@@ -57,6 +58,7 @@ class _Slice:
 
     Attributes:
         missing: shape (streams, rows): the acks that have not been received.
+        counts: how many rows of the caller each of these rows, a message, carries.
     """
 
     def __init__(self, first: int, rows: Rows, streams: int, ack_to: int) -> None:
@@ -64,6 +66,7 @@ class _Slice:
         self.rows = rows
         self.ack_to = ack_to
         self.missing = np.ones((streams, len(rows)), np.bool_)
+        self.counts = np.ones(len(rows), np.int64) if rows.counts is None else np.asarray(rows.counts, np.int64)
         # Without an id a stream could not recognise a second copy: such rows are sent once.
         known = np.zeros(len(rows), np.bool_) if rows.ids is None else pc.is_valid(rows.ids)
         self.has_id = np.asarray(known, np.bool_)
@@ -87,6 +90,9 @@ class Publisher:
             counts.
         why_hopeless: is called in a thread after one second without an ack, once for each subject that waits for one.
             Returns why no ack will come, which ends the waiting, or None.
+        envelope: rows of one subject are sent together, thousands in one message, and acked and deduplicated together
+            (see `wire.envelope`). Only for subjects whose streams say `"envelopes": true`; each other subscriber gets
+            these messages as they are.
         on_acked: called in the publisher's thread with a time in seconds, and the number of rows that were acked so
             long after they were first sent.
 
@@ -105,6 +111,7 @@ class Publisher:
         ack_timeout_s: float = 30.0,
         max_in_flight: int = MAX_IN_FLIGHT,
         streams: Sequence[str] = (),
+        envelope: bool = False,
         why_hopeless: Callable[[str], str | None] | None = None,
         on_acked: Callable[[float, int], None] | None = None,
     ) -> None:
@@ -116,6 +123,7 @@ class Publisher:
         names = [name.encode() for name in self._streams]
         self._names = np.frombuffer(b"".join(names), np.uint8)
         self._name_edges = np.cumsum([0, *map(len, names)], dtype=np.int64)
+        self._envelope = envelope
         self._why_hopeless = why_hopeless
         self._asked_of = ""
         self._on_acked = on_acked
@@ -184,7 +192,9 @@ class Publisher:
         self.send(rows, ack, first_row=first_row)
         self.wait_for_ack(ack)
 
-    def send(self, rows: Rows, ack: Ack, *, first_row: int = 0, ack_to: int = BY_REPLY) -> None:
+    def send(
+        self, rows: Rows, ack: Ack, *, first_row: int = 0, ack_to: int = BY_REPLY, envelope: bool | None = None
+    ) -> None:
         """Sends all rows in order. With `stored`, returns when at most `max_in_flight` of them wait for an ack.
 
         Args:
@@ -192,6 +202,7 @@ class Publisher:
             ack: `none`: handed to the connection; `flush`: the server has the bytes; `stored`: a stream acked each row.
             ack_to: where rows that are to be `stored` request their acks: `BY_REPLY` for streams whose setting `acks`
                 is `reply`, `BY_HEADER` for `header`, or both.
+            envelope: None: as the publisher was made.
 
         Raises:
             PublishFailed: rows that NATS would not accept (none of them was sent), or rows that no stream acked in
@@ -199,6 +210,8 @@ class Publisher:
         """
         more_bytes = self.ack_header_bytes if ack == "stored" and ack_to & BY_HEADER else 0
         check_rows(rows, self._link.max_payload_bytes, first_row, more_bytes)
+        if self._envelope if envelope is None else envelope:
+            rows = as_envelopes(rows, self._link.max_payload_bytes - more_bytes)
         if self._before is None:
             self._before = (self._link.connections, self._link.forbidden)
             self._refusal, self._has_no_responders = "", False
@@ -288,12 +301,13 @@ class Publisher:
         finally:
             self._slices.clear()
 
-    def _has_room_for(self, rows: int) -> bool:
+    def _has_room_for(self, messages: int) -> bool:
         in_flight_bytes = sum(waiting.rows.values.nbytes for waiting in self._slices)
-        return self._in_flight() + rows <= self._max_in_flight and in_flight_bytes <= _IN_FLIGHT_BYTES
+        in_flight = sum(int(waiting.waiting.sum()) for waiting in self._slices)
+        return in_flight + messages <= self._max_in_flight and in_flight_bytes <= _IN_FLIGHT_BYTES
 
     def _in_flight(self) -> int:
-        return int(sum(waiting.waiting.sum() for waiting in self._slices))
+        return int(sum(waiting.counts[waiting.waiting].sum() for waiting in self._slices))
 
     async def _send_slice(self, waiting: _Slice, rows: npt.NDArray[np.int64]) -> None:
         part = waiting.rows if len(rows) == len(waiting.rows) else waiting.rows.take(rows)
@@ -385,9 +399,9 @@ class Publisher:
             rows = acked[(acked >= waiting.first) & (acked < waiting.first + len(waiting.rows))] - waiting.first
             rows = rows[waiting.missing[stream, rows]]  # an ack that came before is no progress
             if len(rows):
-                before = np.count_nonzero(waiting.waiting)
+                before = waiting.waiting
                 waiting.missing[stream, rows] = False
-                count = int(before - np.count_nonzero(waiting.waiting))
+                count = int(waiting.counts[before & ~waiting.waiting].sum())
                 self.acked += count
                 self._last_progress = time.monotonic()
                 if self._on_acked is not None and count:

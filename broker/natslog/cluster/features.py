@@ -9,7 +9,7 @@ downgraded. A level never goes back.
     level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
               the write-ahead log of the Raft store, outcomes of requests kept by age, where a stream's acks go,
               streams that are purged, sealed, or given another number of replicas, folders named after their streams,
-              digests of the rows of direct appends, batches of format 2
+              digests of the rows of direct appends, batches of format 2, envelopes
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ STREAM_CHANGES_LEVEL = 2
 """From this level on, streams are purged and sealed, and their `replicas` and `min_isr` edited."""
 FOLDER_NAMES_LEVEL = 2
 RUN_DIGESTS_LEVEL = 2
+ENVELOPES_LEVEL = 2
+"""From this level on, messages that carry many rows are stored as these rows."""
 BATCH_FORMAT_LEVEL = 2
 """From this level on, batches are written in format 2."""
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}

@@ -206,6 +206,7 @@ class _BrokerCollector:
             "runs": ("Direct appends stored", "runs"),
             "runs_duplicate": ("Duplicate direct appends, which were already stored", "run_duplicates"),
             "run_seconds": ("Time spent in storing direct appends", "run_seconds"),
+            "unread_envelopes": ("Messages that began as an envelope and were stored as they are", "unread_envelopes"),
             "acks_unsent": ("Acks that could not be sent because NATS was not connected", "acks_unsent"),
         }
         for name, (text, attribute) in counters.items():

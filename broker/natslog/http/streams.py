@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from natslog.cluster.features import ENVELOPES_LEVEL
 from natslog.cluster.stream_changes import cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamNotFound
 from natslog.http.bodies import json_body
@@ -42,6 +43,7 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
     body |= {
         "paused": record.paused,
         "sealed": record.sealed,
+        "envelopes": broker.cluster.state.feature_level >= ENVELOPES_LEVEL,
         "created": format_timestamp_us(record.created_us),
         "leader": record.leader,
         "leader_epoch": record.leader_epoch,

@@ -22,8 +22,9 @@ from natslog.wire.outgoing import publish_frames
 
 _MIDDLE = np.frombuffer(b',"offset":', np.uint8)
 _NONE = np.zeros(0, np.bool_)
-_FRAME_AND_NUMBERS_BYTES = 64
-"""An upper bound of what an ack holds besides reply subject and fixed texts: verb, length, line ends, two numbers."""
+_NO_COUNTS = np.zeros(0, np.int64)
+_FRAME_AND_NUMBERS_BYTES = 96
+"""An upper bound of what an ack holds besides reply subject and fixed texts: verb, length, line ends, numbers."""
 
 
 def stored(
@@ -33,6 +34,7 @@ def stored(
     stream: str,
     epoch: int,
     duplicate: npt.NDArray[np.bool_] | None = None,
+    counts: npt.NDArray[np.int64] | None = None,
 ) -> memoryview:
     """Acks of committed rows.
 
@@ -40,12 +42,14 @@ def stored(
         replies: reply subjects, empty where none was requested.
         offsets: where each row is stored (for a duplicate: where the first one is).
         duplicate: marks rows that were stored before; None where none was.
+        counts: the number of rows of an envelope, at its last one; 0 for other rows. None where there was no envelope.
     """
     head, tails = _texts(stream, epoch)
     fixed_bytes = len(head) + len(_MIDDLE) + len(tails[1]) + _FRAME_AND_NUMBERS_BYTES
     out = np.empty(replies.size_bytes + len(offsets) * fixed_bytes, np.uint8)
     marks = _NONE if duplicate is None else duplicate
-    filled = native.stored_acks(replies.data, replies.offsets, offsets, marks, head, _MIDDLE, *tails, out)
+    rows_of = _NO_COUNTS if counts is None else counts
+    filled = native.stored_acks(replies.data, replies.offsets, offsets, marks, rows_of, head, _MIDDLE, *tails, out)
     return out.data[:filled]
 
 

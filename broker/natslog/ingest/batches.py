@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.subjects import MAX_SUBJECT_BYTES
@@ -27,7 +28,7 @@ from natslog.wire.layout import (
     SUBJECT_LEN,
     Survey,
 )
-from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES
+from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES, packed_id
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_ROWS = 64 * 1024
@@ -138,6 +139,23 @@ class _Column:
         native.gather(buffer, starts, lengths, *self.room_for(count, size_bytes), self.rows)
         self.filled(count, size_bytes)
 
+    def extend_with(self, offsets: npt.NDArray[np.int32], data: Array) -> None:
+        """Adds texts of another column: `data[offsets[i] : offsets[i + 1]]`."""
+        count, first = len(offsets) - 1, int(offsets[0])
+        size_bytes = int(offsets[-1]) - first
+        target, target_offsets = self.room_for(count, size_bytes)
+        target[self.size_bytes : self.size_bytes + size_bytes] = data[first : first + size_bytes]
+        np.add(
+            offsets[1:], self.size_bytes - first,
+            out=target_offsets[self._offsets.count : self._offsets.count + count],
+        )  # fmt: skip
+        self.filled(count, size_bytes)
+
+    def extend_with_one(self, text: Array, count: int) -> None:
+        """Adds the same text so many times."""
+        edges = np.arange(count + 1, dtype=np.int32) * len(text)
+        self.extend_with(edges, np.tile(text, count))
+
     def extend_with_empty(self, count: int) -> None:
         self._offsets.room_for(count)[self._offsets.count : self._offsets.count + count] = self.size_bytes
         self._offsets.count += count
@@ -205,6 +223,26 @@ class _HeaderColumns:
         self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~has_only_id)
         self.has_key.extend(keys[1] >= 0)
 
+    def add_columns(self, keys: pa.Array[Any], headers: pa.Array[Any]) -> None:
+        """Keys and headers of rows without message ids."""
+        count = len(keys)
+        self.key.extend_with(*_edges_and_data(keys))
+        pairs = headers.flatten()
+        lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+        self.pair_ends.extend((self.pair_key.rows + np.cumsum(lengths)).astype(np.int32))
+        self.pair_key.extend_with(*_edges_and_data(pairs.field("key")))
+        self.pair_value.extend_with(*_edges_and_data(pairs.field("value")))
+        self.has_headers.extend(np.asarray(headers.is_valid(), np.bool_))
+        self.has_key.extend(np.asarray(keys.is_valid(), np.bool_))
+        for growing in (self.ids, self.packed_ids):
+            growing.extend_with_zeros(count)
+
+    def set_last_id(self, text: bytes) -> None:
+        """The message id, of natslog's own form, of the row that was added last."""
+        letters = np.frombuffer(text, np.uint8)
+        self.packed_ids.values[-1] = packed_id(text)
+        native.hash_ids(letters, _ZERO, np.array([len(letters)]), self.ids.values[-1:])
+
     def nodes_and_buffers(self) -> tuple[list[tuple[int, int]], list[Any]]:
         """Of key, headers, pairs, pair keys, pair values."""
         has_key, has_headers = self.has_key.values, self.has_headers.values
@@ -214,6 +252,18 @@ class _HeaderColumns:
         nodes = [(rows, rows - int(has_key.sum())), (rows, rows - int(has_headers.sum())), *[(pairs, 0)] * 3]
         buffers = [*self.key.buffers(_bitmap(has_key)), _bitmap(has_headers), list_offsets, None]
         return nodes, [*buffers, *self.pair_key.buffers(), *self.pair_value.buffers()]
+
+
+def _edges_and_data(texts: pa.Array[Any]) -> tuple[npt.NDArray[np.int32], Array]:
+    """Offsets, and the bytes that they count in, of a column that may be a slice; null is empty."""
+    texts = pc.fill_null(texts, b"" if texts.type == pa.binary() else "")
+    _, offsets, data = texts.buffers()
+    edges = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1] if len(texts) else _NO_EDGES
+    return edges, np.frombuffer(data or b"", np.uint8)
+
+
+_ZERO = np.zeros(1, np.int64)
+_NO_EDGES = np.zeros(1, np.int32)
 
 
 def _bitmap(valid: Array) -> Array | None:
@@ -242,11 +292,14 @@ class Batch:
         rows: what is stored.
         replies: reply subjects, empty where none was given; None if no ack is waited for.
         ids: uint64 of shape (rows, 2): hashes of message ids, zeros where there is none; None if no row has one.
+        spans: the number of rows of an envelope, at its last one, which has its reply subject and id; 0 for other rows.
+            None if there is no envelope.
     """
 
     rows: RowBuffers
     replies: Texts | None
     ids: npt.NDArray[np.uint64] | None
+    spans: npt.NDArray[np.int64] | None = None
 
 
 class BatchBuilder:
@@ -258,6 +311,7 @@ class BatchBuilder:
         self._reply = _Column()
         self._headers = _HeaderColumns()
         self._is_headed = False
+        self._spans: list[tuple[int, int]] = []  # last row and number of rows of each envelope
 
     @property
     def rows(self) -> int:
@@ -302,6 +356,28 @@ class BatchBuilder:
         elif self._is_headed:
             self._headers.add_plain(len(rows))
 
+    def add_envelope(self, subject: Array, reply: Array, rows: pa.RecordBatch, message_id: bytes | None) -> None:
+        """Copies rows of one envelope, at least one.
+
+        Args:
+            rows: of the payload schema. message_id: of natslog's own form.
+        """
+        before, count = self.rows, rows.num_rows
+        self._subject.extend_with_one(subject, count)
+        self._value.extend_with(*_edges_and_data(rows.column("value")))
+        self._reply.extend_with_empty(count - 1)
+        self._reply.extend_with_one(reply, 1)
+        keys, headers = rows.column("key"), rows.column("headers")
+        has_any = message_id is not None or keys.null_count < count or headers.null_count < count
+        if has_any and not self._is_headed:
+            self._is_headed = True
+            self._headers.add_plain(before)
+        if self._is_headed:
+            self._headers.add_columns(keys, headers)
+        if message_id is not None:
+            self._headers.set_last_id(message_id)
+        self._spans.append((before + count - 1, count))
+
     def taken(self) -> Batch:
         """The rows, over the builder's own buffers."""
         count, headers = self.rows, self._headers
@@ -314,7 +390,15 @@ class BatchBuilder:
             packed_ids if packed_ids.any() else None,
         )
         ids = headers.ids.values if headers.ids.values.any() else None
-        return Batch(rows, self._reply.texts if self._reply.size_bytes else None, ids)
+        return Batch(rows, self._reply.texts if self._reply.size_bytes else None, ids, self._spans_of(count))
+
+    def _spans_of(self, rows: int) -> npt.NDArray[np.int64] | None:
+        if not self._spans:
+            return None
+        spans = np.zeros(rows, np.int64)
+        last, counts = np.array(self._spans).T
+        spans[last] = counts
+        return spans
 
     def clear(self) -> None:
         """Empty again, with the room it has grown."""
@@ -322,6 +406,7 @@ class BatchBuilder:
             column.clear()
         self._headers.clear()
         self._is_headed = False
+        self._spans.clear()
 
 
 def split_by_text(frames: Frames) -> tuple[Frames, Frames]:

@@ -12,15 +12,15 @@ that could not have been received over NATS.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -77,29 +77,40 @@ def read_rows(
         read, or differs from what was written.
     """
     with _CheckedFile(path, what) as file:
-        messages = file.messages()
-        if (opening := next(messages, None)) is None:
-            raise InvalidRequest(f"{what}: the Arrow IPC stream has no schema")
-        with file.parsing():
-            schema = pa.ipc.read_schema(opening)
-            _check_schema(schema, rules, what)
-        first = 0
-        for message in messages:
-            with file.parsing():
-                begin = partial(_eight_bytes, memoryview(message.body))
-                unpacked = BatchMetadata(bytes(message.metadata)).unpacked_bytes(begin)
-                file.check_length(unpacked)
-                batch = pa.ipc.read_record_batch(message, schema)
-                batch.validate(full=True)
-            for piece in _pieces(batch, rules):
-                if checks_rows:
-                    _check_rows(piece, rules, what, first)
-                with file.parsing():
-                    payload = _payload(piece, rules)
-                yield payload
-                first += piece.num_rows
+        yield from _rows_of(file, rules, what, checks_rows=checks_rows)
         if file.crc != crc:
             raise OSError(errno.EIO, f"{what} differs from what was written to {path} (CRC32C mismatch)")
+
+
+def rows_of_bytes(data: bytes, rules: RowRules, what: str) -> list[pa.RecordBatch]:
+    """The rows of an uncompressed Arrow IPC stream in memory, as `read_rows`. Raises InvalidRequest."""
+    with _CheckedBytes(data, what) as source:
+        return list(_rows_of(source, rules, what))
+
+
+def _rows_of(
+    source: _CheckedFile | _CheckedBytes, rules: RowRules, what: str, *, checks_rows: bool = True
+) -> Iterator[pa.RecordBatch]:
+    messages = source.messages()
+    if (opening := next(messages, None)) is None:
+        raise InvalidRequest(f"{what}: the Arrow IPC stream has no schema")
+    with source.parsing():
+        schema = pa.ipc.read_schema(opening)
+        _check_schema(schema, rules, what)
+    first = 0
+    for message in messages:
+        with source.parsing():
+            begin = partial(_eight_bytes, memoryview(message.body))
+            source.check_unpacked(BatchMetadata(bytes(message.metadata)).unpacked_bytes(begin))
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+        for piece in _pieces(batch, rules):
+            if checks_rows:
+                _check_rows(piece, rules, what, first)
+            with source.parsing():
+                payload = _payload(piece, rules)
+            yield payload
+            first += piece.num_rows
 
 
 def claimed_bytes(path: Path, what: str) -> int:
@@ -124,19 +135,18 @@ def claimed_bytes(path: Path, what: str) -> int:
     return total
 
 
-class _CheckedFile(FileIO):
-    """The file from which pyarrow reads the stream. Attributes: `crc`, of all bytes read."""
+class _CheckedSource(io.IOBase):
+    """Where pyarrow reads the stream from; to be combined with a class of binary files."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(path)
-        self._what = what
-        self.crc = 0
+    _what: str
 
-    def read(self, length: int | None = -1, /) -> bytes:
-        self.check_length(length or 0)
-        data = super().read(length) or b""
-        self.crc = crc32c(data, self.crc)
-        return data
+    def peek(self) -> bytes:
+        """The next eight bytes; they are read again afterwards."""
+        raise NotImplementedError
+
+    def remaining(self) -> bytes:
+        """The next nine bytes, if there are as many."""
+        return cast(BinaryIO, self).read(9)
 
     def check_length(self, size_bytes: int) -> None:
         if size_bytes > MAX_UPLOADED_BATCH_BYTES:
@@ -145,10 +155,14 @@ class _CheckedFile(FileIO):
                 f"{MAX_UPLOADED_BATCH_BYTES}: write smaller batches"
             )
 
+    def check_unpacked(self, size_bytes: int) -> None:
+        """Of a compressed batch; 0 for others."""
+        self.check_length(size_bytes)
+
     def messages(self) -> Iterator[pa.Message]:
         """The messages of the stream: a schema, then record batches."""
         source, expected = pa.PythonFile(self, mode="r"), "schema"
-        while (prefix := os.pread(self.fileno(), 8, self.tell())) != _END_OF_STREAM:
+        while (prefix := self.peek()) != _END_OF_STREAM:
             if prefix[:4] != _CONTINUATION or int.from_bytes(prefix[4:], "little") > _MAX_METADATA_BYTES:
                 raise InvalidRequest(
                     f"{self._what}: there is no Arrow IPC message at byte {self.tell()}; the stream must end with "
@@ -160,7 +174,7 @@ class _CheckedFile(FileIO):
                 raise InvalidRequest(f"{self._what}: an Arrow IPC message is of type {message.type}, not {expected}")
             yield message
             expected = "record batch"
-        if self.read(9) != _END_OF_STREAM:
+        if self.remaining() != _END_OF_STREAM:
             raise InvalidRequest(f"{self._what}: bytes follow the end of the Arrow IPC stream")
 
     @contextmanager
@@ -172,6 +186,38 @@ class _CheckedFile(FileIO):
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise InvalidRequest(f"{self._what}: invalid Arrow IPC data near byte {self.tell()}: {error}") from error
+
+
+class _CheckedFile(_CheckedSource, io.FileIO):
+    """Attributes: `crc`, of all bytes read."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(path)
+        self._what = what
+        self.crc = 0
+
+    def peek(self) -> bytes:
+        return os.pread(self.fileno(), 8, self.tell())
+
+    def read(self, length: int | None = -1, /) -> bytes:
+        self.check_length(length or 0)
+        data = io.FileIO.read(self, length) or b""
+        self.crc = crc32c(data, self.crc)
+        return data
+
+
+class _CheckedBytes(_CheckedSource, io.BytesIO):
+    def __init__(self, data: bytes, what: str) -> None:
+        super().__init__(data)
+        self._what = what
+
+    def peek(self) -> bytes:
+        at = self.tell()
+        return bytes(self.getbuffer()[at : at + 8])
+
+    def check_unpacked(self, size_bytes: int) -> None:
+        if size_bytes:
+            raise InvalidRequest(f"{self._what}: its buffers are compressed: send them uncompressed")
 
 
 def _eight_bytes(body: memoryview, offset: int) -> bytes:

@@ -16,6 +16,7 @@ from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
 from natslog.ingest.dedupe import DedupeWindow
+from natslog.ingest.envelopes import split_envelopes
 from natslog.wire import machine_code, own_ids
 from natslog.wire.frames import FrameParser, Frames
 
@@ -73,6 +74,7 @@ def warm_up() -> None:
                 rules.applied(Frames(frames.buffer, frames.rows.copy()))
             for part in (*split_by_text(frames), *split_by_subject(frames), *split_by_expectation(frames)):
                 builder.add(part)
+            list(split_envelopes(frames, reads=True))
         batch = builder.taken()
         offsets = np.arange(batch.rows.rows, dtype=np.int64)
         assert batch.replies is not None, "the samples ask for acks"

@@ -258,6 +258,22 @@ def split_headers(
 
 
 @compiled
+def mark_openings(buffer: Any, frames: Any, opening: Any, marks: Any) -> int:
+    """Marks the frames whose payload begins with `opening`. Returns how many these are."""
+    count = 0
+    for index in range(frames.shape[0]):
+        payload = frames[index, 8]
+        if (
+            frames[index, 9] >= opening.shape[0]
+            and buffer[payload] == opening[0]
+            and equals(buffer, payload, payload + opening.shape[0], opening)
+        ):
+            marks[index] = True
+            count += 1
+    return count
+
+
+@compiled
 def mark_high_bytes(buffer: Any, frames: Any, marks: Any) -> None:
     """Marks the frames that have a byte above 127 in their subject or headers."""
     for index in range(frames.shape[0]):

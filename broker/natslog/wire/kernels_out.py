@@ -25,6 +25,7 @@ _H, _P, _U, _B = 72, 80, 85, 66
 _VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
 _ID_NAME = np.frombuffer(b"Nats-Msg-Id: ", np.uint8)
 _ACK_NAME = np.frombuffer(b"Natslog-Ack-To: ", np.uint8)
+_COUNT_FIELD = np.frombuffer(b',"count":', np.uint8)
 _STREAM_FIELD = np.frombuffer(b'"stream":', np.uint8)
 _QUOTE = 34
 _SEQ_FIELD = np.frombuffer(b'"seq"', np.uint8)
@@ -37,6 +38,7 @@ def stored_acks(
     reply_offsets: Any,
     offsets: Any,
     duplicate: Any,
+    counts: Any,
     head: Any,
     middle: Any,
     first_tail: Any,
@@ -47,6 +49,8 @@ def stored_acks(
 
     Args:
         duplicate: marks the rows that get `duplicate_tail` instead of `first_tail`; empty where none does.
+        counts: of the rows that an envelope carried, at its last one: `,"count":<n>` before the tail; else 0. May be
+            empty.
         out: room for all of it.
 
     Returns:
@@ -60,7 +64,10 @@ def stored_acks(
         tail = duplicate_tail if duplicate.shape[0] > 0 and duplicate[index] else first_tail
         offset = offsets[index]
         digits, next_digits = digits_of(offset), digits_of(offset + 1)
+        count = counts[index] if counts.shape[0] > 0 else 0
         size = head.shape[0] + next_digits + middle.shape[0] + digits + tail.shape[0]
+        if count > 0:
+            size += _COUNT_FIELD.shape[0] + digits_of(count)
         out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
         copy_bytes(reply_data, start, length, out, at + 4)
         at += 4 + length
@@ -71,6 +78,9 @@ def stored_acks(
         at = put_number(out, at, offset + 1, next_digits)
         at = put_text(out, at, middle)
         at = put_number(out, at, offset, digits)
+        if count > 0:
+            at = put_text(out, at, _COUNT_FIELD)
+            at = put_number(out, at, count, digits_of(count))
         at = put_text(out, at, tail)
         out[at], out[at + 1] = CR, LF
         at += 2

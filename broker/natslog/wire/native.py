@@ -100,6 +100,7 @@ gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER
 split_headers = Kernel(
     _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, results=1
 )  # fmt: skip
+mark_openings = Kernel(_kernels, "mark_openings", BYTES, ROWS, BYTES, MARKS, results=1)
 mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, ROWS, MARKS)
 mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, ROWS, INTEGER, MARKS, results=1)
 mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, ROWS, BYTES, MARKS)
@@ -116,7 +117,9 @@ mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS, BYTES, HASH
 mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES)
 finish_hashes = Kernel(_hash, "finish_hashes", HASHES)
 hashes_as_texts = Kernel(_hash, "hashes_as_texts", HASHES, BYTES, BYTES)
-stored_acks = Kernel(_out, "stored_acks", BYTES, OFFSETS, LONGS, MARKS, BYTES, BYTES, BYTES, BYTES, BYTES, results=1)
+stored_acks = Kernel(
+    _out, "stored_acks", BYTES, OFFSETS, LONGS, MARKS, LONGS, BYTES, BYTES, BYTES, BYTES, BYTES, results=1
+)
 publish_frames = Kernel(
     _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
 )  # fmt: skip

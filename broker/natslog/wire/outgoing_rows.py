@@ -28,6 +28,7 @@ class Rows:
         subjects: string. `values`: binary.
         keys: binary or None: sent as `Natslog-Key`. `ids`: string or None: sent as `Nats-Msg-Id`.
         headers: list<struct<key: string, value: string>> or None.
+        counts: int64: how many rows each message carries (see `envelope`); None: one each.
     """
 
     subjects: Any
@@ -35,6 +36,7 @@ class Rows:
     keys: Any | None = None
     headers: Any | None = None
     ids: Any | None = None
+    counts: Any | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -46,7 +48,7 @@ class Rows:
         return self._each(lambda column: column.take(pa.array(rows)))
 
     def _each(self, change: Any) -> Rows:
-        columns = (self.subjects, self.values, self.keys, self.headers, self.ids)
+        columns = (self.subjects, self.values, self.keys, self.headers, self.ids, self.counts)
         return Rows(*(None if column is None else change(column) for column in columns))
 
     def lines(self) -> Any | None:

@@ -26,6 +26,16 @@ LETTER_VALUES = np.full(256, 255, np.uint8)
 LETTER_VALUES[ALPHABET] = np.arange(64, dtype=np.uint8)
 
 
+def packed_id(text: bytes) -> PackedIds:
+    """The 12 bytes of an id of this form. Raises ValueError: it has another form."""
+    values = LETTER_VALUES[np.frombuffer(text, np.uint8)].astype(np.uint32)
+    if len(text) != ID_LETTERS or text[:1] != b"~" or (values[1:] > 63).any() or not values[1:].any():
+        raise ValueError(f"{text[:40]!r} does not consist of ~ and 16 letters")
+    groups = (values[1:].reshape(4, 4) << np.array([0, 6, 12, 18], np.uint32)).sum(axis=1, dtype=np.uint32)
+    packed: PackedIds = groups.view(np.uint8).reshape(4, 4)[:, :3].reshape(PACKED_BYTES)
+    return packed
+
+
 def unpacked(ids: PackedIds) -> npt.NDArray[np.uint8]:
     """`ID_LETTERS` of each, one after another; `~aaaaaaaaaaaaaaaa` where there is none."""
     letters = np.empty(len(ids) * ID_LETTERS, np.uint8)

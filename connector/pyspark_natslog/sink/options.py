@@ -25,7 +25,7 @@ _CREDENTIALS = {
 }
 NATS_ONLY = (
     "natsServers", "ack", "ackStreams", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
-    *_CREDENTIALS,
+    "envelope", *_CREDENTIALS,
 )  # fmt: skip
 _SINK = ("path", "subject", "servers", *NATS_ONLY, *CONNECTION)
 _HTTP_ONLY = ("stream", "onConflict")
@@ -46,6 +46,7 @@ class SinkOptions:
         ack: None: `stored` for the subjects that streams record and ack, `flush` for others.
         ack_streams: each of these streams has to ack each row.
         asks_brokers: whether they are asked which streams record the subjects of rows, and how these ack.
+        envelope: whether rows are sent together where a stream stores them.
         dead_letter_subject: the subject for rows that cannot be sent; None: they fail the write.
         credentials: arguments for `NatsCredentials`.
     """
@@ -61,6 +62,7 @@ class SinkOptions:
     max_in_flight: int
     ack_timeout_s: float
     dead_letter_subject: str | None
+    envelope: bool
     credentials: Mapping[str, str | None]
 
     @classmethod
@@ -83,11 +85,13 @@ class SinkOptions:
             subject=_subject(given, "subject"),
             ack=ack,
             ack_streams=_ack_streams(given, ack),
-            asks_brokers=ack is None or (ack == "stored" and (given.has("servers") or given.has("ackStreams"))),
+            asks_brokers=ack is None
+            or (ack == "stored" and any(map(given.has, ("servers", "ackStreams", "envelope")))),
             message_id_column=given.text("msgIdColumn"),
             max_in_flight=given.whole("maxInFlight", MAX_IN_FLIGHT) or MAX_IN_FLIGHT,
             ack_timeout_s=given.seconds("ackTimeout", 30.0),
             dead_letter_subject=_dead_letter_subject(given),
+            envelope=_envelope(given, ack),
             credentials=_credentials(given),
         )
 
@@ -122,6 +126,16 @@ def _ack_streams(given: Given, ack: Ack | None) -> tuple[str, ...]:
     if not streams:
         raise ConfigError('option ackStreams names no stream: write "orders" or "orders,audit"', option="ackStreams")
     return streams
+
+
+def _envelope(given: Given, ack: Ack | None) -> bool:
+    envelope = given.flag("envelope", False)
+    if envelope and ack in ("none", "flush"):
+        raise ConfigError(
+            f'option envelope requires ack "stored", not {ack!r}: only streams read envelopes: remove one of the two',
+            option="envelope",
+        )
+    return envelope
 
 
 def _dead_letter_subject(given: Given) -> str | None:

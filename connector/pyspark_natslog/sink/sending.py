@@ -73,7 +73,8 @@ class Sender:
 
     def _send(self, rows: Rows, way: int, first_row: int) -> None:
         ack: Ack = "flush" if way == _FLUSH else "stored"
-        self._publisher.send(rows, ack, first_row=first_row, ack_to=way or BY_REPLY)
+        together = self._options.envelope and way != _FLUSH
+        self._publisher.send(rows, ack, first_row=first_row, ack_to=way or BY_REPLY, envelope=together)
 
     def wait_for_acks(self) -> None:
         """Raises NatslogError: as `Publisher.wait_for_ack`."""
@@ -92,9 +93,13 @@ class Sender:
     def _recorded(self, subjects: Any) -> Ways:
         assert self._client is not None, "it asks"
         try:
-            ways = destinations.ways(self._client, subjects, self._options.ack_streams)
+            options = self._options
+            ways = destinations.ways(self._client, subjects, options.ack_streams, envelopes=options.envelope)
         except ConfigError as error:
-            raise ConfigError(f"option ackStreams: {error.message}", option="ackStreams") from error
+            names = " or ".join(
+                name for name, is_set in (("ackStreams", options.ack_streams), ("envelope", options.envelope)) if is_set
+            )
+            raise ConfigError(f"option {names}: {error.message}", option=names) from error
         except BrokerUnavailable as error:
             raise BrokerUnavailable(
                 f"no broker stated which streams record the subjects of the rows ({error.message}). Correct "

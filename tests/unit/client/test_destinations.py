@@ -67,6 +67,17 @@ def test_required_stream_that_does_not_ack_every_subject_is_an_error() -> None:
         ways(brokers, "a.n", required=("never",))
 
 
+def test_stream_that_does_not_store_envelopes_as_rows_is_an_error_where_they_are_sent() -> None:
+    brokers = Brokers(stream("new", "a.*", envelopes=True), stream("old", "a.b"), stream("other", "b"))
+    asked: Any = brokers
+    known = Destinations()
+    assert known.ways(asked, pa.array(["a.c"]), envelopes=True).tolist() == [BY_REPLY]
+    with pytest.raises(ConfigError, match="a stream that records the subject 'a.b' does not store envelopes as rows"):
+        known.ways(asked, pa.array(["a.c", "a.b"]), envelopes=True)
+    assert brokers.asked == 2, "the brokers may have been upgraded since the list was made"
+    assert known.ways(asked, pa.array(["a.b"])).tolist() == [BY_REPLY]
+
+
 tokens = st.sampled_from(["a", "b", "c"])
 patterns = st.lists(tokens | st.just("*"), min_size=1, max_size=4).flatmap(
     lambda some: st.sampled_from([some, [*some, ">"], [">"]])

@@ -61,6 +61,7 @@ class IngestStats:
         self.commits = 0
         self.commit_seconds = 0.0
         self.acks_unsent = 0
+        self.unread_envelopes = 0
         self.runs = 0
         self.run_duplicates = 0
         self.run_seconds = 0.0

@@ -40,8 +40,17 @@ from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
-from natslog.ingest.batches import Batch, BatchBuilder, split_by_expectation, split_by_subject, split_by_text, survey_of
+from natslog.ingest.batches import (
+    Batch,
+    BatchBuilder,
+    Texts,
+    split_by_expectation,
+    split_by_subject,
+    split_by_text,
+    survey_of,
+)
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
+from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, split_envelopes
 from natslog.log import RunLog
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
@@ -198,8 +207,17 @@ class StreamIngest:
         wanted = self._without_unwanted(frames, survey)
         if wanted is not frames:
             frames, survey = wanted, survey_of(wanted)
-        if len(frames.rows):
-            self._gather(frames, survey)
+        if not len(frames.rows):
+            return
+        for received, is_unread in split_envelopes(frames, reads=self._batch_format() > FIRST_FORMAT):
+            match received:
+                case Frames():
+                    self.stats.unread_envelopes += is_unread
+                    self._gather(received, survey if received is frames else survey_of(received))
+                case Envelope():
+                    self._gather_envelope(received)
+                case Refused(refused, error):
+                    self._refuse(refused, error, "bad_envelope")
 
     def why_not(self) -> NatslogError | None:
         """The reason why the stream accepts no messages now; None if it does. From any thread."""
@@ -236,12 +254,29 @@ class StreamIngest:
                 frames, Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
             )
             return
+        packs_ids = self._batch_format() > FIRST_FORMAT
+        self._add(survey.frame_bytes, lambda builder: builder.add(frames, survey, packs_ids=packs_ids))
+
+    def _gather_envelope(self, envelope: Envelope) -> None:
+        size_bytes = envelope.rows.nbytes + BYTES_PER_ROW * envelope.rows.num_rows
+        if not self._memory.take(size_bytes):
+            error = Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
+            self._count_refused(envelope.rows.num_rows, error)
+            if len(envelope.reply):
+                replies = Texts.of([envelope.reply.tobytes()])
+                self._answer(acks.refused(replies, error, stream=self.name), 1)
+            return
+        given = (envelope.subject, envelope.reply, envelope.rows, envelope.message_id)
+        self._add(size_bytes, lambda builder: builder.add_envelope(*given))
+
+    def _add(self, size_bytes: int, add: Callable[[BatchBuilder], None]) -> None:
+        """To the rows of the next commit."""
         with self._lock:
             if not self._gathered or self._gathered[-1].builder.is_full:
                 self._gathered.append(_Gathering(self._memory.builder()))
             last = self._gathered[-1]
-            last.builder.add(frames, survey, packs_ids=self._batch_format() > FIRST_FORMAT)
-            last.frame_bytes += survey.frame_bytes
+            add(last.builder)
+            last.frame_bytes += size_bytes
             self._ensure_turn()
 
     def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
@@ -430,7 +465,14 @@ class StreamIngest:
         seconds = time.perf_counter() - started
         self._usual_s += (seconds - self._usual_s) / 8
         if batch.replies is not None:
-            answers = acks.stored(batch.replies, offsets, stream=self.name, epoch=self.log.epoch, duplicate=duplicate)
+            answers = acks.stored(
+                batch.replies,
+                offsets,
+                stream=self.name,
+                epoch=self.log.epoch,
+                duplicate=duplicate,
+                counts=batch.spans,
+            )
         repeated = 0 if duplicate is None else int(duplicate.sum())
         return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset)
 
@@ -442,6 +484,8 @@ class StreamIngest:
             return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None
         window = self.dedupe
         offsets = window.find(batch.ids, time_us)
+        if batch.spans is not None:
+            _spread(offsets, batch.spans)
         fresh = offsets == NEW
         if fresh.any():
             rows = batch.rows if fresh.all() else batch.rows.filter(fresh)
@@ -452,3 +496,9 @@ class StreamIngest:
         if repeated.any():
             offsets[repeated] = window.find(batch.ids[repeated], time_us)
         return offsets, ~fresh if not fresh.all() else None
+
+
+def _spread(offsets: npt.NDArray[np.int64], spans: npt.NDArray[np.int64]) -> None:
+    """All rows of an envelope are duplicates if its last one is, which has the id."""
+    for last in np.flatnonzero((spans > 1) & (offsets != NEW)).tolist():
+        offsets[last - spans[last] + 1 : last] = REPEATED

@@ -1,0 +1,133 @@
+"""Rows to be published as envelopes: one message for many rows of a subject.
+
+Theory of operation. Rows are grouped by subject, in order, and cut by their number and size only, never by time: a
+retry that has the same rows cuts them the same way and sends the same message ids. Where a subject has few rows, or a
+row is large, envelopes save nothing: such rows stay messages of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog.arrow.schema import HEADERS_TYPE
+from natslog.wire.envelope import HEADER_BYTES, HEADER_NAME, HEADER_VALUE, enveloped
+from natslog.wire.outgoing_rows import Rows
+from natslog.wire.row_hashes import as_ids, row_hashes
+
+_ROWS = 8192
+_BYTES = 512 * 1024
+_LEAST_ROWS = 4
+"""With fewer rows in an envelope, its own bytes are more than those of as many messages."""
+_OVERHEAD_BYTES = 4096  # of an envelope: Arrow's metadata, headers of the message
+_ROW_BYTES = 24  # of a row: offsets, lengths, padding
+_MARK = [{"key": HEADER_NAME, "value": HEADER_VALUE}]
+
+Indices = npt.NDArray[np.int64]
+
+
+def as_envelopes(rows: Rows, max_payload_bytes: int) -> Rows:
+    """The messages that carry these rows, which were checked before.
+
+    Args:
+        max_payload_bytes: of the server.
+    """
+    limit_bytes = min(_BYTES, max_payload_bytes - _OVERHEAD_BYTES - HEADER_BYTES)
+    distinct = pc.unique(rows.subjects)
+    if len(distinct) * _LEAST_ROWS > len(rows) or limit_bytes <= 0:
+        return rows
+    messages = [
+        _message(rows.take(chunk)) if _is_worth_it(chunk, sizes, limit_bytes) else rows.take(chunk)
+        for sizes in [_sizes(rows)]
+        for group in _by_subject(rows.subjects, distinct)
+        for chunk in _cut(group, sizes, limit_bytes)
+    ]
+    return _joined(messages)
+
+
+def _by_subject(subjects: pa.Array[str], distinct: pa.Array[str]) -> Iterator[Indices]:
+    """The numbers of the rows of each subject."""
+    if len(distinct) == 1:
+        yield np.arange(len(subjects))
+        return
+    number = pc.index_in(subjects, distinct).to_numpy(zero_copy_only=False)
+    order = np.argsort(number, kind="stable")
+    yield from np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+
+
+def _sizes(rows: Rows) -> Indices:
+    """What each row takes in an envelope, in bytes."""
+    size = np.asarray(pc.binary_length(rows.values), np.int64) + _ROW_BYTES
+    if rows.keys is not None:
+        size += np.asarray(pc.fill_null(pc.binary_length(rows.keys), 0), np.int64)
+    if rows.headers is not None:
+        pairs = rows.headers.flatten()
+        lengths = np.asarray(pc.add(pc.binary_length(pairs.field(0)), pc.binary_length(pairs.field(1))), np.int64)
+        counts = np.asarray(pc.fill_null(pc.list_value_length(rows.headers), 0), np.int64)
+        ends = np.concatenate(([0], np.cumsum(lengths + _ROW_BYTES)))[np.cumsum(counts)]
+        size += np.diff(ends, prepend=0)
+    return size
+
+
+def _cut(group: Indices, sizes: Indices, limit_bytes: int) -> Iterator[Indices]:
+    """Neighbouring rows of at most `_ROWS` and `limit_bytes`; a row that is larger comes by itself."""
+    ends, start = np.cumsum(sizes[group]), 0
+    while start < len(group):
+        before = int(ends[start - 1]) if start else 0
+        fits = int(np.searchsorted(ends, before + limit_bytes, side="right"))
+        end = max(start + 1, min(start + _ROWS, fits))
+        yield group[start:end]
+        start = end
+
+
+def _is_worth_it(chunk: Indices, sizes: Indices, limit_bytes: int) -> bool:
+    return len(chunk) >= _LEAST_ROWS and int(sizes[chunk].sum()) <= limit_bytes
+
+
+def _message(rows: Rows) -> Rows:
+    """One message that carries these rows of one subject."""
+    columns = {"value": rows.values, "key": rows.keys, "headers": rows.headers}
+    columns = {
+        name: column for name, column in columns.items() if column is not None and column.null_count < len(column)
+    }
+    payload = enveloped(pa.RecordBatch.from_pydict(columns))
+    return Rows(
+        rows.subjects.slice(0, 1),
+        pa.array([payload], pa.binary()),
+        headers=pa.array([_MARK], HEADERS_TYPE),
+        ids=pa.nulls(1, pa.string()) if rows.ids is None or rows.ids.null_count else _id_of(rows.ids),
+        counts=pa.array([len(rows)], pa.int64()),
+    )
+
+
+def _id_of(ids: pa.Array[str]) -> pa.Array[str]:
+    """The message id of an envelope: a hash of the ids of its rows."""
+    hashes = row_hashes(ids, ids.cast(pa.binary()), None, None)
+    return as_ids(hashes.sum(axis=0, dtype=np.uint64, keepdims=True))
+
+
+def _joined(messages: list[Rows]) -> Rows:
+    """All of them, in order."""
+
+    def joined(name: str, kind: pa.DataType) -> pa.Array:
+        columns = [getattr(rows, name) for rows in messages]
+        missing = pa.scalar(1 if name == "counts" else None, kind)
+        return pa.concat_arrays(
+            [
+                pa.repeat(missing, len(rows)) if column is None else column.cast(kind)
+                for rows, column in zip(messages, columns, strict=True)
+            ]
+        )
+
+    return Rows(
+        joined("subjects", pa.string()),
+        joined("values", pa.binary()),
+        joined("keys", pa.binary()),
+        joined("headers", HEADERS_TYPE),
+        joined("ids", pa.string()),
+        joined("counts", pa.int64()),
+    )
