@@ -30,18 +30,18 @@ def extent(segments: Sequence[Segment], start: int, end: int, max_bytes: int | N
         start, end: within the log.
     """
     size_bytes = 0
-    for segment, base_offset, end_offset in _overlapping(segments, start, end):
+    for segment, base_offset, end_offset in overlapping(segments, start, end):
         low, high = max(start, base_offset), min(end, end_offset)
         whole = low == base_offset and high == end_offset
-        piece_bytes = segment.size_bytes if whole else _bytes_between(segment.index, low, high)
+        piece_bytes = segment.size_bytes if whole else bytes_between(segment.index, low, high)
         if max_bytes is not None and size_bytes + piece_bytes > max_bytes:
             reached = max(_reach(segment.index, low, high, max_bytes - size_bytes), start + 1)
-            return Extent(start, reached, size_bytes + _bytes_between(segment.index, low, reached))
+            return Extent(start, reached, size_bytes + bytes_between(segment.index, low, reached))
         size_bytes += piece_bytes
     return Extent(start, end, size_bytes)
 
 
-def _overlapping(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+def overlapping(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int, int]]:
     """Segments that have a part of the range, with the offsets they cover. A segment ends where the next one begins:
     reading the end of each would read the footers of all.
     """
@@ -51,15 +51,16 @@ def _overlapping(segments: Sequence[Segment], start: int, end: int) -> Iterator[
         yield segments[at], bases[at], end_offset
 
 
-def _bytes_between(index: BatchIndex, start: int, end: int) -> int:
-    if len(index) == 0:
-        return 0
-    return max(0, _position_of(index, end) - _position_of(index, start))
+def bytes_between(index: BatchIndex, start: int, end: int) -> int:
+    """About how many bytes of a segment `[start, end)` takes; offsets that it lacks take none."""
+    return max(0, position_of(index, end) - position_of(index, start))
 
 
-def _position_of(index: BatchIndex, offset: int) -> int:
+def position_of(index: BatchIndex, offset: int) -> int:
     """Where this offset lies in the file, a batch being as if its rows were equally long."""
     at = index.first_covering(offset)
+    if len(index) == 0:
+        return 0
     if at == len(index):
         return index.positions[-1] + index.lengths[-1]
     base, end = index.base_offsets[at], index.end_offsets[at]
@@ -68,11 +69,11 @@ def _position_of(index: BatchIndex, offset: int) -> int:
 
 def _reach(index: BatchIndex, start: int, end: int, room_bytes: int) -> int:
     """The offset that `room_bytes` from `start` on lead to."""
-    limit = _position_of(index, start) + room_bytes
+    limit = position_of(index, start) + room_bytes
     low, high = start, end
     while low < high:  # the last offset whose position is within the limit
         middle = (low + high + 1) // 2
-        if _position_of(index, middle) <= limit:
+        if position_of(index, middle) <= limit:
             low = middle
         else:
             high = middle - 1

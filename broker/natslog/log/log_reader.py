@@ -18,12 +18,12 @@ from natslog.arrow import ipc
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain, damage_error
-from natslog.log.extent import Extent, extent
+from natslog.log.extent import Extent, bytes_between, extent, overlapping
 from natslog.log.lag import Lag, lag_at
 from natslog.log.read_plan import FileRange, ReadPlan
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_batch
-from natslog.log.splits import Run, cut_into_splits
+from natslog.log.splits import Stretch, cut_into_splits
 from natslog.model import Split
 
 _INDEXES_KEPT = 64
@@ -213,37 +213,31 @@ class LogReader:
             OffsetOutOfRange: either is not in the log.
         """
         self._check_range(start, end)
-        runs = self._runs(start, end) if start < end else []
-        return cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
+
+        def cut(segments: list[Segment]) -> list[Split]:
+            stretches = [self._stretch(*one, start, end) for one in overlapping(segments, start, end)]
+            stretches = [one for one in stretches if one.start < one.end]
+            if not stretches or stretches[0].start > start:  # the first segments are lost
+                upto = stretches[0].start if stretches else end
+                stretches.insert(0, Stretch(start, upto, 0, BatchIndex))
+            return cut_into_splits(stretches, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
+
+        return self._chain.on_snapshot(cut) if start < end else []
+
+    def _stretch(self, segment: Segment, base_offset: int, end_offset: int, start: int, end: int) -> Stretch:
+        """The part of a segment in `[start, end)`. Only for the outer two segments of a range, the index is needed."""
+
+        def index() -> BatchIndex:
+            if isinstance(segment, SealedSegment) and not segment.has_index:
+                self._forget_others(segment)
+            return segment.index
+
+        low, high = max(start, base_offset), min(end, end_offset)
+        is_whole = low == base_offset and high == end_offset
+        return Stretch(low, high, segment.size_bytes if is_whole else bytes_between(index(), low, high), index)
 
     def _check_range(self, start: int, end: int) -> None:
         self._check_in_log(start)
         if start > end:
             raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
         self._check_in_log(end)
-
-    def _runs(self, start: int, end: int) -> list[Run]:
-        """(start, end, bytes) of every batch in the range, the outer ones clipped in proportion.
-
-        A quarantined hole is a run of no bytes: reading it raises the error.
-        """
-        return self._chain.on_snapshot(lambda segments: self._runs_of(segments, start, end))
-
-    @staticmethod
-    def _runs_of(segments: list[Segment], start: int, end: int) -> list[Run]:
-        segments = [segment for segment in segments if segment.base_offset < end]
-        starts = [segment.base_offset for segment in segments]
-        indexes = [segment.index for segment in segments[max(0, bisect_right(starts, start) - 1) :]]
-        runs: list[Run] = []
-        covered = start
-        for index in indexes:
-            for at in range(index.first_covering(start), len(index)):
-                base, upto, length = index.base_offsets[at], index.end_offsets[at], index.lengths[at]
-                if base >= end:
-                    break
-                low, high = max(base, start), min(upto, end)
-                if low > covered:
-                    runs.append((covered, low, 0))
-                runs.append((low, high, length * (high - low) // (upto - base)))
-                covered = high
-        return [*runs, (covered, end, 0)] if covered < end else runs

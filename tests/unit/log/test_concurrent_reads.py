@@ -23,7 +23,7 @@ SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
 
 def splits(reader: LogReader) -> object:
-    return reader.splits(0, 60, max_bytes=None, max_rows=None, min_splits=4)
+    return reader.splits(1, 60, max_bytes=None, max_rows=None, min_splits=4)
 
 
 def extent(reader: LogReader) -> object:

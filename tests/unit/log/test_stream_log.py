@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
@@ -282,40 +280,6 @@ def test_offset_at_finds_the_first_message_not_older(log_folder: Path) -> None:
         assert log.reader.offset_at(1_000_000 + commit) == (5 * commit, 1_000_000 + commit)
     assert log.reader.offset_at(0)[0] == 0
     assert log.reader.offset_at(2_000_000) == (200, None)
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    data=st.data(),
-    lengths=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 10_000)), min_size=1, max_size=30),
-    min_splits=st.integers(1, 20),
-    max_rows=st.none() | st.integers(1, 100),
-    max_bytes=st.none() | st.integers(1, 20_000),
-)
-def test_splits_cover_the_range_once_and_obey_their_limits(
-    data: st.DataObject,
-    lengths: list[tuple[int, int]],
-    min_splits: int,
-    max_rows: int | None,
-    max_bytes: int | None,
-) -> None:
-    from natslog.log.splits import cut_into_splits
-
-    runs, offset = [], 0
-    for count, size in lengths:
-        runs.append((offset, offset + count, size))
-        offset += count
-    splits = cut_into_splits(runs, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
-    assert splits[0].start == 0
-    assert splits[-1].end == offset
-    assert all(left.end == right.start for left, right in zip(splits, splits[1:], strict=False))
-    assert all(split.rows == split.end - split.start > 0 for split in splits)
-    if max_rows is not None:
-        assert max(split.rows for split in splits) <= max_rows
-    if max_bytes is not None:
-        sizes = {start: size for start, _, size in runs}
-        assert all(split.bytes <= 1.5 * max_bytes + max(sizes.values()) for split in splits)
-    assert len(splits) >= min(min_splits, offset)
 
 
 # ---- a disk that fails ----
