@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pytest
 
+from natslog.client.appending import PartUploader
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 IDLE_BYTES = 150_000_000
@@ -40,3 +46,38 @@ def test_stream_keeps_one_file_open(own: Path) -> None:
             publish_acked(nats.url, f"s.{at}", [b"x"])
             assert all_values(client, f"s{at}") == [b"x"]
         eventually(lambda: process.num_fds() == before + 49, what="what reading and publishing opened is closed")
+
+
+READER_BYTES = 250 * 1024 * 1024
+
+READER = """
+import json, re, sys
+from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.reader import BatchReader
+from pyspark_natslog.source.schema import spark_schema
+
+options = SourceOptions.parse({"servers": sys.argv[1], "stream": "orders", "minPartitions": "1"}, streaming=False)
+reader = BatchReader(options, spark_schema(options.selected_columns()))
+rows = sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task))
+peak_kib = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read()).group(1)
+print(json.dumps([rows, int(peak_kib) * 1024]))
+"""
+
+
+@pytest.mark.long
+def test_task_that_reads_compressed_batches_takes_less_than_250_mib(own: Path) -> None:
+    """600 MB of rows in less than 1 MB of stored batches: brokers and the client limit what is decoded at once."""
+    rows = pa.RecordBatch.from_pydict({"value": [b"x" * 1000] * 20_000})
+    with running(own, segment_bytes="256MiB") as (_, broker), broker.client() as client:
+        client.create_stream("orders", "orders", compression="zstd")
+        for number in range(1, 11):
+            parts = PartUploader(client, "orders", "test", number, subject="orders")
+            for _ in range(3):
+                parts.add(rows)
+            client.commit_append("orders", "test", number, parts.finish())
+        client.roll("orders")
+        eventually(lambda: client.stream("orders")["bytes"] < 20_000_000, what="it is sealed and compressed")
+        done = subprocess.run([sys.executable, "-c", READER, broker.url], capture_output=True, text=True, check=True)
+    count, taken = json.loads(done.stdout)
+    assert count == 600_000
+    assert taken < READER_BYTES, f"{taken / 2**20:.0f} MiB"

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 
@@ -28,5 +27,7 @@ COLUMNS = tuple(MESSAGE_SCHEMA.names)
 
 def rows_of_items(lists: pa.Array[Any]) -> npt.NDArray[np.int64]:
     """The row of each item of `lists.flatten()`. (`pc.list_parent_indices` counts what lies under null lists too.)"""
+    import pyarrow.compute as pc  # takes long to import, and most readers do not need it
+
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)

@@ -6,6 +6,6 @@
 """
 
 from natslog.client.asking import ClientOptions, leader_epochs, parse_servers
-from natslog.client.client import FETCH_BYTES, Fetched, NatslogClient
+from natslog.client.client import FETCH_BYTES, Fetched, NatslogClient, SplitRange
 
-__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "leader_epochs", "parse_servers"]
+__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "SplitRange", "leader_epochs", "parse_servers"]

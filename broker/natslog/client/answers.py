@@ -12,33 +12,81 @@ Source: Arrow documentation, "Security considerations": data from elsewhere is v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import urllib3
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import BatchHeader
 from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
-from natslog.arrow.schema import COLUMNS
+from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
 
 _MOST_DIGITS = 19
+_ALL_BYTES = 2**62
 _LAST_US = 253_402_300_799_999_999  # the last one of the year 9999
 _ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, IndexError, KeyError, OverflowError, OSError, MemoryError)
 
 
+Message: TypeAlias = tuple[BatchHeader | ProjectedHeader, memoryview]
+"""A stored batch, or columns of one, validated by its CRCs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One response to a fetch: rows within the requested range, and the offset of the next request."""
+    """One response to a fetch: rows within the requested range, and the offset of the next request.
+
+    `rest`: what follows in the same response, validated and not decoded yet.
+    """
 
     batches: list[pa.RecordBatch]
     next_offset: int
     high_watermark: int
     log_start_offset: int
     stream_id: str
+    rest: Rest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Stored batches up to the offset `end`, perhaps compressed; `last` is what was decoded before them."""
+
+    messages: Sequence[Message]
+    schema: pa.Schema
+    asked: Asked
+    end: int
+    last: Fetched
+
+    def decoded(self, max_bytes: int) -> Fetched:
+        """The next part.
+
+        Args:
+            max_bytes: of decoded rows; it is exceeded by one batch at most.
+
+        Raises:
+            CorruptAnswer: the rows cannot be read.
+        """
+        batches: list[pa.RecordBatch] = []
+        covered, size_bytes, count = self.last.next_offset, 0, 0
+        with _corrupt_if_unreadable(self.asked):
+            for header, message in self.messages:
+                if batches and size_bytes >= max_bytes:
+                    break
+                batch = ipc.decode_batch(message, self.schema)
+                rows = _within(header, self.asked, covered, self.end)
+                if batch.num_rows != header.rows:
+                    source = f"stream {self.asked.stream!r}"
+                    raise CorruptAnswer(f"{source}: the batch at {header.base_offset} does not match its header")
+                size_bytes, count = size_bytes + batch.nbytes, count + 1
+                batches.append(batch[rows])
+                covered = header.base_offset + rows.stop
+        left = self.messages[count:]
+        part = replace(self.last, batches=batches, next_offset=covered if left else self.end, rest=None)
+        return replace(part, rest=replace(self, messages=left, last=part)) if left else part
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +121,11 @@ def number_of(headers: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
+def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked, max_bytes: int | None = None) -> Fetched:
     """The rows of an answer.
+
+    Args:
+        max_bytes: of decoded rows; the others are in `rest`. None: all are decoded.
 
     Raises:
         CorruptLog: a CRC does not hold. CorruptAnswer: rows or headers are not those requested.
@@ -85,21 +136,33 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> Fetched:
     next_offset = _required(headers, "Natslog-Next-Offset")
     if asked.end is not None and next_offset > max(asked.start, asked.end):
         raise CorruptAnswer(f"stream {asked.stream!r}: the response ends at {next_offset}, beyond {asked.end}")
-    try:
-        read = _READERS.get(headers.get("Natslog-Batches", ""), _exact_rows)
-        batches = read(response.data, asked, next_offset)
-    except _ARROW_ERRORS as error:
-        raise CorruptAnswer(
-            f"stream {asked.stream!r}: the rows of the response cannot be read ({_first_line(error)}): check that "
-            "the URL is that of a natslog broker. The request is repeated at another broker if there is one"
-        ) from error
-    return Fetched(
-        batches,
+    answer = Fetched(
+        [],
         next_offset,
         _required(headers, "Natslog-High-Watermark"),
         _required(headers, "Natslog-Log-Start-Offset"),
         headers.get("Natslog-Stream-Id", ""),
     )
+    with _corrupt_if_unreadable(asked):
+        read = _READERS.get(headers.get("Natslog-Batches", ""))
+        if read is None:
+            return replace(answer, batches=_exact_rows(response.data, asked, next_offset))
+        schema, messages = read(response.data, asked)
+        checked = _checked(messages, asked, next_offset)
+    start = replace(answer, next_offset=asked.start)
+    return Rest(checked, schema, asked, next_offset, start).decoded(_ALL_BYTES if max_bytes is None else max_bytes)
+
+
+@contextmanager
+def _corrupt_if_unreadable(asked: Asked) -> Iterator[None]:
+    """Raises CorruptAnswer in place of Arrow's errors."""
+    try:
+        yield
+    except _ARROW_ERRORS as error:
+        raise CorruptAnswer(
+            f"stream {asked.stream!r}: the rows of the response cannot be read ({_first_line(error)}): check that "
+            "the URL is that of a natslog broker. The request is repeated at another broker if there is one"
+        ) from error
 
 
 def _required(headers: Mapping[str, str], name: str) -> int:
@@ -112,36 +175,27 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _whole_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
-    """The batches without rows outside of the range; no data is copied."""
-    source = f"stream {asked.stream!r}"
-    batches, covered = [], asked.start
-    for header, message in ipc.split_messages(data, source=source):
-        rows = _within(header, asked, covered, end)
-        batch = ipc.decode_batch(message)
-        if batch.num_rows != header.rows:
-            raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} does not match its header")
-        batches.append(batch[rows])
-        covered = header.base_offset + rows.stop
-    _check_covered(asked, covered, end)
-    return batches
+def _whole_messages(data: bytes, asked: Asked) -> tuple[pa.Schema, Iterator[Message]]:
+    """The stored batches, each validated by its CRC; no data is copied."""
+    return MESSAGE_SCHEMA, ipc.split_messages(data, source=f"stream {asked.stream!r}")
 
 
-def _rows_of_columns(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
-    """As `_whole_rows`, of columns of stored batches."""
+def _columns_of_messages(data: bytes, asked: Asked) -> tuple[pa.Schema, Iterator[Message]]:
+    """The same, of columns of stored batches."""
     source, columns = f"stream {asked.stream!r}", asked.columns
     if columns is None or not pa.ipc.read_schema(pa.py_buffer(data)).equals(asked.schema):
         raise CorruptAnswer(f"{source}: the response does not have the requested columns")
-    batches, covered = [], asked.start
-    for header, message in split_projected(data, columns, source=source):
-        rows = _within(header, asked, covered, end)
-        batch = ipc.decode_batch(message, asked.schema)
-        if batch.num_rows != header.rows:
-            raise CorruptAnswer(f"{source}: the batch at offset {header.base_offset} does not match its header")
-        batches.append(batch[rows])
-        covered = header.base_offset + rows.stop
+    return asked.schema, split_projected(data, columns, source=source)
+
+
+def _checked(messages: Iterable[Message], asked: Asked, end: int) -> list[Message]:
+    """All of them, if they have together what was asked for. Raises CorruptLog, CorruptAnswer."""
+    found, covered = [], asked.start
+    for header, message in messages:
+        covered = header.base_offset + _within(header, asked, covered, end).stop
+        found.append((header, message))
     _check_covered(asked, covered, end)
-    return batches
+    return found
 
 
 def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, end: int) -> slice:
@@ -198,6 +252,8 @@ def _check_nulls(batch: pa.RecordBatch, asked: Asked) -> None:
 def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
     """Raises CorruptAnswer: a timestamp is outside of the range of Python and Spark."""
     if "timestamp" in batch.schema.names and batch.num_rows:
+        import pyarrow.compute as pc  # takes long to import, and stored batches do not need it
+
         bounds = pc.min_max(batch.column("timestamp").cast(pa.int64())).as_py()
         if bounds["min"] < 0 or bounds["max"] > _LAST_US:
             raise CorruptAnswer(
@@ -211,6 +267,8 @@ def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) 
         return covered
     offsets = batch.column("offset")
     first, last = offsets[0].as_py(), offsets[-1].as_py()
+    import pyarrow.compute as pc
+
     ascend = pc.all(pc.less(offsets[:-1], offsets[1:]), min_count=0).as_py()
     if not (covered <= first and last < end and ascend):
         raise CorruptAnswer(
@@ -219,5 +277,5 @@ def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) 
     return int(last) + 1
 
 
-_READERS = {"whole": _whole_rows, "columns": _rows_of_columns}
+_READERS = {"whole": _whole_messages, "columns": _columns_of_messages}
 """By the response header `Natslog-Batches`; any other response is read by `_exact_rows`."""

@@ -23,13 +23,23 @@ import msgspec
 import pyarrow as pa
 import urllib3
 
-from natslog.client.answers import Asked, Fetched, number_of, rows_of
+from natslog.client.answers import Asked, Fetched, Rest, number_of, rows_of
 from natslog.client.appending import AppendAsker
 from natslog.client.asking import ClientOptions, Facts, leader_epochs, parse_servers
+from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
 from natslog.client.streams import StreamCalls, stream_path
-from natslog.errors import CorruptAnswer, CorruptLog, NatslogError, NotLeader, OffsetOutOfRange, StreamRecreated
+from natslog.errors import (
+    CorruptAnswer,
+    CorruptLog,
+    NatslogError,
+    NotFound,
+    NotLeader,
+    OffsetOutOfRange,
+    PayloadTooLarge,
+    StreamRecreated,
+)
 from natslog.model import Split
 
 __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
@@ -46,6 +56,27 @@ _READY_WITHIN_S = 5.0
 class _Found(msgspec.Struct):
     offset: int
     timestamp: str | None
+
+
+class SplitRange(msgspec.Struct, frozen=True):
+    """Offsets `[start, end)` of the stream with this id, to be cut into at least `min_splits` parts."""
+
+    stream: str
+    id: str
+    start: int
+    end: int
+    min_splits: int = 1
+
+
+class _SplitsOfSeveral(msgspec.Struct):
+    splits: dict[str, list[Split]]
+    elsewhere: dict[str, list[str]]
+
+
+def _covers(splits: Sequence[Split], whole: SplitRange) -> bool:
+    edges = [whole.start, *(split.end for split in splits)]
+    follows = all(split.start == start < split.end for start, split in zip(edges, splits, strict=False))
+    return follows and edges[-1] == whole.end
 
 
 class _Extent(msgspec.Struct):
@@ -123,6 +154,44 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         query |= {"min_splits": min_splits, "read_from": read_from, "rack": rack}
         return self._json("GET", stream_path(name) + "/splits", list[Split], query=query)
 
+    def splits_of_several(
+        self,
+        ranges: Sequence[SplitRange],
+        *,
+        max_bytes: int | None = None,
+        max_rows: int | None = None,
+        read_from: str | None = None,
+        rack: str | None = None,
+    ) -> dict[str, list[Split]]:
+        """Committed ranges of several streams cut for parallel readers, with one request for each broker that has some
+        of them. Those that no broker can cut now are omitted, and all are with brokers of 0.1.0: `splits` says why.
+
+        Args:
+            ranges: at most one of each stream.
+
+        Raises:
+            BrokerUnavailable.
+        """
+        limits = {"max_bytes": max_bytes, "max_rows": max_rows, "read_from": read_from, "rack": rack}
+        limits = {name: value for name, value in limits.items() if value is not None}
+        wanted = {one.stream: one for one in ranges}
+        found: dict[str, list[Split]] = {}
+        asked, urls = set[str](), [""]
+        while wanted and urls:
+            url = urls.pop()
+            asked.add(url)
+            body = limits | {"ranges": list(map(msgspec.to_builtins, wanted.values()))}
+            try:
+                answer = self._json("POST", "/v1/splits", _SplitsOfSeveral, body=body, prefer=[url] if url else [])
+            except (NotFound, PayloadTooLarge):
+                break
+            for name, splits in answer.splits.items():
+                if name in wanted and _covers(splits, wanted[name]):
+                    found[name] = splits
+                    del wanted[name]
+            urls = [other for other in answer.elsewhere if other not in asked and origin_of(other) is not None] + urls
+        return found
+
     def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
         """The approximate stored size of `[start, end)`; with `max_bytes`, the beginning of the range that has this
         size, at least one row.
@@ -181,13 +250,15 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         columns: Sequence[str] | None = None,
         prefer: Sequence[str] = (),
         expected_id: str | None = None,
+        max_decoded_bytes: int | None = None,
     ) -> Fetched:
-        """One answer: rows of `[start, end)` from `start` on, at most about `max_bytes`.
+        """One answer: rows of `[start, end)` from `start` on, at most about `max_bytes` as they are stored.
 
         Args:
             wait_ms: wait so long for new messages where `start` is the high watermark.
             subject: NATS wildcard, applied at the broker. `columns`: projection, likewise.
             prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
+            max_decoded_bytes: stored batches may be compressed; more of them than this are left in `rest`.
 
         Raises:
             OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable. CorruptAnswer: the
@@ -207,9 +278,9 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         ask = partial(self._ask, "GET", path, query=query, headers=_WHOLE_BATCHES, timeout_s=timeout_s, judge=judge)
         asked = Asked(name, start, end, columns, is_filtered=subject is not None)
         try:
-            answer = rows_of(ask(prefer=prefer), asked)
+            answer = rows_of(ask(prefer=prefer), asked, max_decoded_bytes)
         except (CorruptLog, CorruptAnswer):  # damaged on the network, or by that broker: another one shows which
-            answer = rows_of(ask(prefer=[*prefer[1:], *self.servers]), asked)
+            answer = rows_of(ask(prefer=[*prefer[1:], *self.servers]), asked, max_decoded_bytes)
         if expected_id is not None and answer.stream_id != expected_id:
             raise StreamRecreated(
                 f"stream {name!r} was deleted and created again (id {answer.stream_id}, not {expected_id}): offsets "
@@ -246,7 +317,8 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
     ) -> Iterator[pa.RecordBatch]:
         """All rows of `[start, end)`, batch by batch; from the log start and to the present high watermark by default.
 
-        While the caller works on one answer, the next one is fetched: two of `FETCH_BYTES` are in memory.
+        While the caller works on one part of about `FETCH_BYTES`, the next one is fetched or decoded: two parts are in
+        memory, and two answers of `FETCH_BYTES` as they are stored.
 
         Raises:
             As `fetch`.
@@ -262,7 +334,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
             yield from fetched.batches
 
     def answers(self, name: str, start: int, end: int, **asked: Any) -> Iterator[Fetched]:
-        """The same, answer by answer: each says where the next one begins.
+        """The same, part by part: each says where the next one begins.
 
         Args:
             asked: as for `fetch`.
@@ -270,7 +342,7 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
         Raises:
             As `fetch`.
         """
-        fetch = partial(self.fetch, name, end=end, **asked)
+        fetch = partial(self.fetch, name, end=end, max_decoded_bytes=FETCH_BYTES, **asked)
         coming = _in_background(partial(fetch, start)) if start < end else None
         while coming is not None:
             fetched, coming = coming.result(), None
@@ -283,8 +355,18 @@ class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
                 )
             start = fetched.next_offset
             if start < end:
-                coming = _in_background(partial(fetch, start))
+                coming = _in_background(partial(_next_part, fetched.rest, partial(fetch, start)))
             yield fetched
+
+
+def _next_part(rest: Rest | None, fetch: Callable[[], Fetched]) -> Fetched:
+    """From the rest of the last answer, or from another one if there is none, or if it cannot be decoded."""
+    if rest is None:
+        return fetch()
+    try:
+        return rest.decoded(FETCH_BYTES)
+    except CorruptAnswer:
+        return fetch()
 
 
 def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import urllib3
 
 from natslog.client.asking import Asker, Facts, converted, decoded, in_path, leader_epochs
-from natslog.errors import BrokerUnavailable, MetadataUnavailable, NatslogError, from_json
+from natslog.errors import (
+    BrokerUnavailable,
+    MetadataUnavailable,
+    NatslogError,
+    NotFound,
+    PayloadTooLarge,
+    StreamNotFound,
+    from_json,
+)
+
+_WITHOUT_POSITIONS_S = 60.0
+_without_positions_until_s: dict[tuple[str, ...], float] = {}
+"""Servers that do not have the call, and the time from which it is tried again. Shared by all clients in this
+process.
+"""
 
 
 class StreamCalls(Asker):
@@ -37,7 +54,48 @@ class StreamCalls(Asker):
         query = {"pattern": pattern, "group": group, "subject": subject}
         judge = _unless_current if current else _as_it_is
         listed = list(map(_checked, self._json("GET", "/v1/streams", list[Facts], query=query, judge=judge)))
-        return [body if leader_epochs.outdated(body) is None else _without_position(body) for body in listed]
+        return list(map(_newer_only, listed))
+
+    def positions(
+        self,
+        *,
+        names: Sequence[str] | None = None,
+        pattern: str | None = None,
+        group: str | None = None,
+        seen: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+        wait_ms: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Selected streams that exist, by name: `name`, `id`, `leader_epoch`, and `log_start_offset` and
+        `high_watermark` where the leader states them. One request, from a broker that has received all changes.
+
+        Args:
+            names: of streams; or those whose names match the glob `pattern`, or those of a group.
+            seen: id and high watermark of each stream, as the caller has them.
+            wait_ms: wait so long until one of them differs. Brokers of 0.1.0 do not wait.
+
+        Raises:
+            BrokerUnavailable.
+        """
+        if time.monotonic() >= _without_positions_until_s.get(self.servers, 0.0):
+            given = {"streams": names, "pattern": pattern, "group": group}
+            body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+            if wait_ms:
+                body |= {"seen": seen, "wait_ms": wait_ms}
+            timeout_s = self.options.timeout_s + wait_ms / 1000
+            try:
+                listed = self._json(
+                    "POST", "/v1/positions", list[Facts], body=body, judge=_unless_current, timeout_s=timeout_s
+                )
+                return [_newer_only(_checked(one)) for one in listed]
+            except (NotFound, PayloadTooLarge):  # the broker is of version 0.1.0, or the names are too many
+                _without_positions_until_s[self.servers] = time.monotonic() + _WITHOUT_POSITIONS_S
+        if names is None:
+            return self.streams(pattern=pattern, group=group, current=True)
+        found = []
+        for name in names:
+            with contextlib.suppress(StreamNotFound):  # it is omitted
+                found.append(self.position(name))
+        return found
 
     def stream(self, name: str) -> dict[str, Any]:
         """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).
@@ -153,6 +211,11 @@ def _unless_current(response: urllib3.BaseHTTPResponse) -> NatslogError | None:
     if response.headers.get("Natslog-Current") != "false":
         return None
     return MetadataUnavailable("the broker has no session with the metadata leader: its list may be outdated")
+
+
+def _newer_only(body: Facts) -> Facts:
+    """Without the position if a newer leader is known than the one that stated it."""
+    return body if leader_epochs.outdated(body) is None else _without_position(body)
 
 
 def _without_position(body: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
-from natslog.errors import OffsetOutOfRange
+from natslog.errors import NotFound, OffsetOutOfRange
 
 ID = "ab" * 16
 
@@ -41,7 +41,7 @@ def serving() -> Iterator[Callable[[Answers], str]]:
                     call = self.path.split("?")[0].split("/")[-1]
                     answers.seen.append((call, {name.lower(): value for name, value in self.headers.items()}))
                     self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                    status, body, headers = answers.calls.get(call, (404, {}, {}))
+                    status, body, headers = answers.calls.get(call, (404, NotFound("no such path").to_json(), {}))
                     self.send_response(status)
                     for name, value in headers.items():
                         self.send_header(name, value)

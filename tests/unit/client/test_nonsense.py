@@ -10,6 +10,7 @@ import pytest
 
 from natslog.client import ClientOptions, NatslogClient, asking
 from natslog.client.appending import PartUploader
+from natslog.client.client import SplitRange
 from natslog.errors import BrokerUnavailable, ConfigError, InvalidRequest, NatslogError
 from natslog.model import PartReceipt
 from tests.unit.client.answering import ID, Answers, empty_table, leader, serving
@@ -18,6 +19,8 @@ CALLS: dict[str, Callable[[NatslogClient], Any]] = {
     "cluster": lambda client: client.cluster(),
     "streams": lambda client: client.streams(current=True),
     "stream": lambda client: client.stream("orders"),
+    "positions": lambda client: client.positions(names=["orders"]),
+    "splits of several": lambda client: client.splits_of_several([SplitRange("orders", ID, 0, 10)]),
     "position": lambda client: client.position("orders"),
     "newest": lambda client: client.newest_position("orders"),
     "create": lambda client: client.create_stream("orders", "orders.>"),
