@@ -16,7 +16,7 @@ from aiohttp.web import RouteDef
 
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
-from natslog.http import appends, cluster, cursors, messages, status, streams
+from natslog.http import appends, cluster, cursors, many_streams, messages, status, streams
 from natslog.nats_server import NatsServer
 from natslog.node.peers.handshake import LINK_PATH
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, stream_folder
@@ -296,7 +296,7 @@ def test_health_cluster_and_metrics(broker: BrokerProcess, client: NatslogClient
 
 def test_openapi_names_every_route(broker: BrokerProcess) -> None:
     described = ask(broker, "GET", "/openapi.json").json()["paths"]
-    apis = (streams, messages, appends, cursors, cluster, status)
+    apis = (streams, many_streams, messages, appends, cursors, cluster, status)
     routes = {(route.path, route.method) for api in apis for route in api.routes if isinstance(route, RouteDef)}
     known = {(path, method.upper()) for path, methods in described.items() for method in methods}
     assert known == {one for one in routes if one[0] != LINK_PATH}

@@ -234,7 +234,7 @@ def test_available_now_ends_though_a_stream_was_created_again(
 
 
 def tasks_of(broker: BrokerProcess, cores: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Task]:
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("pyspark_natslog.source.reader.default_parallelism", lambda: cores)
     parsed = SourceOptions.parse({"servers": broker.url} | options, streaming=False)
     reader = BatchReader(parsed, spark_schema(parsed.selected_columns()))
     tasks = list(reader.partitions())
@@ -254,7 +254,7 @@ def test_a_batch_that_is_repeated_has_the_same_tasks_whatever_has_changed(
     end = json.loads(json.dumps(take(reader, start)))
     planned = reader.partitions(start, end)
     assert (len(planned) > 1) == bool(first)
-    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    monkeypatch.setattr("pyspark_natslog.source.stream_reader.default_parallelism", lambda: 9)
     for later in ({"minPartitions": "3"}, {"minPartitions": "40"}, {"maxBytesPerPartition": "1000"}):
         again = reader_of(broker, streamPattern=f"{family}-*", **later)
         repeated = again.partitions(start, end)

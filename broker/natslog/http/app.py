@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections import Counter
 
 from aiohttp import web
 
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
-from natslog.http import appends, cluster, cursors, messages, openapi, status, streams
+from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, status, streams
 from natslog.http.answers import Answers
 from natslog.http.bodies import BODIES, Bodies
-from natslog.http.connections import MOST_CONNECTIONS, Connection, Connections, count_requests, raise_file_limit
+from natslog.http.connections import (
+    MOST_CONNECTIONS,
+    REQUESTS,
+    Connection,
+    Connections,
+    count_requests,
+    raise_file_limit,
+)
 from natslog.http.context import ANSWERS, BROKER
 from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
 from natslog.http.polls import POLLS, Polls
@@ -31,13 +39,15 @@ _ACCEPTED_AT_ONCE = 32
 
 def make_app(broker: Broker) -> web.Application:
     app = web.Application(middlewares=[count_requests, errors_as_json, plain_bodies_only])
-    app[BODIES], app[SCRAPES] = Bodies(), Scrapes(broker)
+    requests: Counter[str] = Counter()
+    app[BODIES], app[REQUESTS], app[SCRAPES] = Bodies(), requests, Scrapes(broker, requests)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(
         [
             *streams.routes,
+            *many_streams.routes,
             *cursors.routes,
             *messages.routes,
             *appends.routes,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -23,6 +24,9 @@ from natslog.http.errors_as_json import error_response
 from natslog.node.peers.handshake import LINK_PATH
 
 logger = logging.getLogger("natslog.http")
+
+REQUESTS: web.AppKey[Counter[str]] = web.AppKey("requests", Counter)
+"""How many requests were received, by the path of the API."""
 
 MOST_CONNECTIONS = 8192
 ALWAYS_ANSWERED = frozenset({LINK_PATH, "/healthz", "/readyz", "/metrics"})
@@ -148,7 +152,7 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def count_requests(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Tracks which connections are idle. Refuses requests on connections that exceed the limit."""
+    """Counts requests, and tracks which connections are idle. Refuses requests on connections that exceed the limit."""
     connection = request.protocol
     assert isinstance(connection, Connection), "the server makes no others"
     connections = connection._connections
@@ -159,6 +163,8 @@ async def count_requests(request: web.Request, handler: Any) -> web.StreamRespon
         response.force_close()
         return response
     connections.begun(connection)
+    found = request.match_info.route.resource
+    request.app[REQUESTS]["unknown" if found is None else found.canonical] += 1
     try:
         answer: web.StreamResponse = await handler(request)
         return answer

@@ -118,6 +118,23 @@ _PATHS = {
             _parameter("cursor", "instead of offset: the position of this consumer's cursor"),
         )
     },
+    "/v1/positions": {
+        "post": _call(
+            "Positions of several streams (all without `streams`, `pattern` and `group`). With `seen` (id and high "
+            "watermark of each) and `wait_ms`: waits until one of them differs. Header Natslog-Current as for the list "
+            "of streams",
+            "200",
+            body="AskedPositions",
+        )
+    },
+    "/v1/splits": {
+        "post": _call(
+            "Committed ranges of several streams divided into splits: `splits` by stream; `elsewhere`: streams "
+            "without a replica here, by the URL of their leader",
+            "200",
+            body="AskedSplits",
+        )
+    },
     "/v1/lags": {"post": _call("The lag of an offset in each of several streams", "200", body="Positions")},
     "/v1/cursors": {
         "get": _call(
@@ -213,6 +230,43 @@ _ERROR_FIELDS = {"code": {"type": "string"}, "message": {"type": "string"}, "ret
 _SCHEMAS = {
     "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}}},
     "Positions": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+    "AskedPositions": {
+        "type": "object",
+        "properties": {
+            "streams": {"type": "array", "items": {"type": "string"}},
+            "pattern": {"type": "string"},
+            "group": {"type": "string"},
+            "seen": {
+                "type": "object",
+                "additionalProperties": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
+            },
+            "wait_ms": {"type": "integer", "minimum": 0, "maximum": 60000},
+        },
+    },
+    "AskedSplits": {
+        "type": "object",
+        "required": ["ranges"],
+        "properties": {
+            "ranges": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["stream", "id", "start", "end"],
+                    "properties": {
+                        "stream": {"type": "string"},
+                        "id": {"type": "string"},
+                        "start": {"type": "integer"},
+                        "end": {"type": "integer"},
+                        "min_splits": {"type": "integer", "minimum": 1},
+                    },
+                },
+            },
+            "max_bytes": {"type": "integer", "minimum": 1},
+            "max_rows": {"type": "integer", "minimum": 1},
+            "read_from": {"type": "string", "enum": ["nearest", "leader", "any"]},
+            "rack": {"type": "string"},
+        },
+    },
     "Cursor": {
         "type": "object",
         "required": ["offset"],

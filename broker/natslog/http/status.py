@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -50,11 +50,11 @@ async def readyz(request: web.Request) -> web.Response:
 class _BrokerCollector:
     """Reads the broker's counters on request, in a thread: metrics cause no work per message.
 
-    Args: `cursors`: those on streams led here, looked up before, as that may read files.
+    Args: `cursors`: those on streams led here, looked up before, as that may read files. `requests`: by path.
     """
 
-    def __init__(self, broker: Broker, cursors: Sequence[CursorLag]) -> None:
-        self._broker, self._cursor_lags = broker, cursors
+    def __init__(self, broker: Broker, cursors: Sequence[CursorLag], requests: Mapping[str, int]) -> None:
+        self._broker, self._cursor_lags, self._requests = broker, cursors, requests
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
@@ -81,6 +81,10 @@ class _BrokerCollector:
             "Bytes of staged direct appends that are not committed yet",
             value=broker.staging.staged_bytes,
         )
+        requests = CounterMetricFamily("natslog_http_requests", "HTTP requests, by path of the API", labels=["path"])
+        for path, count in self._requests.items():
+            requests.add_metric([path], count)
+        yield requests
         streams = list(broker.streams.items())
         yield from self._cluster()
         yield from self._replicas(streams)
@@ -223,8 +227,8 @@ class _BrokerCollector:
 class Scrapes:
     """The text of the metrics, made in a thread, once for all who ask while an earlier one is being made."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, requests: Mapping[str, int]) -> None:
+        self._broker, self._requests = broker, requests
         self._making = asyncio.Lock()
         self._begun_s, self._text = 0.0, b""
 
@@ -236,7 +240,7 @@ class Scrapes:
                 begun_s = time.monotonic()
                 cursors = [] if broker.stopping else await broker.lags.of_cursors_led_here()
                 registry = CollectorRegistry()
-                registry.register(_BrokerCollector(broker, cursors))
+                registry.register(_BrokerCollector(broker, cursors, dict(self._requests)))
                 ProcessCollector(registry=registry)
                 self._text = await in_thread(broker.readers, generate_latest, registry)
                 self._begun_s = begun_s

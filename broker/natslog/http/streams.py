@@ -25,7 +25,7 @@ from natslog.http.context import (
     whole,
 )
 from natslog.log import StreamLog
-from natslog.model import Offset, StreamRecord, parse_settings
+from natslog.model import Offset, Split, StreamRecord, parse_settings
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
 from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, covers
@@ -33,7 +33,7 @@ from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
 
-_MAX_SPLITS = 100_000
+MAX_SPLITS = 100_000
 READ_FROM = ("nearest", "leader", "any")
 
 
@@ -57,11 +57,17 @@ def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] |
         body |= position
     stream = broker.streams.get(record.name)
     problem = stream.problem if stream is not None else None
-    if problem is not None and stream is not None and position is None:
-        problem = stream.as_told(problem)
-    elif problem is None and position is None:
-        problem = no_leader(broker, record)
+    if position is None:
+        return body | shown_problem(broker, record)
     return body | ({"problem": problem.to_json()["error"]} if problem else {})
+
+
+def shown_problem(broker: Broker, record: StreamRecord) -> dict[str, Any]:
+    """Why the leader of a stream states no position, as `problem`."""
+    stream = broker.streams.get(record.name)
+    problem = stream.problem if stream is not None else None
+    told = stream.as_told(problem) if stream is not None and problem is not None else no_leader(broker, record)
+    return {"problem": told.to_json()["error"]}
 
 
 @routes.get("/v1/streams")
@@ -244,32 +250,36 @@ async def splits(request: web.Request) -> web.Response:
     start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
     max_rows = whole(values, "max_rows", None, low=1)
-    min_splits = whole(values, "min_splits", 1, low=1, high=_MAX_SPLITS)
-    if max_rows is not None and (end - start) // max_rows > _MAX_SPLITS:
-        raise InvalidRequest(f"max_rows {max_rows} would divide this range into more than {_MAX_SPLITS} splits")
+    min_splits = whole(values, "min_splits", 1, low=1, high=MAX_SPLITS)
+    if max_rows is not None and (end - start) // max_rows > MAX_SPLITS:
+        raise InvalidRequest(f"max_rows {max_rows} would divide this range into more than {MAX_SPLITS} splits")
     cut = await read_from_log(
         request,
         stream,
         lambda log: log.reader.splits(start, end, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits),
     )
-    urls = _replica_urls(broker, stream.record, values)
-    body = [
-        msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
-        for number, split in enumerate(cut)
-    ]
-    return stated(request, stream, body)
-
-
-def _replica_urls(broker: Broker, record: StreamRecord, values: dict[str, str]) -> tuple[tuple[str, ...], ...]:
-    """URLs of in-sync replicas in groups, the preferred group first: by default those of the client's rack.
-    Nothing where this broker does not know its own name.
-    """
     read_from = values.get("read_from", "nearest")
     if read_from not in READ_FROM:
         raise InvalidRequest(f"read_from {read_from!r} must be {', '.join(READ_FROM)}", parameter="read_from")
+    urls = replica_urls(broker, stream.record, read_from, values.get("rack"))
+    return stated(request, stream, splits_json(cut, urls))
+
+
+def splits_json(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[dict[str, Any]]:
+    """Splits as the API shows them. `urls`: of replicas, as from `replica_urls`."""
+    return [
+        msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
+        for number, split in enumerate(cut)
+    ]
+
+
+def replica_urls(broker: Broker, record: StreamRecord, read_from: str, rack: str | None) -> tuple[tuple[str, ...], ...]:
+    """URLs of in-sync replicas in groups, the preferred group first: by default those of the client's rack.
+    Nothing where this broker does not know its own name.
+    """
     if record.replicas == (broker.cluster.me,):
         return (broker.config.client_urls,)
-    rack = values.get("rack", broker.config.rack)
+    rack = broker.config.rack if rack is None else rack
     known = [broker.state.brokers[one] for one in record.isr if one in broker.state.brokers]
     first = [
         one

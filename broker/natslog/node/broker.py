@@ -40,6 +40,7 @@ from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
+from natslog.node.replicas.watching import Watching
 from natslog.node.stream_operations import StreamOperations
 from natslog.node.threads import Threads
 from natslog.node.writes.ingest_memory import IngestMemory
@@ -119,6 +120,7 @@ class Broker:
         self.operations = Operations(self.cluster)
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
+        self.watching = Watching(self.cluster, self.hosting, self.positions)
         cluster = self.cluster
         cluster.serve_fetch, cluster.transfer_leadership = self._serve_fetch, self._transfer_leadership
         cluster.unresponsive_leaders = self.hosting.unresponsive_leaders
@@ -127,6 +129,7 @@ class Broker:
         cluster.questions.answerers |= {
             "leading": self.positions.here,
             "lags": self.lags.here,
+            "watch": self.watching.here,
             "staged_part": self.staging.piece,
         }
         self.staged_copies = StagedCopies(cluster, self.staging)

@@ -60,6 +60,12 @@ class Admitter:
             self._note_turn(admitted)
         return admitted
 
+    def due_in_s(self, waiting_rows: int) -> float:
+        """How long a trigger without new rows may wait for some, if so many rows wait for a minimum already."""
+        if self._admission.min_rows is None or not waiting_rows or self._admitted_at is None:
+            return float("inf")
+        return max(0.0, self._admitted_at + self._admission.max_delay_s - time.monotonic())
+
     def _note_turn(self, admitted: Mapping[str, int]) -> None:
         self._turns += 1
         before = self._last_turn

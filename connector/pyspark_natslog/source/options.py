@@ -71,7 +71,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a range becomes tasks. `min_tasks` None: one per core, if the range is large enough."""
+    """How a range becomes tasks. `min_tasks` None: as many as run at once, if the range is large enough."""
 
     min_tasks: int | None
     max_rows: int | None

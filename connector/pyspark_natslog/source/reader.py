@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -12,8 +11,8 @@ from pyspark.sql.types import StructType
 from natslog.client import NatslogClient
 from natslog.errors import ConfigError, StreamNotFound
 from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.parallelism import default_parallelism
 from pyspark_natslog.source.positions import resolve_end, resolve_start
-from pyspark_natslog.source.range_reader import read_task
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
 from pyspark_natslog.source.splits import OffsetRange, plan_tasks
@@ -38,7 +37,7 @@ class BatchReader(DataSourceReader):
                 if name not in states:
                     raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
             ranges = [self._range(client, state) for state in states.values()]
-            return plan_tasks(client, options, ranges, os.cpu_count() or 1)
+            return plan_tasks(client, options, ranges, default_parallelism())
 
     def _range(self, client: NatslogClient, state: StreamState) -> OffsetRange:
         options = self._options
@@ -58,4 +57,6 @@ class BatchReader(DataSourceReader):
         return self._options.end.of(stream) == "latest" if last_us is None else first_us <= last_us
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from pyspark_natslog.source.range_reader import read_task  # not needed by the process that plans
+
         return read_task(self._options, self._columns, partition)

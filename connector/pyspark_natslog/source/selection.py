@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from natslog.client import NatslogClient
@@ -45,23 +45,24 @@ class Selection:
             return fnmatchcase(name, self.pattern)
         return self.group is not None or name in self.names
 
-    def states(self, client: NatslogClient) -> dict[str, StreamState]:
-        """All selected streams that exist now, by name. Waits for a stream that has no leader at the moment."""
+    def states(
+        self, client: NatslogClient, seen: Mapping[str, StreamState] = MappingProxyType({}), wait_ms: int = 0
+    ) -> dict[str, StreamState]:
+        """All selected streams that exist now, by name. Waits for a stream that has no leader at the moment.
+
+        Args:
+            seen: the states that the caller has. `wait_ms`: waits so long until one of them is outdated.
+        """
+        known = {name: (state.id, state.high_watermark) for name, state in seen.items()}
         found = {}
-        for name, ask in self._questions(client).items():
+        for body in client.positions(
+            names=self.names or None, pattern=self.pattern, group=self.group, seen=known, wait_ms=wait_ms
+        ):
             try:
-                found[name] = StreamState.of(ask())
-            except StreamNotFound:  # never created, or deleted: the caller distinguishes
+                found[body["name"]] = StreamState.of(_position(client, body))
+            except StreamNotFound:  # deleted since: the caller distinguishes
                 continue
         return found
-
-    def _questions(self, client: NatslogClient) -> dict[str, Callable[[], dict[str, Any]]]:
-        if self.names:
-            return {name: partial(client.position, name) for name in self.names}
-        return {body["name"]: partial(_position, client, body) for body in self._listed(client)}
-
-    def _listed(self, client: NatslogClient) -> list[dict[str, Any]]:
-        return client.streams(pattern=self.pattern, group=self.group, current=True)
 
     def __str__(self) -> str:
         if self.names:

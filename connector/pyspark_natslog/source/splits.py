@@ -7,14 +7,13 @@ some 50 ms before its first row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from pyspark.sql.datasource import InputPartition
 
-from natslog.client import NatslogClient, leader_epochs
+from natslog.client import NatslogClient, SplitRange, leader_epochs
 from natslog.errors import OffsetOutOfRange, StreamNotFound
 from natslog.model import Split
 from pyspark_natslog.source.confirming import OutdatedAnswers
@@ -65,10 +64,9 @@ def plan_tasks(
     ranges = [one for one in ranges if one.rows > 0]
     if not ranges:
         return []
-    with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(ranges))) as pool:
-        pieces = list(pool.map(partial(_cut, client, options), ranges))
-        wanted = _wanted(options, pieces, cores)
-        pieces = list(pool.map(partial(_cut_finer, client, options, _shares(pieces, wanted)), ranges, pieces))
+    pieces = _cut_all(client, options, ranges)
+    wanted = _wanted(options, pieces, cores)
+    pieces = _cut_finer(client, options, wanted, pieces)
     return pack([piece for cut in pieces for piece in cut], options, wanted)
 
 
@@ -107,9 +105,9 @@ def plan_again(
     """
     count = 1 + max((number for share in numbered.values() for number, _ in share), default=0)
     held: list[list[OffsetRange]] = [[] for _ in range(count)]
-    for whole in ranges:
-        share = numbered.get(whole.stream) or ((0, whole.end),)
-        for piece in _cut(client, options, whole, min_splits=len(share)):
+    shares = [numbered.get(whole.stream) or ((0, whole.end),) for whole in ranges]
+    for share, pieces in zip(shares, _cut_all(client, options, ranges, list(map(len, shares))), strict=True):
+        for piece in pieces:
             for number, part in _shared(piece, share):
                 held[number].append(part)
     return [Task(sorted(parts, key=lambda part: (part.stream, part.start))) for parts in held]
@@ -124,6 +122,33 @@ def _shared(piece: OffsetRange, share: Numbered) -> list[tuple[int, OffsetRange]
             parts.append((number, part))
             start = part.end
     return parts
+
+
+def _cut_all(
+    client: NatslogClient, options: SourceOptions, ranges: Sequence[OffsetRange], min_splits: Sequence[int] = ()
+) -> list[list[OffsetRange]]:
+    """Each range in parts that the options allow, without lost rows: in one request, as far as brokers can."""
+    counts = min_splits or [1] * len(ranges)
+    found: dict[str, list[Split]] = {}
+    if len(ranges) > 1:
+        cutting = options.cutting
+        found = client.splits_of_several(
+            [
+                SplitRange(one.stream, one.stream_id, one.start, one.end, count)
+                for one, count in zip(ranges, counts, strict=True)
+            ],
+            max_bytes=cutting.max_bytes,
+            max_rows=cutting.max_rows,
+            read_from=cutting.read_from,
+            rack=cutting.rack,
+        )
+
+    def cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
+        splits = found.get(whole.stream)
+        return _cut(client, options, whole, count) if splits is None else _ranges(whole, splits)
+
+    with ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(1, len(ranges)))) as pool:
+        return list(pool.map(cut, ranges, counts))
 
 
 def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_splits: int = 1) -> list[OffsetRange]:
@@ -148,13 +173,16 @@ def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_
             start, end = left
             continue
         assert (splits[0].start, splits[-1].end) == (start, end), "splits cover the range"
-        epoch = leader_epochs.highest(whole.stream_id)
-        return [_range(whole, split, epoch) for split in splits]
+        return _ranges(whole, splits)
     return []
 
 
-def _range(whole: OffsetRange, split: Split, epoch: int) -> OffsetRange:
-    return OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, split.bytes, epoch)
+def _ranges(whole: OffsetRange, splits: Sequence[Split]) -> list[OffsetRange]:
+    epoch = leader_epochs.highest(whole.stream_id)
+    return [
+        OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, split.bytes, epoch)
+        for split in splits
+    ]
 
 
 def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cores: int) -> int:
@@ -176,23 +204,16 @@ def _bytes_of(pieces: Sequence[Sequence[OffsetRange]]) -> int:
     return sum(piece.bytes for cut in pieces for piece in cut)
 
 
-def _shares(pieces: Sequence[Sequence[OffsetRange]], wanted: int) -> Callable[[Sequence[OffsetRange]], int]:
-    """The number of parts for each range, so that all parts are about equal."""
-    total_bytes = max(1, _bytes_of(pieces))
-    return lambda cut: -(-wanted * sum(piece.bytes for piece in cut) // total_bytes)
-
-
 def _cut_finer(
-    client: NatslogClient,
-    options: SourceOptions,
-    share: Callable[[Sequence[OffsetRange]], int],
-    whole: OffsetRange,
-    cut: list[OffsetRange],
-) -> list[OffsetRange]:
-    if not cut or share(cut) <= len(cut):
-        return cut
-    rest = OffsetRange(whole.stream, whole.stream_id, cut[0].start, cut[-1].end)
-    return _cut(client, options, rest, min_splits=share(cut))
+    client: NatslogClient, options: SourceOptions, wanted: int, pieces: list[list[OffsetRange]]
+) -> list[list[OffsetRange]]:
+    """The ranges that have more than their share of all bytes, cut into more parts, so that all are about equal."""
+    total_bytes = max(1, _bytes_of(pieces))
+    shares = [-(-wanted * sum(piece.bytes for piece in cut) // total_bytes) for cut in pieces]
+    coarse = [at for at, cut in enumerate(pieces) if cut and shares[at] > len(cut)]
+    wholes = [replace(pieces[at][0], end=pieces[at][-1].end, urls=(), bytes=0) for at in coarse]
+    finer = dict(zip(coarse, _cut_all(client, options, wholes, [shares[at] for at in coarse]), strict=True))
+    return [finer.get(at, cut) for at, cut in enumerate(pieces)]
 
 
 @dataclass(slots=True)

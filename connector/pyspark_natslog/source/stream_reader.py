@@ -14,10 +14,9 @@ the same text.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,8 +32,8 @@ from pyspark_natslog.source.confirming import confirmed, newest
 from pyspark_natslog.source.loss import Loss, recreated, report_loss, shorter
 from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
 from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.parallelism import default_parallelism
 from pyspark_natslog.source.positions import resolve_start
-from pyspark_natslog.source.range_reader import read_task
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
 from pyspark_natslog.source.splits import OffsetRange, numbers_of, plan_again, plan_tasks
@@ -49,6 +48,29 @@ _OUTAGE_TIMEOUTS = 6
 """A query waits this many times `fetchTimeout` for brokers or leaders to become available before it fails."""
 
 
+_IDLE_WAIT_S = 0.4
+"""The stop of an idle query may take as long."""
+_OTHERS_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The tasks from one position to another; both as Spark has them."""
+
+    start: dict[str, Any]
+    end: dict[str, Any]
+    ranges: list[OffsetRange]
+    tasks: list[InputPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """The last trigger took nothing from this position, where so many rows wait for a minimum."""
+
+    position: dict[str, Any]
+    waiting_rows: int
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one query. Picklable: connections are opened where they are used."""
 
@@ -58,7 +80,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._admitter = Admitter(options.admission)
         self._target: Offsets | None = None
         self._latest: States | None = None
-        self._planned: tuple[list[OffsetRange], list[InputPartition]] | None = None
+        self._planned: _Plan | None = None
+        self._idle: _Idle | None = None
+        self._committed: dict[str, Any] | None = None
+        self._others_until_s = float("-inf")
         self._away_since: float | None = None
         self._accepted: set[str] = set()  # ids of streams whose older leader is accepted
         self._client = options.client()
@@ -89,7 +114,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = self._noted(start)
-        ask = partial(self._states_for, {name: (at, at.offset) for name, at in position.items()})
+        seen, wait_ms = self._wait_for_news(start)
+        ask = partial(self._states_for, {name: (at, at.offset) for name, at in position.items()}, seen, wait_ms)
+        self._idle = None
         if self._target is not None:  # returning the same position would end the run too early
             states = self._retry_until_available(ask)
         else:
@@ -107,13 +134,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {name: _moved(at, position.get(name), admitted[name], states[name]) for name, at in begin.items()}
         ranges = [OffsetRange(name, at.id, at.offset, end[name].offset) for name, at in sorted(begin.items())]
         ranges = [one for one in ranges if one.rows]
-        tasks = self._retry_until_available(
-            partial(plan_tasks, self._client, self._options, ranges, os.cpu_count() or 1)
-        )
+        plan = partial(plan_tasks, self._client, self._options, ranges, default_parallelism())
+        tasks = self._retry_until_available(plan)
         for name, share in numbers_of(tasks).items():
             end[name] = replace(end[name], tasks=share)
-        self._planned = ranges, tasks
-        return to_json(end)
+        body = to_json(end)
+        self._planned = _Plan(start, body, ranges, tasks)
+        if body == start:
+            self._idle = _Idle(start, sum(waiting.values()))
+        return body
+
+    def _wait_for_news(self, start: dict[str, Any]) -> tuple[States, int]:
+        """For how many ms brokers may wait until something differs from these states: not at all before a trigger has
+        found no rows, in a run with an end, or while other sources of the query have rows.
+        """
+        idle = self._idle
+        if idle is None or idle.position != start or self._latest is None or self._target is not None:
+            return {}, 0
+        if time.monotonic() < self._others_until_s:
+            return {}, 0
+        return self._latest, int(1000 * min(_IDLE_WAIT_S, self._admitter.due_in_s(idle.waiting_rows)))
 
     def _noted(self, body: dict[str, Any]) -> Offsets:
         """Positions from Spark. Answers of leaders of older epochs than theirs are ignored."""
@@ -131,9 +171,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _states(self) -> States:
         return self._options.selection.states(self._client)
 
-    def _states_for(self, wanted: Mapping[str, tuple[StreamOffset, int]]) -> States:
-        """As `_states`. A part of what is wanted (a stream from a position to an end) is missing in the result only if
-        the newest leader has confirmed it for some time.
+    def _states_for(
+        self, wanted: Mapping[str, tuple[StreamOffset, int]], seen: States | None = None, wait_ms: int = 0
+    ) -> States:
+        """As `_states`; the first request waits for `wait_ms` until something differs from `seen`. A part of what is
+        wanted (a stream from a position to an end) is missing in the result only if the newest leader has confirmed it
+        for some time.
         """
 
         def is_missing(name: str, state: StreamState | None) -> bool:
@@ -145,8 +188,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def missing(states: States) -> list[str]:
             return [name for name in wanted if is_missing(name, states.get(name))]
 
+        left_ms = [wait_ms]
+
         def ask() -> States:
-            states = self._states()
+            states = self._options.selection.states(self._client, seen or {}, left_ms.pop() if left_ms else 0)
             for name in missing(states):
                 if name in states and (state := newest(self._client, name)) is not None:
                     states[name] = state
@@ -248,6 +293,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- which ranges ----
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._planned is not None and (self._planned.start, self._planned.end) == (start, end):
+            return self._planned.tasks  # a moment ago; a task reports what has been lost since
         begin, upto = self._noted(start), self._noted(end)
         moved = {name: last for name, last in upto.items() if last != begin.get(name)}
         if not moved:
@@ -256,8 +303,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states = self._retry_until_available(partial(self._states_for, wanted))
         ranges = [self._range(name, wanted[name][0].offset, last, states.get(name)) for name, last in moved.items()]
         known = [one for one in ranges if one is not None and one.rows]
-        if self._planned is not None and self._planned[0] == known:
-            return self._planned[1]
+        if self._planned is not None and self._planned.ranges == known:
+            return self._planned.tasks
         numbered = {name: last.tasks for name, last in moved.items()}
         return self._retry_until_available(partial(plan_again, self._client, self._options, known, numbered))
 
@@ -276,10 +323,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return OffsetRange(name, last.id, low, high)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from pyspark_natslog.source.range_reader import read_task  # not needed by the process that plans
+
         return read_task(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint is the position; nothing else is stored."""
+        """Spark's checkpoint is the position; nothing else is stored. A batch without rows of these streams had those
+        of another source, which must not wait for this one.
+        """
+        if end == self._committed:
+            self._others_until_s = time.monotonic() + _OTHERS_S
+        self._committed = end
 
     def stop(self) -> None:
         self._client.close()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence, Set
 from typing import Any, TypeAlias
 
 from natslog.errors import NatslogError
-from natslog.model import StreamRecord
+from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import HostedStream
@@ -67,11 +68,29 @@ class Positions:
             return None
         return answer.get(record.name)
 
+    async def of_several(self, records: Sequence[StreamRecord]) -> dict[str, Position]:
+        """Of these streams, as far as their leaders answer."""
+        if len(records) == 1:
+            position = await self.of_one(records[0])
+            return {} if position is None else {records[0].name: position}
+        leaders = {record.leader for record in records}
+        return await self._of_leaders(leaders, [record.name for record in records])
+
     async def everywhere(self) -> dict[str, Position]:
         """Of every stream whose leader answers; the others are missing."""
-        found = await self.here()
-        leaders = {record.leader for record in self._cluster.state.streams.values()} - {None, self._cluster.me}
-        links = [link for one in leaders if one is not None and (link := self._cluster.link_to(one)) is not None]
+        streams = self._cluster.state.streams
+        return await self._of_leaders({record.leader for record in streams.values()}, list(streams))
+
+    async def _of_leaders(self, leaders: Set[BrokerId | None], names: Sequence[str]) -> dict[str, Position]:
+        """Of the streams with these names, if these brokers lead them."""
+        streams = self._hosting.streams
+        found = {
+            name: self.of(stream)
+            for name in names
+            if (stream := streams.get(name)) is not None and self.may_be_stated_by(stream)
+        }
+        others = leaders - {None, self._cluster.me}
+        links = [link for one in others if one is not None and (link := self._cluster.link_to(one)) is not None]
         asks = [link.ask("leading", _ASK_WITHIN_S) for link in links]
         for answer in await asyncio.gather(*asks, return_exceptions=True):
             if isinstance(answer, dict):

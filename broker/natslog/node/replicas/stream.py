@@ -82,6 +82,7 @@ class HostedStream:
         record: as the metadata has it now, or had it last.
         sessions: followers' links that are notified of new data.
         advanced: set, and replaced, whenever HW moves or the role changes.
+        watchers: set at the same times, and not replaced.
         reconciled: set, and replaced, whenever the replica matches its record as far as possible, and when a transfer
             of its leadership has ended.
         sent_bytes: to readers, from this replica, as far as answers were begun.
@@ -95,6 +96,7 @@ class HostedStream:
         self.sent_bytes = 0
         self.sessions: set[SessionMark] = set()
         self.advanced = asyncio.Event()
+        self.watchers: set[asyncio.Event] = set()
         self.reconciled = asyncio.Event()
         self.leader_log_start = 0
         self._services = services
@@ -108,6 +110,7 @@ class HostedStream:
         self._task: asyncio.Task[None] | None = None
         self._adopted = record  # whose settings are in force
         self._is_transferring = False
+        self._has_led = False
 
     # ---- its state: from the event loop ----
 
@@ -388,6 +391,7 @@ class HostedStream:
     # ---- results of an input ----
 
     def _act(self) -> None:
+        self._note_role()
         self._release()
         step = self._replica.next_step() if self._task is None else None
         for notice in self._replica.take_notices():
@@ -417,6 +421,8 @@ class HostedStream:
     def _wake(self) -> None:
         self.advanced.set()
         self.advanced = asyncio.Event()
+        for watcher in self.watchers:
+            watcher.set()
 
     def _dispatch(self, notice: Notice) -> None:
         services = self._services
@@ -439,7 +445,6 @@ class HostedStream:
     async def _carry_out(self, first: Step) -> None:
         step: Step | None = first
         while step is not None:
-            was_leading = self._replica.leading is not None
             try:
                 await self._perform(step)
             except NatslogError as error:
@@ -448,8 +453,7 @@ class HostedStream:
             else:
                 if not isinstance(step, Open):
                     self._replica.done()
-            if was_leading != (self._replica.leading is not None):
-                self._role_changed()
+            self._note_role()
             self._release()
             self._adopt_settings()
             step = self._replica.next_step()
@@ -463,9 +467,12 @@ class HostedStream:
         self.reconciled.set()
         self.reconciled = asyncio.Event()
 
-    def _role_changed(self) -> None:
-        """It became leader, or stopped being leader: waiting readers and followers are notified."""
+    def _note_role(self) -> None:
+        """If it became leader, or stopped being leader, waiting readers and followers are notified."""
         leading = self._replica.leading
+        if self._has_led == (leading is not None):
+            return
+        self._has_led = leading is not None
         if leading is not None:
             self._services.leaders_appointed += 1
             log = logger.info if leading.epoch > 1 else logger.debug

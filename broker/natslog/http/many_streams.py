@@ -1,0 +1,164 @@
+"""Requests about many streams at once, for readers: positions, with or without waiting for news, and splits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from natslog.errors import InvalidRequest, NatslogError
+from natslog.http.bodies import read_body
+from natslog.http.context import broker_of, query
+from natslog.http.streams import MAX_SPLITS, READ_FROM, replica_urls, shown_problem, splits_json
+from natslog.log import StreamLog
+from natslog.model import Split, StreamRecord
+from natslog.node.broker import Broker
+from natslog.node.replicas.stream import HostedStream
+from natslog.subjects import MAX_NAME_CHARS
+
+routes = web.RouteTableDef()
+
+_MAX_BODY_BYTES = 4 * 1024 * 1024
+_MAX_WAIT_MS = 60_000
+
+
+class _AskedPositions(msgspec.Struct, forbid_unknown_fields=True):
+    """Which streams (all, if nothing is given); `seen`: id and high watermark of each, as the reader has them."""
+
+    streams: frozenset[str] | None = None
+    pattern: str | None = None
+    group: str | None = None
+    seen: dict[str, tuple[str, int]] = {}
+    wait_ms: int = 0
+
+    def selects(self, record: StreamRecord) -> bool:
+        if self.streams is not None and record.name not in self.streams:
+            return False
+        if self.pattern is not None and not fnmatchcase(record.name, self.pattern):
+            return False
+        return self.group is None or record.settings.group == self.group
+
+    def of(self, broker: Broker) -> list[StreamRecord]:
+        streams = broker.state.streams
+        named = None if self.streams is None else [streams[name] for name in sorted(self.streams) if name in streams]
+        return [record for record in (named if named is not None else streams.values()) if self.selects(record)]
+
+
+class _Range(msgspec.Struct, forbid_unknown_fields=True):
+    stream: str
+    id: str
+    start: int
+    end: int
+    min_splits: int = 1
+
+
+class _AskedSplits(msgspec.Struct, forbid_unknown_fields=True):
+    """As the parameters of `/v1/streams/{name}/splits`, of several streams."""
+
+    ranges: list[_Range]
+    max_bytes: int | None = None
+    max_rows: int | None = None
+    read_from: str = "nearest"
+    rack: str | None = None
+
+
+async def _body(request: web.Request, kind: type[Any]) -> Any:
+    query(request)
+    try:
+        return msgspec.json.decode(await read_body(request, _MAX_BODY_BYTES), type=kind)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise InvalidRequest(f"the body is not as described in /openapi.json: {error}") from error
+
+
+@routes.post("/v1/positions")
+async def positions(request: web.Request) -> web.Response:
+    """The positions of streams. With `seen` and `wait_ms`, it waits until one of them differs from what was seen."""
+    asked: _AskedPositions = await _body(request, _AskedPositions)
+    if len(asked.pattern or "") > MAX_NAME_CHARS:
+        raise InvalidRequest(f"a pattern may have at most {MAX_NAME_CHARS} characters, as names do", field="pattern")
+    if not 0 <= asked.wait_ms <= _MAX_WAIT_MS:
+        raise InvalidRequest(f"wait_ms {asked.wait_ms} must be a whole number from 0 to {_MAX_WAIT_MS}")
+    broker = broker_of(request)
+    if asked.wait_ms:
+        await broker.watching.everywhere(
+            asked.seen, asked.wait_ms, lambda: {(record.name, record.id) for record in asked.of(broker)}
+        )
+    is_current = await broker.up_to_date()
+    records = asked.of(broker)
+    found = await broker.positions.of_several(records)
+    shown = [_shown(broker, record, found.get(record.name)) for record in records]
+    return web.json_response(shown, headers={"Natslog-Current": str(is_current).lower()})
+
+
+def _shown(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": record.name, "id": record.id, "leader_epoch": record.leader_epoch}
+    return body | (position if position is not None else shown_problem(broker, record))
+
+
+@routes.post("/v1/splits")
+async def splits(request: web.Request) -> web.Response:
+    """Committed ranges of several streams, divided. Streams without a replica here are in `elsewhere`, by the URL of
+    their leader; ranges that cannot be divided now are in neither: a request for that stream alone says why.
+    """
+    asked: _AskedSplits = await _body(request, _AskedSplits)
+    _check(asked)
+    broker = broker_of(request)
+    served = {one.stream: (one, stream) for one in asked.ranges if (stream := _serving(broker, one)) is not None}
+    work = [(one, stream.usable_log()) for one, stream in served.values()]
+    found = await asyncio.get_running_loop().run_in_executor(broker.readers, _cut_all, asked, work)
+    body = {
+        name: splits_json(cut, replica_urls(broker, served[name][1].record, asked.read_from, asked.rack))
+        for name, cut in found.items()
+    }
+    elsewhere: dict[str, list[str]] = {}
+    for one in asked.ranges:
+        if one.stream not in served and (url := _leader_url(broker, one.stream)) is not None:
+            elsewhere.setdefault(url, []).append(one.stream)
+    return web.json_response({"splits": body, "elsewhere": elsewhere})
+
+
+def _check(asked: _AskedSplits) -> None:
+    """Raises InvalidRequest."""
+    if asked.read_from not in READ_FROM:
+        raise InvalidRequest(f"read_from {asked.read_from!r} must be {', '.join(READ_FROM)}", field="read_from")
+    limits = [limit for limit in (asked.max_bytes, asked.max_rows) if limit is not None]
+    if min([*limits, *(one.min_splits for one in asked.ranges)], default=1) < 1:
+        raise InvalidRequest("max_bytes, max_rows and min_splits must be at least 1")
+    if any(count > 1 for count in Counter(one.stream for one in asked.ranges).values()):
+        raise InvalidRequest("a stream is named twice: name each stream once")
+    most = sum(max(one.min_splits, (one.end - one.start) // (asked.max_rows or 2**62)) for one in asked.ranges)
+    if most > MAX_SPLITS:
+        raise InvalidRequest(f"this would divide the ranges into more than {MAX_SPLITS} splits")
+
+
+def _serving(broker: Broker, one: _Range) -> HostedStream | None:
+    """The replica here, if the range is committed and stored in it."""
+    stream = broker.streams.get(one.stream)
+    if stream is None or stream.record.id != one.id or not stream.may_serve or stream.log is None:
+        return None
+    is_there = stream.log.first_readable_offset <= one.start < one.end <= stream.log.high_watermark
+    return stream if is_there else None
+
+
+def _leader_url(broker: Broker, name: str) -> str | None:
+    record = broker.state.streams.get(name)
+    if record is None or record.leader in (None, broker.cluster.me):
+        return None
+    return broker.url_of(record.leader)
+
+
+def _cut_all(asked: _AskedSplits, work: Sequence[tuple[_Range, StreamLog]]) -> dict[str, list[Split]]:
+    """In a reader's thread. What cannot be read now is omitted."""
+    found = {}
+    for one, log in work:
+        limits = {"max_bytes": asked.max_bytes, "max_rows": asked.max_rows}
+        try:
+            found[one.stream] = log.reader.splits(one.start, one.end, min_splits=one.min_splits, **limits)
+        except (NatslogError, OSError):
+            continue
+    return found
