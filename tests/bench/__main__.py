@@ -22,10 +22,13 @@ from tests.bench import (
     standing,
     typed_payloads,
 )
+from tests.bench.kafka import reading as kafka_reading
+from tests.bench.kafka.sides import versions as kafka_versions
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
 _MEMORY_BOUND_MIB = 400.0
+_KAFKA = "kafka"
 
 
 def main() -> None:
@@ -35,11 +38,12 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls",
+        "failover, idle, unacked, catchup, lag, polls; or kafka, of which kafka-read is a part",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
     parser.add_argument("--readers", type=int, default=2000, help="of one stream, by polls")
+    parser.add_argument("--rows", type=int, default=5_000_000, help="of 128 bytes, by kafka")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
     peaks: list[float] = []
@@ -62,12 +66,20 @@ def main() -> None:
         "lag": lambda: lag_overhead.overhead(given.pairs),
         "polls": lambda: long_polls.delivered(given.readers),
     }
+    beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
+        "kafka-read": lambda: kafka_reading.reads(given.pairs, given.rows),
+    }
     chosen = given.only.split(",") if given.only else list(parts)
+    if is_kafka := chosen[0].startswith(_KAFKA):
+        parts = beside_kafka  # Spark's JVM has other jars from its start
+        chosen = list(parts) if chosen == [_KAFKA] else chosen
     for name in chosen:
         if name not in parts:
             parser.error(f"--only {name}: there are {', '.join(parts)}")
     started = time.monotonic()
     about = report.machine(ROOT)
+    if is_kafka:
+        about["packages"] |= kafka_versions()
     found: list[Comparison] = []
     for name in chosen:
         console.print(f"{name} ({time.monotonic() - started:.0f} s so far)")
@@ -78,8 +90,9 @@ def main() -> None:
     seconds = time.monotonic() - started
     report.print_table(found)
     given.out.mkdir(parents=True, exist_ok=True)
-    report.write_json(found, about, seconds, given.out / "results.json")
-    report.plot(found, about, given.out / "results.png")
+    name = _KAFKA if is_kafka else "results"
+    report.write_json(found, about, seconds, given.out / f"{name}.json")
+    report.plot(found, about, given.out / f"{name}.png")
     console.print(f"{len(found)} comparisons in {seconds:.0f} s; written to {given.out}")
 
 

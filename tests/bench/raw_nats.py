@@ -14,6 +14,7 @@ import json
 import re
 import select
 import socket
+import sys
 import time
 
 import numpy as np
@@ -108,21 +109,27 @@ def frames(subject: str, size: int, count: int, reply: bool) -> tuple[memoryview
     return memoryview(one * count), len(one)
 
 
-def acked(port: int, subject: str, size: int, window: int, seconds: float, warm_s: float) -> dict[str, float]:
+def acked(
+    port: int, subject: str, size: int, window: int, seconds: float, warm_s: float, count: int = 0
+) -> dict[str, float]:
     """Keeps `window` messages unanswered; counts answers between the end of `warm_s` and `seconds` later.
 
     An answer may be a refusal: the caller compares with what was stored.
+
+    Args:
+        count: ends when so many messages are answered, if that is earlier; 0 for any number.
     """
     connection = RawConnection(port)
     data, each = frames(subject, size, window, reply=True)
     sent_bytes, lines = 0, 0
-    started = time.perf_counter()
+    limit = count or sys.maxsize
+    started, started_cpu = time.perf_counter(), time.process_time()
     counted_from, counted_at = 0, started
     is_warm = False
-    while (now := time.perf_counter()) < started + warm_s + seconds:
+    while (now := time.perf_counter()) < started + warm_s + seconds and lines // 2 < limit:
         if not is_warm and now >= started + warm_s:
             is_warm, counted_from, counted_at = True, lines // 2, now
-        room = (window + lines // 2) * each - sent_bytes
+        room = min(window + lines // 2, limit) * each - sent_bytes
         if room > 0:
             at = sent_bytes % len(data)
             sent_bytes += connection.send_some(data[at : at + room])
@@ -138,7 +145,7 @@ def acked(port: int, subject: str, size: int, window: int, seconds: float, warm_
     while lines // 2 < sent and time.perf_counter() < ended + _PATIENCE_S:
         connection.wait(0.1, to_write=False)
         lines += connection.lines(connection.receive())
-    return {"rate": rate, "sent": sent, "acked": lines // 2}
+    return {"rate": rate, "sent": sent, "acked": lines // 2, "cpu_s": time.process_time() - started_cpu}
 
 
 def flood(port: int, subject: str, size: int, seconds: float) -> dict[str, float]:
@@ -219,10 +226,11 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warm", type=float, default=1.0)
+    parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--rate", type=float, default=10_000.0)
     given = parser.parse_args()
     if given.how == "acked":
-        result = acked(given.port, given.subject, given.bytes, given.window, given.seconds, given.warm)
+        result = acked(given.port, given.subject, given.bytes, given.window, given.seconds, given.warm, given.count)
     elif given.how == "flood":
         result = flood(given.port, given.subject, given.bytes, given.seconds)
     else:

@@ -77,18 +77,37 @@ def _text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
 
 
+_RIGHT = ("natslog", "peer's", "ratio", "bar", "µs/row", "peer's µs/row")
+
+
 def print_table(found: list[Comparison]) -> None:
+    """With processor times only where a line has them."""
+    has_cpu = any(line.our_cpu_us for line in found)
     table = Table(title="natslog against its peers (medians)")
-    for column in ("what", "natslog", "peer", "peer's", "unit", "ratio", "bar", ""):
-        table.add_column(column, justify="right" if column in ("natslog", "peer's", "ratio", "bar") else "left")
+    cpu_columns = ("µs/row", "peer's µs/row") if has_cpu else ()
+    for column in ("what", "natslog", "peer", "peer's", "unit", *cpu_columns, "ratio", "bar", ""):
+        table.add_column(column, justify="right" if column in _RIGHT else "left")
     for line in found:
         ours = _text(statistics.median(line.ours))
         theirs = _text(statistics.median(line.theirs)) if line.theirs else ""
+        cpu = [_median_text(line.our_cpu_us), _median_text(line.their_cpu_us)] if has_cpu else []
         ratio = "" if line.is_bound else f"{line.figure:.2f}×"
-        bar = f"≤ {_text(line.bar)}" if line.is_bound else f"≥ {line.bar:g}×"
-        verdict = "[green]holds[/]" if line.holds else "[red]missed[/]"
-        table.add_row(line.title, ours, line.peer, theirs, line.unit, ratio, bar, verdict)
+        table.add_row(line.title, ours, line.peer, theirs, line.unit, *cpu, ratio, *_verdict(line))
     console.print(table)
+
+
+def _median_text(values: list[float]) -> str:
+    return _text(statistics.median(values)) if values else ""
+
+
+def _verdict(line: Comparison) -> tuple[str, str]:
+    """The bar, and whether it holds."""
+    if not line.has_bar:
+        return "", ""
+    bar = f"≤ {_text(line.bar)}" if line.is_bound else f"≥ {line.bar:g}×"
+    if line.alternative is not None:
+        bar += f", or of {line.alternative.peer} ≥ {line.alternative.bar:g}×"
+    return bar, "[green]holds[/]" if line.holds else "[red]missed[/]"
 
 
 def write_json(found: list[Comparison], about: dict[str, Any], seconds: float, path: Path) -> None:

@@ -26,8 +26,8 @@ class _FilePart(InputPartition):
 
 
 class _MappedReader(DataSourceReader):
-    def __init__(self, path: str, parts: int, as_tuples: bool) -> None:
-        self._path, self._parts, self._as_tuples = path, parts, as_tuples
+    def __init__(self, path: str, parts: int, as_tuples: bool, columns: Sequence[str] = BENCH_COLUMNS) -> None:
+        self._path, self._parts, self._as_tuples, self._columns = path, parts, as_tuples, list(columns)
 
     def partitions(self) -> Sequence[InputPartition]:
         with pa.memory_map(self._path) as source:
@@ -40,7 +40,7 @@ class _MappedReader(DataSourceReader):
         with pa.memory_map(partition.path) as source:
             file = pa.ipc.open_file(source)
             for at in range(partition.first, partition.last):
-                batch = file.get_batch(at)
+                batch = file.get_batch(at).select(self._columns)
                 if self._as_tuples:
                     yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
                 else:
@@ -48,7 +48,7 @@ class _MappedReader(DataSourceReader):
 
 
 class MappedSource(DataSource):
-    """Arrow batches of a mapped file, as they lie there."""
+    """Arrow batches of a mapped file, as they lie there. Option `columns`: names of some, separated by commas."""
 
     as_tuples = False
 
@@ -57,10 +57,11 @@ class MappedSource(DataSource):
         return "benchmapped"
 
     def schema(self) -> StructType:
-        return spark_schema(BENCH_COLUMNS)
+        names = self.options.get("columns", "")
+        return spark_schema(names.split(",") if names else BENCH_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _MappedReader(self.options["path"], int(self.options["parts"]), self.as_tuples)
+        return _MappedReader(self.options["path"], int(self.options["parts"]), self.as_tuples, schema.names)
 
 
 class TupleSource(MappedSource):

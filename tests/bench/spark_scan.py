@@ -29,21 +29,22 @@ def fill(server: NatsServer, broker: BrokerProcess) -> int:
     """A stream of sealed segments; returns its rows."""
     raw_publish(server, "flood", bytes=128, seconds=_FLOOD_SECONDS)
     eventually(lambda: broker.metrics()["natslog_uncommitted_bytes"] == 0, 60, "everything is committed")
-    eventually(lambda: _is_sealed(broker.folder), 120, "every segment is sealed")
+    eventually(lambda: is_sealed(broker.folder), 120, "every segment is sealed")
     return int(broker.client().stream(STREAM)["high_watermark"])
 
 
-def _is_sealed(folder: Path) -> bool:
+def is_sealed(folder: Path) -> bool:
+    """Whether the active segment of each stream is as good as empty."""
     active = list(folder.glob("streams/*/*.active"))
-    return len(active) == 1 and active[0].stat().st_size < 4096
+    return bool(active) and all(path.stat().st_size < 4096 for path in active)
 
 
-def write_mapped(broker: BrokerProcess, path: Path, end: int) -> None:
+def write_mapped(broker: BrokerProcess, path: Path, end: int, stream: str = STREAM) -> None:
     """The stream's very batches up to `end` in one Arrow file, already in the shape Spark wants."""
     with pa.OSFile(str(path), "wb") as sink:
         writer = None
-        for batch in broker.client().read(STREAM, 0, end):
-            shaped = to_spark(batch, STREAM, BENCH_COLUMNS)
+        for batch in broker.client().read(stream, 0, end):
+            shaped = to_spark(batch, stream, BENCH_COLUMNS)
             writer = writer or pa.ipc.new_file(sink, shaped.schema)
             writer.write_batch(shaped)
         assert writer is not None, "the stream has rows"

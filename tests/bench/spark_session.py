@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -14,7 +15,11 @@ from tests.bench.sides import ROOT
 
 
 @contextmanager
-def spark_session() -> Iterator[SparkSession]:
+def spark_session(jars: Sequence[Path] = ()) -> Iterator[SparkSession]:
+    """Args:
+    jars: for the driver and the executors. Only the first session of a process can have them: they are given to the
+        JVM when it starts.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     session = (
@@ -25,6 +30,7 @@ def spark_session() -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "3g")
+        .config("spark.jars", ",".join(map(str, jars)))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

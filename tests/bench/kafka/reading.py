@@ -1,0 +1,91 @@
+"""Batch reads of 128-byte rows: all columns, grouped, and one column; of rows from plain clients and from the sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+
+from tests.bench.kafka.sides import (
+    DEFAULT,
+    MAPPED,
+    OURS,
+    TUNED,
+    TUNED_CONSUMER,
+    TUNED_PRODUCER,
+    Sides,
+    both_sides,
+    compared,
+)
+from tests.bench.pairs import Comparison, Measured
+from tests.bench.sides import STREAM, SUBJECT
+from tests.bench.spark_scan import write_mapped
+
+_SINK = "sunk"
+
+
+def to_noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _count_by(frame: DataFrame, rows: int, *columns: str) -> None:
+    counted = sum(row["count"] for row in frame.groupBy(*columns).count().collect())
+    assert counted == rows, f"{counted} rows were read of {rows}"
+
+
+def _scan(sides: Sides, stream: str, topic: str, file: str, rows: int) -> dict[str, Callable[[], Measured]]:
+    return {
+        OURS: lambda: _noop(sides, OURS, rows, sides.stream(stream)),
+        TUNED: lambda: _noop(sides, TUNED, rows, sides.topic(topic, TUNED_CONSUMER)),
+        DEFAULT: lambda: _noop(sides, DEFAULT, rows, sides.topic(topic, {})),
+        MAPPED: lambda: _noop(sides, MAPPED, rows, sides.mapped(file)),
+    }
+
+
+def _noop(sides: Sides, side: str, rows: int, frame: DataFrame) -> Measured:
+    return sides.measured(side, rows, lambda: to_noop(frame))
+
+
+def _group(sides: Sides, rows: int, columns: str = "") -> dict[str, Callable[[], Measured]]:
+    """By subject; in Kafka by topic and partition, which each of its rows has."""
+
+    def run(side: str, frame: DataFrame, *by: str) -> Measured:
+        return sides.measured(side, rows, lambda: _count_by(frame, rows, *by))
+
+    ours = {"columns": columns} if columns else {}
+    return {
+        OURS: lambda: run(OURS, sides.stream(STREAM, **ours), "subject"),
+        TUNED: lambda: run(TUNED, sides.topic(SUBJECT, TUNED_CONSUMER), "topic", "partition"),
+        DEFAULT: lambda: run(DEFAULT, sides.topic(SUBJECT, {}), "topic", "partition"),
+        MAPPED: lambda: run(MAPPED, sides.mapped("plain.arrow", columns), "subject"),
+    }
+
+
+def _sink_rows(sides: Sides, rows: int) -> None:
+    """A stream and a topic, each written by its own sink for Spark."""
+    frame = sides.different_rows(rows)
+    sides.broker.client().create_stream(_SINK, _SINK)
+    sides.to_stream(frame, _SINK)
+    assert sides.stored(_SINK) == rows, f"{sides.stored(_SINK)} rows are stored of {rows}"
+    sides.kafka.create_topic(_SINK)
+    sides.to_topic(frame, _SINK, TUNED_PRODUCER)
+    assert sides.kafka.stored(_SINK) == rows, f"{sides.kafka.stored(_SINK)} rows are stored of {rows}"
+
+
+def reads(pairs: int, rows: int) -> list[Comparison]:
+    with both_sides() as sides:
+        sides.publish_plainly(rows)
+        _sink_rows(sides, rows)
+        sides.wait_until_sealed()
+        for stream, file in ((STREAM, "plain.arrow"), (_SINK, "sink.arrow")):
+            write_mapped(sides.broker, sides.folder / file, rows, stream)
+        plain, sunk = (
+            _scan(sides, STREAM, SUBJECT, "plain.arrow", rows),
+            _scan(sides, _SINK, _SINK, "sink.arrow", rows),
+        )
+        return [
+            *compared("scan to noop", 1.1, plain, pairs, {"rows": rows}),
+            *compared("scan of rows written by the sink", 1.1, sunk, pairs),
+            *compared("groupBy(subject).count()", 1.1, _group(sides, rows), pairs),
+            *compared("the same, columns=subject", 2.0, _group(sides, rows, "subject"), pairs),
+        ]
