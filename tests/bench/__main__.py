@@ -22,7 +22,8 @@ from tests.bench import (
     standing,
     typed_payloads,
 )
-from tests.bench.kafka import reading as kafka_reading
+from tests.bench.kafka import payloads, reading, sinks, streaming
+from tests.bench.kafka import publishing as kafka_publishing
 from tests.bench.kafka.sides import versions as kafka_versions
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
@@ -38,7 +39,9 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls; or kafka, of which kafka-read is a part",
+        "failover, idle, unacked, catchup, lag, polls; or "
+        "kafka, which is not among the others, or parts of it: kafka-read, kafka-json, kafka-stream, kafka-sink, "
+        "kafka-publish",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -67,7 +70,11 @@ def main() -> None:
         "polls": lambda: long_polls.delivered(given.readers),
     }
     beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
-        "kafka-read": lambda: kafka_reading.reads(given.pairs, given.rows),
+        "kafka-read": lambda: reading.reads(given.pairs, given.rows),
+        "kafka-json": lambda: payloads.json_rows(given.pairs, given.rows),
+        "kafka-stream": lambda: streaming.streams(given.pairs, given.rows),
+        "kafka-sink": lambda: sinks.writes(given.pairs, given.rows),
+        "kafka-publish": lambda: kafka_publishing.publishes(given.pairs),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     if is_kafka := chosen[0].startswith(_KAFKA):

@@ -48,7 +48,7 @@ class _MappedReader(DataSourceReader):
 
 
 class MappedSource(DataSource):
-    """Arrow batches of a mapped file, as they lie there. Option `columns`: names of some, separated by commas."""
+    """Arrow batches of a mapped file, as they lie there. Option `fields`: DDL of those columns that are read."""
 
     as_tuples = False
 
@@ -56,9 +56,8 @@ class MappedSource(DataSource):
     def name(cls) -> str:
         return "benchmapped"
 
-    def schema(self) -> StructType:
-        names = self.options.get("columns", "")
-        return spark_schema(names.split(",") if names else BENCH_COLUMNS)
+    def schema(self) -> StructType | str:
+        return self.options.get("fields") or spark_schema(BENCH_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _MappedReader(self.options["path"], int(self.options["parts"]), self.as_tuples, schema.names)

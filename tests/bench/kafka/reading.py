@@ -57,7 +57,7 @@ def _group(sides: Sides, rows: int, columns: str = "") -> dict[str, Callable[[],
         OURS: lambda: run(OURS, sides.stream(STREAM, **ours), "subject"),
         TUNED: lambda: run(TUNED, sides.topic(SUBJECT, TUNED_CONSUMER), "topic", "partition"),
         DEFAULT: lambda: run(DEFAULT, sides.topic(SUBJECT, {}), "topic", "partition"),
-        MAPPED: lambda: run(MAPPED, sides.mapped("plain.arrow", columns), "subject"),
+        MAPPED: lambda: run(MAPPED, sides.mapped("plain.arrow", f"{columns} STRING" if columns else ""), "subject"),
     }
 
 
@@ -65,7 +65,7 @@ def _sink_rows(sides: Sides, rows: int) -> None:
     """A stream and a topic, each written by its own sink for Spark."""
     frame = sides.different_rows(rows)
     sides.broker.client().create_stream(_SINK, _SINK)
-    sides.to_stream(frame, _SINK)
+    sides.to_stream(frame, _SINK, natsServers=sides.server.url)
     assert sides.stored(_SINK) == rows, f"{sides.stored(_SINK)} rows are stored of {rows}"
     sides.kafka.create_topic(_SINK)
     sides.to_topic(frame, _SINK, TUNED_PRODUCER)
@@ -84,7 +84,7 @@ def reads(pairs: int, rows: int) -> list[Comparison]:
             _scan(sides, _SINK, _SINK, "sink.arrow", rows),
         )
         return [
-            *compared("scan to noop", 1.1, plain, pairs, {"rows": rows}),
+            *compared("scan to noop", 1.1, plain, pairs, notes={"rows": rows}),
             *compared("scan of rows written by the sink", 1.1, sunk, pairs),
             *compared("groupBy(subject).count()", 1.1, _group(sides, rows), pairs),
             *compared("the same, columns=subject", 2.0, _group(sides, rows, "subject"), pairs),

@@ -89,14 +89,17 @@ class Sides:
         options = {"kafka.bootstrap.servers": self.kafka.servers, "subscribe": name, **consumer}
         return self.spark.read.format("kafka").options(**options).load()
 
-    def mapped(self, name: str, columns: str = "") -> DataFrame:
+    def mapped(self, name: str, fields: str = "") -> DataFrame:
+        """Args:
+        fields: DDL of the file's columns that are read; natslog's columns by default.
+        """
         reader = self.spark.read.format("benchmapped").options(path=str(self.folder / name), parts="2")
-        return (reader.option("columns", columns) if columns else reader).load()
+        return (reader.option("fields", fields) if fields else reader).load()
 
     def to_stream(self, frame: DataFrame, subject: str, **options: str) -> None:
-        """By natslog's sink, acked when stored."""
-        common = {"natsServers": self.server.url, "servers": self.broker.url, "subject": subject}
-        frame.write.format("natslog").mode("append").options(**{**common, **options}).save()
+        """By natslog's sink; with its defaults acked when stored."""
+        writer = frame.write.format("natslog").mode("append").options(servers=self.broker.url, subject=subject)
+        writer.options(**options).save()
 
     def to_topic(self, frame: DataFrame, topic: str, producer: Mapping[str, str]) -> None:
         options = {"kafka.bootstrap.servers": self.kafka.servers, "topic": topic, **producer}
@@ -137,7 +140,13 @@ def both_sides() -> Iterator[Sides]:
 
 
 def compared(
-    title: str, bar: float, runs: dict[str, Callable[[], Measured]], rounds: int, notes: Mapping[str, Any] = {}
+    title: str,
+    bar: float,
+    runs: dict[str, Callable[[], Measured]],
+    rounds: int,
+    *,
+    warm_ups: int = _WARM_UPS,
+    notes: Mapping[str, Any] = {},
 ) -> list[Comparison]:
     """The runs of all sides in turn, natslog's against each other one.
 
@@ -146,7 +155,7 @@ def compared(
         runs: by side. Where there is one of a mapped file, natslog must reach nine tenths of it or `bar`, and take at
             most 1.1 times its processor time.
     """
-    for run in list(runs.values()) * _WARM_UPS:
+    for run in list(runs.values()) * warm_ups:
         run()
     done = in_turn(title, runs, rounds)
     found = [

@@ -1,0 +1,46 @@
+"""Writing a DataFrame of 128-byte rows: natslog fsyncs before it acks, and Kafka, as it comes, does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.bench.kafka.sides import DEFAULT, OURS, TUNED, TUNED_PRODUCER, Sides, both_sides, compared
+from tests.bench.pairs import Comparison, Measured
+from tests.bench.sides import STREAM, SUBJECT
+
+
+def _runs(sides: Sides, rows: int, options: Mapping[str, str]) -> dict[str, Callable[[], Measured]]:
+    frame = sides.different_rows(rows)
+
+    def ours() -> Measured:
+        before = sides.stored(STREAM)
+        done = sides.measured(OURS, rows, lambda: sides.to_stream(frame, SUBJECT, **options))
+        stored = sides.stored(STREAM) - before
+        assert stored == rows, f"{stored} rows are stored of {rows}"
+        return done
+
+    def theirs(side: str, producer: Mapping[str, str]) -> Measured:
+        before = sides.kafka.stored(SUBJECT)
+        done = sides.measured(side, rows, lambda: sides.to_topic(frame, SUBJECT, producer))
+        stored = sides.kafka.stored(SUBJECT) - before
+        assert stored == rows, f"{stored} rows are stored of {rows}"
+        return done
+
+    return {
+        OURS: ours,
+        TUNED: lambda: theirs(TUNED, TUNED_PRODUCER),
+        DEFAULT: lambda: theirs(DEFAULT, {}),
+    }
+
+
+def writes(pairs: int, rows: int) -> list[Comparison]:
+    with both_sides() as sides:
+        ways: list[tuple[str, float, dict[str, str]]] = [
+            ("sink, ack=stored", 0.4, {"ack": "stored", "natsServers": sides.server.url}),
+            ("sink, path=http", 1.0, {"path": "http", "stream": STREAM}),
+        ]
+        return [
+            line
+            for title, bar, options in ways
+            for line in compared(title, bar, _runs(sides, rows, options), pairs, warm_ups=1)
+        ]
