@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,9 +41,8 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls; or "
-        "kafka, which is not among the others, or parts of it: kafka-read, kafka-json, kafka-stream, kafka-sink, "
-        "kafka-publish",
+        "failover, idle, unacked, catchup, lag, polls; or kafka, which is run only if it is named, or parts of it: "
+        "kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -70,7 +71,9 @@ def main() -> None:
         "polls": lambda: long_polls.delivered(given.readers),
     }
     beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
-        "kafka-read": lambda: reading.reads(given.pairs, given.rows),
+        "kafka-scan": lambda: reading.scans(given.pairs, given.rows),
+        "kafka-sunk": lambda: reading.scans_of_sink_rows(given.pairs, given.rows),
+        "kafka-group": lambda: reading.groups(given.pairs, given.rows),
         "kafka-json": lambda: payloads.json_rows(given.pairs, given.rows),
         "kafka-stream": lambda: streaming.streams(given.pairs, given.rows),
         "kafka-sink": lambda: sinks.writes(given.pairs, given.rows),
@@ -83,6 +86,7 @@ def main() -> None:
     for name in chosen:
         if name not in parts:
             parser.error(f"--only {name}: there are {', '.join(parts)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what was started, too
     started = time.monotonic()
     about = report.machine(ROOT)
     if is_kafka:

@@ -22,6 +22,7 @@ from tests.bench.sides import STREAM, SUBJECT
 from tests.bench.spark_scan import write_mapped
 
 _SINK = "sunk"
+_FILE = "mapped.arrow"
 
 
 def to_noop(frame: DataFrame) -> None:
@@ -33,12 +34,12 @@ def _count_by(frame: DataFrame, rows: int, *columns: str) -> None:
     assert counted == rows, f"{counted} rows were read of {rows}"
 
 
-def _scan(sides: Sides, stream: str, topic: str, file: str, rows: int) -> dict[str, Callable[[], Measured]]:
+def _scan(sides: Sides, stream: str, topic: str, rows: int) -> dict[str, Callable[[], Measured]]:
     return {
         OURS: lambda: _noop(sides, OURS, rows, sides.stream(stream)),
         TUNED: lambda: _noop(sides, TUNED, rows, sides.topic(topic, TUNED_CONSUMER)),
         DEFAULT: lambda: _noop(sides, DEFAULT, rows, sides.topic(topic, {})),
-        MAPPED: lambda: _noop(sides, MAPPED, rows, sides.mapped(file)),
+        MAPPED: lambda: _noop(sides, MAPPED, rows, sides.mapped(_FILE)),
     }
 
 
@@ -57,8 +58,14 @@ def _group(sides: Sides, rows: int, columns: str = "") -> dict[str, Callable[[],
         OURS: lambda: run(OURS, sides.stream(STREAM, **ours), "subject"),
         TUNED: lambda: run(TUNED, sides.topic(SUBJECT, TUNED_CONSUMER), "topic", "partition"),
         DEFAULT: lambda: run(DEFAULT, sides.topic(SUBJECT, {}), "topic", "partition"),
-        MAPPED: lambda: run(MAPPED, sides.mapped("plain.arrow", f"{columns} STRING" if columns else ""), "subject"),
+        MAPPED: lambda: run(MAPPED, sides.mapped(_FILE, f"{columns} STRING" if columns else ""), "subject"),
     }
+
+
+def _plain_rows(sides: Sides, rows: int) -> None:
+    sides.publish_plainly(rows)
+    sides.wait_until_sealed()
+    write_mapped(sides.broker, sides.folder / _FILE, rows)
 
 
 def _sink_rows(sides: Sides, rows: int) -> None:
@@ -70,22 +77,28 @@ def _sink_rows(sides: Sides, rows: int) -> None:
     sides.kafka.create_topic(_SINK)
     sides.to_topic(frame, _SINK, TUNED_PRODUCER)
     assert sides.kafka.stored(_SINK) == rows, f"{sides.kafka.stored(_SINK)} rows are stored of {rows}"
+    sides.wait_until_sealed()
+    write_mapped(sides.broker, sides.folder / _FILE, rows, _SINK)
 
 
-def reads(pairs: int, rows: int) -> list[Comparison]:
+def scans(pairs: int, rows: int) -> list[Comparison]:
     with both_sides() as sides:
-        sides.publish_plainly(rows)
+        _plain_rows(sides, rows)
+        runs = _scan(sides, STREAM, SUBJECT, rows)
+        return compared("scan to noop", 1.1, runs, pairs, warm_ups=2, notes={"rows": rows})
+
+
+def scans_of_sink_rows(pairs: int, rows: int) -> list[Comparison]:
+    with both_sides() as sides:
         _sink_rows(sides, rows)
-        sides.wait_until_sealed()
-        for stream, file in ((STREAM, "plain.arrow"), (_SINK, "sink.arrow")):
-            write_mapped(sides.broker, sides.folder / file, rows, stream)
-        plain, sunk = (
-            _scan(sides, STREAM, SUBJECT, "plain.arrow", rows),
-            _scan(sides, _SINK, _SINK, "sink.arrow", rows),
-        )
+        runs = _scan(sides, _SINK, _SINK, rows)
+        return compared("scan of rows written by the sink", 1.1, runs, pairs, notes={"rows": rows})
+
+
+def groups(pairs: int, rows: int) -> list[Comparison]:
+    with both_sides() as sides:
+        _plain_rows(sides, rows)
         return [
-            *compared("scan to noop", 1.1, plain, pairs, notes={"rows": rows}),
-            *compared("scan of rows written by the sink", 1.1, sunk, pairs),
-            *compared("groupBy(subject).count()", 1.1, _group(sides, rows), pairs),
-            *compared("the same, columns=subject", 2.0, _group(sides, rows, "subject"), pairs),
+            *compared("groupBy(subject).count()", 1.1, _group(sides, rows), pairs, warm_ups=2, notes={"rows": rows}),
+            *compared("the same, columns=subject", 2.0, _group(sides, rows, "subject"), pairs, notes={"rows": rows}),
         ]

@@ -40,7 +40,5 @@ def writes(pairs: int, rows: int) -> list[Comparison]:
             ("sink, path=http", 1.0, {"path": "http", "stream": STREAM}),
         ]
         return [
-            line
-            for title, bar, options in ways
-            for line in compared(title, bar, _runs(sides, rows, options), pairs, warm_ups=1)
+            line for title, bar, options in ways for line in compared(title, bar, _runs(sides, rows, options), pairs)
         ]
