@@ -86,10 +86,10 @@ def main() -> None:
     for name in chosen:
         if name not in parts:
             parser.error(f"--only {name}: there are {', '.join(parts)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what was started, too
     started = time.monotonic()
     about = report.machine(ROOT)
     if is_kafka:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends Kafka and its peer, too
         about["packages"] |= kafka_versions()
     found: list[Comparison] = []
     for name in chosen:
