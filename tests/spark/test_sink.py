@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from natslog.client import NatslogClient
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, with_nats
 
 pytestmark = pytest.mark.spark
 
@@ -66,9 +69,22 @@ def test_message_ids_are_short_and_differ_also_between_equal_rows(
 ) -> None:
     client.create_stream(name, name)
     equal = spark.range(0, 40, 1, 2).selectExpr("'same' as value")
-    equal.write.format("natslog").options(natsServers=nats_url, subject=name, ack="stored").mode("append").save()
-    ids = {header(row, "Nats-Msg-Id") or "" for row in rows_of(client, name)}
-    assert (len(ids), {len(one) for one in ids}) == (40, {16})
+    listens = threading.Event()
+
+    async def sent(nats: Any) -> list[str]:
+        subscription = await nats.subscribe(name)
+        await nats.flush()
+        listens.set()
+        return [(await subscription.next_msg(timeout=60)).headers["Nats-Msg-Id"] for _ in range(40)]
+
+    with ThreadPoolExecutor() as threads:
+        receiving = threads.submit(with_nats, nats_url, sent)
+        assert listens.wait(10)
+        equal.write.format("natslog").options(natsServers=nats_url, subject=name, ack="stored").mode("append").save()
+        ids = receiving.result(60)
+    assert len(set(ids)) == 40
+    assert all(re.fullmatch("~[A-Za-z0-9_-]{16}", one) for one in ids)
+    assert [header(row, "Nats-Msg-Id") for row in rows_of(client, name)] == [None] * 40, "they are stored elsewhere"
 
 
 def test_two_queries_with_the_same_batch_ids_do_not_collide(
