@@ -80,7 +80,10 @@ def main() -> None:
         "kafka-publish": lambda: kafka_publishing.publishes(given.pairs),
     }
     chosen = given.only.split(",") if given.only else list(parts)
-    if is_kafka := chosen[0].startswith(_KAFKA):
+    is_kafka = [name.startswith(_KAFKA) for name in chosen]
+    if any(is_kafka) and not all(is_kafka):
+        parser.error("--only kafka: it and its parts run without others, because Spark's JVM has other jars then")
+    if any(is_kafka):
         parts = beside_kafka  # Spark's JVM has other jars from its start
         chosen = list(parts) if chosen == [_KAFKA] else chosen
     for name in chosen:
@@ -88,7 +91,7 @@ def main() -> None:
             parser.error(f"--only {name}: there are {', '.join(parts)}")
     started = time.monotonic()
     about = report.machine(ROOT)
-    if is_kafka:
+    if any(is_kafka):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends Kafka and its peer, too
         about["packages"] |= kafka_versions()
     found: list[Comparison] = []
@@ -101,7 +104,7 @@ def main() -> None:
     seconds = time.monotonic() - started
     report.print_table(found)
     given.out.mkdir(parents=True, exist_ok=True)
-    name = _KAFKA if is_kafka else "results"
+    name = _KAFKA if any(is_kafka) else "results"
     report.write_json(found, about, seconds, given.out / f"{name}.json")
     report.plot(found, about, given.out / f"{name}.png")
     console.print(f"{len(found)} comparisons in {seconds:.0f} s; written to {given.out}")

@@ -15,6 +15,7 @@ from tests.bench import jars
 from tests.bench.kafka.broker import properties
 from tests.bench.pairs import Comparison, Measured, against, in_turn, processor_times
 from tests.bench.processor_time import measured, parse_stat, processor_seconds
+from tests.bench.sides import ROOT
 
 _BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
 # Prints the time of this process and of a child that has ended; another child lives on, and prints nothing.
@@ -131,3 +132,14 @@ def test_kafka_listens_on_loopback_only(tmp_path: Path) -> None:
     settings = dict(line.split("=", 1) for line in properties(tmp_path, 9, 10).splitlines())
     assert settings["listeners"] == "PLAINTEXT://127.0.0.1:9,CONTROLLER://127.0.0.1:10"
     assert settings["log.dirs"] == f"{tmp_path}/data"
+
+
+@pytest.mark.parametrize(
+    ("only", "error"),
+    [("nothing", "there are publish, "), ("kafka-nothing", "there are kafka-scan, "), ("scan,kafka", "without others")],
+)
+def test_parts_that_cannot_run_are_refused_before_anything_starts(only: str, error: str) -> None:
+    command = [sys.executable, "-m", "tests.bench", "--only", only]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error in done.stderr

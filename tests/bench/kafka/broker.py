@@ -85,7 +85,13 @@ class KafkaBroker:
         config.write_text(properties(self._folder, self._port, free_port()))
         command = [java(), *_JVM, "-cp", ":".join(map(str, jars))]
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]
+        tool = [
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={cluster}",
+            "-c",
+            str(config),
+        ]  # it may begin with -
         with open(self._folder / "kafka.log", "ab") as log:
             done = subprocess.run([*command, *tool], stdout=log, stderr=log, check=False, timeout=_START_WITHIN_S)
             assert done.returncode == 0, f"Kafka's folder could not be formatted: {self._output()}"

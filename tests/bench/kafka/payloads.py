@@ -13,11 +13,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from natslog.client.publisher import Publisher, Rows
+from tests.bench.json_decoding import FLAT, flat_order
 from tests.bench.kafka.reading import to_noop
 from tests.bench.kafka.sides import DEFAULT, MAPPED, OURS, TUNED, TUNED_CONSUMER, Sides, both_sides, compared
 from tests.bench.pairs import Comparison, Measured
 from tests.bench.sides import STREAM, SUBJECT
-from tests.bench.typed_payloads import FIELDS, order
 from tests.harness import eventually
 
 _DIFFERENT_ROWS = 200_000
@@ -40,7 +40,7 @@ def _publish(sides: Sides, values: list[bytes], rows: int) -> None:
 
 def _write_mapped(sides: Sides, values: list[bytes], rows: int) -> None:
     """The decoded rows as they would be without JSON: the least that a source in Python can do."""
-    schema = to_arrow_schema(StructType.fromDDL(FIELDS))
+    schema = to_arrow_schema(StructType.fromDDL(FLAT))
     table = pa.Table.from_pylist([json.loads(value) for value in values], schema)
     with pa.OSFile(str(sides.folder / _MAPPED_FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for start in range(0, rows, len(values)):
@@ -48,7 +48,7 @@ def _write_mapped(sides: Sides, values: list[bytes], rows: int) -> None:
 
 
 def _ours(sides: Sides, **options: str) -> DataFrame:
-    return sides.stream(STREAM, payloadFormat="json", payloadSchema=FIELDS, **options)
+    return sides.stream(STREAM, payloadFormat="json", payloadSchema=FLAT, **options)
 
 
 def _theirs(sides: Sides, consumer: Mapping[str, str], fields: str) -> DataFrame:
@@ -87,9 +87,9 @@ def _runs(
 def json_rows(pairs: int, all_rows: int) -> list[Comparison]:
     rows = int(all_rows * _ROWS_SHARE)
     random = Random(7)
-    values = [order(random, number) for number in range(min(rows, _DIFFERENT_ROWS))]
-    names = [field.split()[0] for field in FIELDS.split(", ")]
-    three = ", ".join(field for field in FIELDS.split(", ") if field.split()[0] in _THREE)
+    values = [flat_order(random, number) for number in range(min(rows, _DIFFERENT_ROWS))]
+    names = [field.split()[0] for field in FLAT.split(", ")]
+    three = ", ".join(field for field in FLAT.split(", ") if field.split()[0] in _THREE)
     with both_sides() as sides:
         _publish(sides, values, rows)
         _write_mapped(sides, values, rows)
@@ -101,7 +101,7 @@ def json_rows(pairs: int, all_rows: int) -> list[Comparison]:
         lines: list[tuple[str, float, dict[str, Callable[[], Measured]]]] = [
             ("JSON, three columns by city", 3.0, _runs(sides, rows, aggregate, three)),
             (f"the same, columns={','.join(_THREE)}", 3.0, _runs(sides, rows, aggregate, three, ",".join(_THREE))),
-            ("JSON, seven columns to noop", 1.7, _runs(sides, rows, to_noop, FIELDS, ",".join(names))),
+            ("JSON, seven columns to noop", 1.7, _runs(sides, rows, to_noop, FLAT, ",".join(names))),
         ]
         return [
             line
