@@ -57,11 +57,10 @@ def test_wheel_works_bare_and_with_each_extra(wheel: Path, tmp_path: Path, extra
 
 def _check_broker(python: Path, natslog: Path, folder: Path, *, has_broker: bool) -> None:
     verified = _run(natslog, "verify", "env/include", folder=folder, check=False)
+    assert verified.stderr == "error: env/include contains no natslog files\n"
     if has_broker:
         _run(python, "-c", "import natslog.runner, natslog.node.metadata.recover", folder=folder)
-        assert verified.stderr == "error: env/include contains no natslog files\n"
         return
-    assert "natslog verify needs natslog[broker]: pip install 'natslog[broker]'" in verified.stderr
     served = _run(natslog, "server", folder=folder, check=False)
     assert "running a broker needs natslog[broker]: pip install 'natslog[broker]'" in served.stderr
 
