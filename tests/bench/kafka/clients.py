@@ -2,6 +2,7 @@
 
     python -m tests.bench.kafka.clients librdkafka 127.0.0.1:9092 TOPIC --bytes 128 --seconds 3
     python -m tests.bench.kafka.clients natslog nats://127.0.0.1:4222 SUBJECT --bytes 128 --seconds 3
+    python -m tests.bench.kafka.clients envelopes nats://127.0.0.1:4222 SUBJECT --bytes 128 --seconds 3
 
 Prints one line of JSON, as `raw_nats` does: acked messages a second, messages sent, and seconds of processor time.
 """
@@ -12,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 from confluent_kafka import Producer
@@ -21,6 +23,7 @@ from tests.bench.kafka.broker import PRODUCED_AT_ONCE, QUIET, produce
 from tests.bench.raw_nats import payload
 
 _AT_ONCE = 10_000
+_WINDOW = 40_000
 _FLUSH_WITHIN_S = 60.0
 
 
@@ -61,9 +64,11 @@ def by_librdkafka(servers: str, topic: str, size: int, seconds: float, warm_s: f
     return run(send, lambda: sent - len(producer), finish, seconds, warm_s)
 
 
-def by_natslog(url: str, subject: str, size: int, seconds: float, warm_s: float) -> dict[str, float]:
+def by_natslog(
+    url: str, subject: str, size: int, seconds: float, warm_s: float, *, envelope: bool = False
+) -> dict[str, float]:
     rows = Rows(pa.array([subject] * _AT_ONCE), pa.array([payload(size)] * _AT_ONCE))
-    with Publisher(url) as publisher:
+    with Publisher(url, max_in_flight=_WINDOW, envelope=envelope) as publisher:
 
         def send() -> int:
             publisher.send(rows, "stored")
@@ -72,17 +77,19 @@ def by_natslog(url: str, subject: str, size: int, seconds: float, warm_s: float)
         return run(send, lambda: publisher.acked, lambda: publisher.wait_for_ack("stored"), seconds, warm_s)
 
 
+_WAYS = {"librdkafka": by_librdkafka, "natslog": by_natslog, "envelopes": partial(by_natslog, envelope=True)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("how", choices=["librdkafka", "natslog"])
+    parser.add_argument("how", choices=list(_WAYS))
     parser.add_argument("server")
     parser.add_argument("name", help="of the topic or subject")
     parser.add_argument("--bytes", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warm", type=float, default=1.0)
     given = parser.parse_args()
-    publish = by_librdkafka if given.how == "librdkafka" else by_natslog
-    print(json.dumps(publish(given.server, given.name, given.bytes, given.seconds, given.warm)))
+    print(json.dumps(_WAYS[given.how](given.server, given.name, given.bytes, given.seconds, given.warm)))
 
 
 if __name__ == "__main__":

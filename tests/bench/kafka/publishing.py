@@ -21,7 +21,7 @@ from tests.bench.sides import ROOT, STREAM, SUBJECT, natslog_side, raw_publish, 
 _SECONDS, _WARM_S = 3.0, 1.0
 _WINDOW = 40_000
 _WITHIN_S = 120
-_RAW, _PUBLISHER = "raw frames", "Publisher"
+_RAW, _PUBLISHER, _ENVELOPES = "raw frames", "Publisher", "Publisher with envelopes"
 _FSYNC, _LAZY = "Kafka, fsync of each append", "Kafka, no fsync"
 
 
@@ -40,15 +40,15 @@ def _measured(servers: Collection[int], publish: Callable[[], dict[str, float]],
     return Measured(done["rate"], cpu_s / done["sent"] * 1e6)
 
 
-def _natslog(is_raw: bool) -> Measured:
+def _natslog(how: str) -> Measured:
     with natslog_side() as (server, broker):
         options = {"window": _WINDOW, "seconds": _SECONDS, "warm": _WARM_S}
         return _measured(
             [server.pid, broker.pid],
             lambda: (
                 raw_publish(server, "acked", bytes=VALUE_BYTES, **options)
-                if is_raw
-                else _client("natslog", server.url, SUBJECT)
+                if how == "raw"
+                else _client(how, server.url, SUBJECT)
             ),
             lambda: int(broker.client().stream(STREAM)["high_watermark"]),
         )
@@ -63,8 +63,9 @@ def publishes(pairs: int) -> list[Comparison]:
     number = count()
     with scratch() as folder, kafka_side(folder / "kafka") as kafka:
         runs: dict[str, Callable[[], Measured]] = {
-            _RAW: lambda: _natslog(is_raw=True),
-            _PUBLISHER: lambda: _natslog(is_raw=False),
+            _RAW: lambda: _natslog("raw"),
+            _PUBLISHER: lambda: _natslog("natslog"),
+            _ENVELOPES: lambda: _natslog("envelopes"),
             _FSYNC: lambda: _kafka(kafka, f"fsync-{next(number)}", flush_messages="1"),
             _LAZY: lambda: _kafka(kafka, f"lazy-{next(number)}"),
         }
@@ -75,6 +76,7 @@ def publishes(pairs: int) -> list[Comparison]:
     unit = "messages/s"
     return [
         against(title + _PUBLISHER, unit, 0.9, done[_PUBLISHER], _RAW, done[_RAW]),
+        against(title + _ENVELOPES, unit, 1.5, done[_ENVELOPES], _FSYNC, done[_FSYNC]),
         *(
             against(title + ours, unit, 0, done[ours], theirs, done[theirs])
             for ours in (_PUBLISHER, _RAW)

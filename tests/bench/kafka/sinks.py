@@ -37,6 +37,11 @@ def writes(pairs: int, rows: int) -> list[Comparison]:
     with both_sides() as sides:
         ways: list[tuple[str, float, dict[str, str]]] = [
             ("sink, ack=stored", 0.4, {"ack": "stored", "natsServers": sides.server.url}),
+            (
+                "sink, ack=stored, envelope=true",
+                0.7,
+                {"ack": "stored", "natsServers": sides.server.url, "servers": sides.broker.url, "envelope": "true"},
+            ),
             ("sink, path=http", 1.0, {"path": "http", "stream": STREAM}),
         ]
         return [
