@@ -13,7 +13,7 @@ from natslog.units import format_duration, parse_duration_s, parse_size_bytes
 Ack = Literal["none", "flush", "stored"]
 """The confirmation that a publisher waits for: none, that of the server, or that of a stream for each row."""
 
-MAX_IN_FLIGHT = 4000
+MAX_IN_FLIGHT = 20_000
 """Default limit of rows that a publisher has sent and no stream has acked."""
 
 Offset = NewType("Offset", int)

@@ -1,5 +1,5 @@
-"""Responses with rows, checked: no response of a broker, whatever it contains, crashes the reader or is used without
-validation.
+"""Responses with rows, checked: no damage to a response crashes the reader or is taken for data. (CRCs are no
+protection against a forged response: connect to brokers that you trust.)
 
 Theory of operation. A *whole* answer consists of stored batches, each validated by its CRC32C, and an answer of
 *columns* of columns of these, each validated by CRCs of its own; this module checks that the batches are those of the
@@ -12,6 +12,7 @@ Source: Arrow documentation, "Security considerations": data from elsewhere is v
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,17 @@ from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
 _MOST_DIGITS = 19
 _ALL_BYTES = 2**62
 _LAST_US = 253_402_300_799_999_999  # the last one of the year 9999
-_ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, IndexError, KeyError, OverflowError, OSError, MemoryError)
+_ARROW_ERRORS = (
+    struct.error,
+    pa.ArrowException,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    OSError,
+    MemoryError,
+)
 
 
 Message: TypeAlias = tuple[BatchHeader | ProjectedHeader, memoryview]

@@ -85,7 +85,8 @@ class Publisher:
 
     Args:
         ack_timeout_s: how long `stored` goes on without a single new ack.
-        max_in_flight: rows sent and not acked at any time (and no more than some 32 MiB of them).
+        max_in_flight: messages sent and not acked at any time (and no more than some 32 MiB of them). A message is a
+            row, or many in an envelope.
         streams: names of streams; with `stored`, each of them must ack each row. Empty: the first ack of any stream
             counts.
         why_hopeless: is called in a thread after one second without an ack, once for each subject that waits for one.

@@ -326,7 +326,9 @@ class BatchBuilder:
     @property
     def is_bloated(self) -> bool:
         """Whether a large message has enlarged it far beyond the needs of a commit."""
-        return self._value.capacity_bytes > 4 * COMMIT_BYTES
+        headers = self._headers
+        columns = (self._subject, self._value, headers.key, headers.pair_key, headers.pair_value)
+        return sum(column.capacity_bytes for column in columns) > 4 * COMMIT_BYTES
 
     def add(self, frames: Frames, survey: Survey | None = None, *, packs_ids: bool = True) -> None:
         """Copies the frames' bytes; the receive buffer is free afterwards.

@@ -1,12 +1,14 @@
 """Envelopes among received messages: each is stored as its rows (`natslog.wire.envelope` has the format).
 
-Theory of operation. A kernel finds the messages whose payload begins as an envelope does. Each of them, thousands of
-rows, is then read by pyarrow and validated completely, as an upload of a direct append is. A payload that only begins
-as an envelope is a plain message, stored as it is, unless a header says that it is an envelope: then it is refused.
+Theory of operation. Kernels find the messages whose payload begins as an envelope does, and those which a header calls
+an envelope. What such a message claims (batches, rows, and their size with the subject in each) is limited before
+anything is decoded. It is then read by pyarrow and validated completely, as an upload of a direct append is. A payload
+that only begins as an envelope is a plain message, stored as it is, unless the header is there: then it is refused.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.errors import InvalidRequest
+from natslog.ingest.dedupe import ids_of_headers
 from natslog.ingest.staged_rows import RowRules, rows_of_bytes
 from natslog.wire import native
 from natslog.wire.envelope import HEADER_NAME, HEADER_VALUE, MAX_ROWS, OPENING, OPENING_ARRAY
@@ -25,6 +29,11 @@ from natslog.wire.own_ids import packed_id
 
 BYTES_PER_ROW = 64
 """What a row takes in memory in addition to its texts, at most."""
+_MOST_ADDED_BYTES = 16 * 1024 * 1024
+"""What the rows of an envelope take in addition to its payload: their subjects, offsets, timestamps, lengths."""
+_MOST_BATCHES = 64
+_CONTINUATION = b"\xff\xff\xff\xff"
+_HEADER_PREFIX = np.frombuffer(f"{HEADER_NAME}:".encode(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,10 @@ def split_envelopes(frames: Frames, *, reads: bool) -> Iterator[tuple[Received, 
         reads: whether envelopes are stored as rows at the present feature level.
     """
     marks = np.zeros(len(frames.rows), np.bool_)
-    if not native.mark_openings(frames.buffer, frames.rows, OPENING_ARRAY, marks):
+    native.mark_openings(frames.buffer, frames.rows, OPENING_ARRAY, marks)
+    if frames.rows[:, HEADER_LEN].any():
+        native.mark_header_prefix(frames.buffer, frames.rows, _HEADER_PREFIX, marks)
+    if not marks.any():
         yield frames, False
         return
     start = 0
@@ -68,33 +80,39 @@ def split_envelopes(frames: Frames, *, reads: bool) -> Iterator[tuple[Received, 
         if at > start:
             yield Frames(frames.buffer, frames.rows[start:at]), False
         start = at + 1
-        received = _read(Frames(frames.buffer, frames.rows[at:start]), reads=reads)
-        yield received, isinstance(received, Frames)
+        received, begins = _read(Frames(frames.buffer, frames.rows[at:start]), reads=reads)
+        yield received, begins and isinstance(received, Frames)
     if start < len(frames.rows):
         yield Frames(frames.buffer, frames.rows[start:]), False
 
 
-def _read(frames: Frames, *, reads: bool) -> Received:
+def _read(frames: Frames, *, reads: bool) -> tuple[Received, bool]:
+    """Of one message; and whether its payload begins as an envelope."""
     row, buffer = frames.rows[0], frames.buffer
     headers = _headers(buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes())
     subject = buffer[row[SUBJECT] : row[SUBJECT] + row[SUBJECT_LEN]]
     reply = buffer[row[REPLY] : row[REPLY] + row[REPLY_LEN]]
+    payload = buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes()
+    begins = payload.startswith(OPENING)
     try:
+        if not begins:
+            raise InvalidRequest(f"the payload does not begin as that of an envelope does: {payload[:16].hex()}")
         if not reads:
             raise InvalidRequest("envelopes are stored from feature level 2 on: run natslog cluster finalize-upgrade")
         message_id = _id(headers.get("Nats-Msg-Id"))
-        data = buffer[row[PAYLOAD] + len(OPENING) : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes()
-        return Envelope(subject, reply, _rows(data, subject.tobytes().decode()), message_id)
+        rows = _rows(payload[len(OPENING) :], subject.tobytes().decode())
+        return Envelope(subject, reply, rows, message_id), begins
     except InvalidRequest as error:
-        return Refused(frames, error) if headers.get(HEADER_NAME) == HEADER_VALUE else frames
+        return (Refused(frames, error) if headers.get(HEADER_NAME) == HEADER_VALUE else frames), begins
 
 
 def _headers(block: bytes) -> dict[str, str]:
-    """The first value of each name; the block was checked to be UTF-8."""
+    """The first value of each name that is not empty; the block was checked to be UTF-8."""
     found: dict[str, str] = {}
     for line in block.decode().split("\r\n")[1:]:
         name, _, value = line.partition(":")
-        found.setdefault(name, value.strip(" \t"))
+        if not found.get(name):
+            found[name] = value.strip(" \t")
     return found
 
 
@@ -112,8 +130,34 @@ def _id(text: str | None) -> bytes | None:
 
 def _rows(data: bytes, subject: str) -> pa.RecordBatch:
     """Raises InvalidRequest: these are no rows of one envelope."""
+    _check_claims(data, len(subject.encode()))
     batches = rows_of_bytes(data, RowRules(subject, subject), "the envelope")
-    count = sum(batch.num_rows for batch in batches)
-    if not 0 < count <= MAX_ROWS:
-        raise InvalidRequest(f"an envelope has 1 to {MAX_ROWS} rows; this one has {count}")
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    if ids_of_headers(rows.column("headers")) is not None:
+        raise InvalidRequest("rows of an envelope have no message ids of their own: send such rows as messages")
+    return rows
+
+
+def _check_claims(data: bytes, subject_bytes: int) -> None:
+    """Raises InvalidRequest: what the metadata of the messages claims is invalid or more than an envelope may have."""
+    rows = batches = at = 0
+    while data[at : at + 4] == _CONTINUATION and (size_bytes := int.from_bytes(data[at + 4 : at + 8], "little")):
+        try:
+            metadata = BatchMetadata(data[at + 8 : at + 8 + size_bytes])
+            body_bytes, is_batch, claimed = metadata.body_bytes, metadata.is_batch, 0
+            if is_batch:
+                claimed = metadata.rows
+        except (struct.error, ValueError, TypeError, IndexError) as error:
+            raise InvalidRequest(f"the envelope: invalid Arrow IPC data near byte {at}: {error}") from error
+        if is_batch and not claimed:
+            raise InvalidRequest("an envelope has no batches without rows")
+        rows, batches = rows + claimed, batches + is_batch
+        at += 8 + size_bytes + body_bytes
+        if rows > MAX_ROWS or batches > _MOST_BATCHES:
+            break
+    if not 0 < rows <= MAX_ROWS or batches > _MOST_BATCHES:
+        raise InvalidRequest(f"an envelope has 1 to {MAX_ROWS} rows in at most {_MOST_BATCHES} batches")
+    if rows * (subject_bytes + BYTES_PER_ROW) > _MOST_ADDED_BYTES:
+        raise InvalidRequest(
+            f"{rows} rows with a subject of {subject_bytes} bytes are too many for one envelope: send several"
+        )

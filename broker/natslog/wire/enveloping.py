@@ -38,10 +38,10 @@ def as_envelopes(rows: Rows, max_payload_bytes: int) -> Rows:
     """
     limit_bytes = min(_BYTES, max_payload_bytes - _OVERHEAD_BYTES - HEADER_BYTES)
     distinct = pc.unique(rows.subjects)
-    if len(distinct) * _LEAST_ROWS > len(rows) or limit_bytes <= 0:
+    if len(distinct) * _LEAST_ROWS > len(rows) or limit_bytes <= 0 or not len(rows) or _has_ids_in_headers(rows):
         return rows
     messages = [
-        _message(rows.take(chunk)) if _is_worth_it(chunk, sizes, limit_bytes) else rows.take(chunk)
+        _message(rows.take(chunk)) if _is_worth_it(rows, chunk, sizes, limit_bytes) else rows.take(chunk)
         for sizes in [_sizes(rows)]
         for group in _by_subject(rows.subjects, distinct)
         for chunk in _cut(group, sizes, limit_bytes)
@@ -84,8 +84,17 @@ def _cut(group: Indices, sizes: Indices, limit_bytes: int) -> Iterator[Indices]:
         start = end
 
 
-def _is_worth_it(chunk: Indices, sizes: Indices, limit_bytes: int) -> bool:
-    return len(chunk) >= _LEAST_ROWS and int(sizes[chunk].sum()) <= limit_bytes
+def _is_worth_it(rows: Rows, chunk: Indices, sizes: Indices, limit_bytes: int) -> bool:
+    """Also not where some rows have an id and others have none: they can only be sent again one by one."""
+    nulls = 0 if rows.ids is None else rows.ids.take(pa.array(chunk)).null_count
+    return len(chunk) >= _LEAST_ROWS and int(sizes[chunk].sum()) <= limit_bytes and nulls in (0, len(chunk))
+
+
+def _has_ids_in_headers(rows: Rows) -> bool:
+    """Such rows are deduplicated one by one."""
+    if rows.headers is None:
+        return False
+    return bool(pc.any(pc.equal(rows.headers.flatten().field("key"), "Nats-Msg-Id")).as_py())
 
 
 def _message(rows: Rows) -> Rows:

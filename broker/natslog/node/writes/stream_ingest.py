@@ -41,6 +41,7 @@ from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDow
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import (
+    COMMIT_BYTES,
     Batch,
     BatchBuilder,
     Texts,
@@ -272,9 +273,11 @@ class StreamIngest:
     def _add(self, size_bytes: int, add: Callable[[BatchBuilder], None]) -> None:
         """To the rows of the next commit."""
         with self._lock:
-            if not self._gathered or self._gathered[-1].builder.is_full:
-                self._gathered.append(_Gathering(self._memory.builder()))
-            last = self._gathered[-1]
+            last = self._gathered[-1] if self._gathered else None
+            # A commit of a full builder and a large message must fit into a frame between brokers.
+            if last is None or last.builder.is_full or (size_bytes > COMMIT_BYTES and last.builder.rows):
+                last = _Gathering(self._memory.builder())
+                self._gathered.append(last)
             add(last.builder)
             last.frame_bytes += size_bytes
             self._ensure_turn()
@@ -499,6 +502,8 @@ class StreamIngest:
 
 
 def _spread(offsets: npt.NDArray[np.int64], spans: npt.NDArray[np.int64]) -> None:
-    """All rows of an envelope are duplicates if its last one is, which has the id."""
+    """All rows of an envelope are duplicates if its last one is, which has the id. The others have no id, and so no
+    offset either when `REPEATED` ones are looked up again; they have no reply subject that it would be sent to.
+    """
     for last in np.flatnonzero((spans > 1) & (offsets != NEW)).tolist():
         offsets[last - spans[last] + 1 : last] = REPEATED
