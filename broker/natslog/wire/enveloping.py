@@ -40,13 +40,14 @@ def as_envelopes(rows: Rows, max_payload_bytes: int) -> Rows:
     distinct = pc.unique(rows.subjects)
     if len(distinct) * _LEAST_ROWS > len(rows) or limit_bytes <= 0 or not len(rows) or _has_ids_in_headers(rows):
         return rows
-    messages = [
-        _message(rows.take(chunk)) if _is_worth_it(rows, chunk, sizes, limit_bytes) else rows.take(chunk)
-        for sizes in [_sizes(rows)]
-        for group in _by_subject(rows.subjects, distinct)
-        for chunk in _cut(group, sizes, limit_bytes)
-    ]
-    return _joined(messages)
+    sizes = _sizes(rows)
+    chunks = [chunk for group in _by_subject(rows.subjects, distinct) for chunk in _cut(group, sizes, limit_bytes)]
+    return _joined(
+        [
+            _message(rows.take(chunk)) if _is_worth_it(rows, chunk, sizes, limit_bytes) else rows.take(chunk)
+            for chunk in chunks
+        ]
+    )
 
 
 def _by_subject(subjects: pa.Array[str], distinct: pa.Array[str]) -> Iterator[Indices]:
