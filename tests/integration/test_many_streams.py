@@ -204,6 +204,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_streams_of_several_leaders_are_planned_with_few_requests(cluster: Cluster) -> None:
     client = cluster.client()
     names = [f"s{at}" for at in range(9)]

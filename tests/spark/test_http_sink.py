@@ -103,6 +103,7 @@ def test_streaming_batches_are_appended_once_however_often_they_run(
     assert broker.metrics()["natslog_staged_bytes"] == 0
 
 
+@pytest.mark.long
 def test_query_whose_checkpoint_was_set_back_ends_and_says_so_and_may_go_on(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:

@@ -139,6 +139,7 @@ def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.orderBy("offset").select(*columns).collect()]
 
 
+@pytest.mark.long
 def test_json_means_what_spark_means_by_it(spark: SparkSession, read: Any) -> None:
     """Every case decoded here and by Spark; where the two differ on purpose, docs/SPARK.md says so."""
     frame = read([case.encode() for case in CASES], payloadFormat="json", payloadSchema=DDL)

@@ -210,6 +210,7 @@ def test_batch_repeated_by_a_changed_job_loses_no_row(
     assert set(expected) <= {value.decode() for value in all_values(client, f"{numbers}-out")}
 
 
+@pytest.mark.long
 def test_query_of_a_restored_checkpoint_loses_no_row(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, numbers: str, folder: Path
 ) -> None:

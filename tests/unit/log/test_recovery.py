@@ -40,6 +40,7 @@ def copy_of(folder: Path, name: str) -> Path:
     return target
 
 
+@pytest.mark.long
 def test_recovery_after_a_cut_at_every_byte_keeps_exactly_the_whole_commits(
     written: tuple[Path, list[int], list[int]],
 ) -> None:

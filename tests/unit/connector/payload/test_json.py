@@ -288,6 +288,7 @@ def test_decode_broken_text_equals_json_loads(case: tuple[StructType, list[bytes
     check(schema, payloads)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.floats() | st.floats(width=32) | st.decimals(allow_nan=False, allow_infinity=False), min_size=1))
 def test_every_real_is_rounded_as_python_rounds_it(numbers: list[Any]) -> None:
