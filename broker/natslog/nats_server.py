@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections import deque
 from pathlib import Path
 
 from natslog.errors import ConfigError, NatsUnavailable
@@ -115,7 +116,16 @@ def is_listening(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on now, and that this function has not returned recently: the one who asked for it
+    may not listen on it yet.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _returned_ports:
+            _returned_ports.append(port)
+            return port
+
+
+_returned_ports: deque[int] = deque(maxlen=256)
