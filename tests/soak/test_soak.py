@@ -80,7 +80,7 @@ def test_every_acked_message_is_stored_once_whatever_is_killed(tmp_path: Path) -
         ],
         1,
     )  # fmt: skip
-    # A set back ends a query only if it goes behind the last stored batch, which depends on the moment: what such a query
-    # is told is tested in spark/test_http_sink.py.
+    # A set back ends a query only if it goes behind the last stored batch, which depends on the moment. What such a
+    # query is told is tested in spark/test_http_sink.py.
     assert all(driver["killed_half_done"] for driver in found["drivers"]), "or nothing had to be put right"
     assert all(driver["starts"] >= 3 and driver["batches"] >= 3 for driver in found["drivers"])
