@@ -122,6 +122,7 @@ BAD = {
     ),
     "compressed": OPENING + stream_of([pa.RecordBatch.from_pydict({"value": pa.array([b"a" * 100_000])})], "zstd"),
     "many batches": OPENING + stream_of([pa.RecordBatch.from_pydict({"value": pa.array([b"a"])})] * 65),
+    "many schemas": OPENING + pa.schema([("value", pa.binary())]).serialize().to_pybytes() * 70 + GOOD[16:],
     "a batch without rows": OPENING
     + stream_of([pa.RecordBatch.from_pydict({"value": pa.array([b"a"] * count, pa.binary())}) for count in (1, 0)]),
     "ids in headers of rows": enveloped(

@@ -140,7 +140,7 @@ def _rows(data: bytes, subject: str) -> pa.RecordBatch:
 
 def _check_claims(data: bytes, subject_bytes: int) -> None:
     """Raises InvalidRequest: what the metadata of the messages claims is invalid or more than an envelope may have."""
-    rows = batches = at = 0
+    rows = batches = messages = at = 0
     while data[at : at + 4] == _CONTINUATION and (size_bytes := int.from_bytes(data[at + 4 : at + 8], "little")):
         try:
             metadata = BatchMetadata(data[at + 8 : at + 8 + size_bytes])
@@ -151,9 +151,9 @@ def _check_claims(data: bytes, subject_bytes: int) -> None:
             raise InvalidRequest(f"the envelope: invalid Arrow IPC data near byte {at}: {error}") from error
         if is_batch and not claimed:
             raise InvalidRequest("an envelope has no batches without rows")
-        rows, batches = rows + claimed, batches + is_batch
+        rows, batches, messages = rows + claimed, batches + is_batch, messages + 1
         at += 8 + size_bytes + body_bytes
-        if rows > MAX_ROWS or batches > _MOST_BATCHES:
+        if rows > MAX_ROWS or messages > 1 + _MOST_BATCHES:
             break
     if not 0 < rows <= MAX_ROWS or batches > _MOST_BATCHES:
         raise InvalidRequest(f"an envelope has 1 to {MAX_ROWS} rows in at most {_MOST_BATCHES} batches")
