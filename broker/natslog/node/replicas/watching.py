@@ -19,7 +19,8 @@ from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S = 0.5
+"""How soon a stream that was created, deleted or got another leader is noticed; messages end the wait at once."""
 _UNWATCHED_S = 0.1
 _ANSWER_WITHIN_S = 2.0
 
