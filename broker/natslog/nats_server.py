@@ -116,8 +116,8 @@ def is_listening(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now, and that this function has not returned recently: the one who asked for it
-    may not listen on it yet.
+    """A port that nothing listens on now, and that this function has not returned recently: a process that is started
+    with it may not listen yet.
     """
     while True:
         with socket.socket() as probe:

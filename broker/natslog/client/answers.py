@@ -1,11 +1,11 @@
 """Responses with rows, checked: no damage to a response crashes the reader or is taken for data. (CRCs are no
-protection against a forged response: connect to brokers that you trust.)
+protection against a response that was forged.)
 
 Theory of operation. A *whole* answer consists of stored batches, each validated by its CRC32C, and an answer of
 *columns* of columns of these, each validated by CRCs of its own; this module checks that the batches are those of the
-range. An *exact* answer has no CRC. Its schema is compared with the requested one before
-any row is read, then pyarrow validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8), and
-its offsets must lie in the range and ascend. A wrong value that is well-formed cannot be detected.
+range. An *exact* answer has no CRC. Its schema is compared with the requested one before any row is read, then pyarrow
+validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8), and its offsets must lie in the
+range and ascend. A wrong value that is well-formed cannot be detected.
 
 Source: Arrow documentation, "Security considerations": data from elsewhere is validated before it is used.
 """

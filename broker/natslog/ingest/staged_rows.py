@@ -15,6 +15,7 @@ import errno
 import io
 import os
 import struct
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -140,9 +141,9 @@ class _CheckedSource(io.IOBase):
 
     _what: str
 
+    @abstractmethod
     def peek(self) -> bytes:
         """The next eight bytes; they are read again afterwards."""
-        raise NotImplementedError
 
     def remaining(self) -> bytes:
         """The next nine bytes, if there are as many."""

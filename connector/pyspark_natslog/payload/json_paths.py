@@ -24,7 +24,7 @@ class JsonPaths:
     """Decodes into the columns of `schema`.
 
     Args:
-        schema: nullable throughout, of types that `tree.is_decodable` knows.
+        schema: nullable throughout, of types that `tree.is_decodable` accepts.
         load_kernel: returns the kernel's decoder for the same schema. It is called when the first chunk goes to it.
     """
 

@@ -38,7 +38,7 @@ class JsonDecoder:
     """Decodes into the columns of `schema`.
 
     Args:
-        schema: nullable throughout, of types that `tree.is_decodable` knows.
+        schema: nullable throughout, of types that `tree.is_decodable` accepts.
     """
 
     def __init__(self, schema: StructType) -> None:
