@@ -4,10 +4,10 @@
         publisher.publish(Rows(subjects, values), ack="stored")
 
 Theory of operation. Rows go out in slices. `flush`: after the last one the server confirms that it has the bytes.
-`stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns; rows
-that stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress, so that a stream
-which deduplicates stores them once. A row is acked when one stream has acked it, whichever that is; or, with `streams`,
-when each of these has.
+`stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns
+(`in_flight`); rows that stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress,
+so that a stream which deduplicates stores them once. A row is acked when one stream has acked it, whichever that is;
+or, with `streams`, when each of these has.
 
 Invariant: `publish` returns only when the requested confirmation has been received for every row. A row without an id
 is never sent twice.
@@ -20,20 +20,17 @@ import json
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow.compute as pc
 
+from natslog.client.in_flight import InFlight, Sequences, Slice
 from natslog.errors import InvalidRequest, NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
-from natslog.wire import native
 from natslog.wire.enveloping import as_envelopes
 from natslog.wire.frames import Frames, load_scan
-from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
 from natslog.wire.link import NatsCredentials, NatsLink
 from natslog.wire.outgoing import BY_HEADER, BY_REPLY, ack_header_bytes
 from natslog.wire.outgoing_rows import Rows, check_rows
@@ -42,40 +39,14 @@ __all__ = ["BY_HEADER", "BY_REPLY", "Publisher", "Rows"]
 
 Result = TypeVar("Result")
 
-_SLICE_ROWS = 1000
-_PLAIN_SLICE_ROWS = 8192
+_SLICE_ROWS = 8192
 _SLICE_BYTES = 1024 * 1024
-_IN_FLIGHT_BYTES = 32 * 1024 * 1024
+_LEAST_SLICES = 4  # that may be in flight: the next one is made while the others wait for their acks
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024
 _RESEND_AFTER_S = 2.0
 _ASK_AFTER_S = 1.0
 _TICK_S = 0.25
 _LOST_S = 0.01
-
-
-class _Slice:
-    """Rows `[first, first + count)` of the publisher's sequence that wait for their acks.
-
-    Attributes:
-        missing: shape (streams, rows): the acks that have not been received.
-        counts: how many rows of the caller each of these rows, a message, carries.
-    """
-
-    def __init__(self, first: int, rows: Rows, streams: int, ack_to: int) -> None:
-        self.first = first
-        self.rows = rows
-        self.ack_to = ack_to
-        self.missing = np.ones((streams, len(rows)), np.bool_)
-        self.counts = np.ones(len(rows), np.int64) if rows.counts is None else np.asarray(rows.counts, np.int64)
-        # Without an id a stream could not recognise a second copy: such rows are sent once.
-        known = np.zeros(len(rows), np.bool_) if rows.ids is None else pc.is_valid(rows.ids)
-        self.has_id = np.asarray(known, np.bool_)
-        self.first_sent_at = self.sent_at = time.monotonic()
-
-    @property
-    def waiting(self) -> npt.NDArray[np.bool_]:
-        """Marks the rows of which an ack is missing."""
-        return np.asarray(self.missing.any(axis=0), np.bool_)
 
 
 class Publisher:
@@ -119,19 +90,16 @@ class Publisher:
         self._link = NatsLink(url, name=name, credentials=credentials)
         self._connect_timeout_s = connect_timeout_s
         self._ack_timeout_s = ack_timeout_s
-        self._max_in_flight = max_in_flight
+        self._slice_rows = min(_SLICE_ROWS, -(-max_in_flight // _LEAST_SLICES))
         self._streams = tuple(dict.fromkeys(streams))
-        names = [name.encode() for name in self._streams]
-        self._names = np.frombuffer(b"".join(names), np.uint8)
-        self._name_edges = np.cumsum([0, *map(len, names)], dtype=np.int64)
         self._envelope = envelope
         self._why_hopeless = why_hopeless
         self._asked_of = ""
         self._on_acked = on_acked
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
-        self._next_sequence = 0
-        self._slices: deque[_Slice] = deque()
-        self._progress = asyncio.Event()
+        self._in_flight = InFlight(self._inbox, self._streams, max_in_flight)
+        self._awaited: Callable[[], bool] = self._in_flight.is_empty
+        self._has_come = asyncio.Event()  # what is awaited
         self._last_progress = 0.0
         self._refusal = ""
         self._has_no_responders = False
@@ -242,7 +210,7 @@ class Publisher:
     # ---- flush ----
 
     async def _send_plain(self, rows: Rows) -> None:
-        for part in rows.parts(_PLAIN_SLICE_ROWS, _SLICE_BYTES):
+        for part in rows.parts(_SLICE_ROWS, _SLICE_BYTES):
             protocol = part.frames()
             await self._send(protocol)
             self._unflushed_bytes += len(protocol)
@@ -277,92 +245,73 @@ class Publisher:
     # ---- stored ----
 
     async def _send_stored(self, rows: Rows, ack_to: int) -> None:
-        self._last_progress = (
-            time.monotonic()
-        )  # the caller may have been busy elsewhere: no acks were counted meanwhile
+        self._last_progress = time.monotonic()  # no acks were counted while the caller was busy elsewhere
         try:
-            for part in rows.parts(min(_SLICE_ROWS, self._max_in_flight), _SLICE_BYTES):
-                while self._slices and not self._has_room_for(len(part)):
-                    await self._wait_for_progress()
-                waiting = _Slice(self._next_sequence, part, max(1, len(self._streams)), ack_to)
-                self._next_sequence += len(part)
-                self._slices.append(waiting)
-                await self._send_slice(waiting, np.arange(len(part)))
+            for part in rows.parts(self._slice_rows, _SLICE_BYTES):
+                await self._wait_until(partial(self._in_flight.has_room_for, len(part)))
+                sent = self._in_flight.add(part, ack_to)
+                await self._send_slice(sent, np.arange(len(part)))
         except BaseException:
-            self._slices.clear()
+            self._in_flight.clear()
             raise
 
     async def _wait_until_stored(self) -> None:
-        assert self._before is not None, "something was sent"
         self._last_progress = time.monotonic()
         try:
-            while self._slices:
-                await self._wait_for_progress()
-                self._raise_if_forbidden(self._before[1])
+            await self._wait_until(self._in_flight.is_empty)
         finally:
-            self._slices.clear()
+            self._in_flight.clear()
 
-    def _has_room_for(self, messages: int) -> bool:
-        in_flight_bytes = sum(waiting.rows.values.nbytes for waiting in self._slices)
-        in_flight = sum(int(waiting.waiting.sum()) for waiting in self._slices)
-        return in_flight + messages <= self._max_in_flight and in_flight_bytes <= _IN_FLIGHT_BYTES
+    async def _send_slice(self, sent: Slice, rows: Sequences) -> None:
+        part = sent.rows if len(rows) == len(sent.rows) else sent.rows.take(rows)
+        sent.sent_at = time.monotonic()
+        await self._send(part.frames(self._inbox, sent.first + rows, sent.ack_to))
 
-    def _in_flight(self) -> int:
-        return int(sum(waiting.counts[waiting.waiting].sum() for waiting in self._slices))
-
-    async def _send_slice(self, waiting: _Slice, rows: npt.NDArray[np.int64]) -> None:
-        part = waiting.rows if len(rows) == len(waiting.rows) else waiting.rows.take(rows)
-        waiting.sent_at = time.monotonic()
-        await self._send(part.frames(self._inbox, waiting.first + rows, waiting.ack_to))
-
-    async def _wait_for_progress(self) -> None:
-        """Returns after new acks, or after late rows were sent again.
+    async def _wait_until(self, awaited: Callable[[], bool]) -> None:
+        """Returns when acks have made this true; meanwhile sends late messages again.
 
         Raises:
-            PublishFailed: nothing was acked for `ack_timeout_s`.
+            PublishFailed: nothing was acked for `ack_timeout_s`, or the server refused messages.
         """
-        self._drop_acked()
-        if self._slices:
+        self._awaited = awaited
+        while not awaited():
+            self._has_come.clear()
             try:
                 async with asyncio.timeout(_TICK_S):
-                    await self._progress.wait()
+                    await self._has_come.wait()
             except TimeoutError:
+                assert self._before is not None, "something was sent"
+                self._raise_if_forbidden(self._before[1])
                 await self._resend_late()
-            self._progress.clear()
-            self._drop_acked()
-
-    def _drop_acked(self) -> None:
-        while self._slices and not self._slices[0].missing.any():
-            self._slices.popleft()
 
     async def _resend_late(self) -> None:
         now = time.monotonic()
         if now - self._last_progress > self._ack_timeout_s:
-            subject = self._first_unacked_subject()
+            subject, _ = self._in_flight.first_waiting()
             listens = bool(self._refusal) or not self._has_no_responders
-            raise PublishFailed(self._why_unacked(), unacked=self._in_flight(), subject=subject, listens=listens)
+            raise PublishFailed(self._why_unacked(), unacked=self._in_flight.rows, subject=subject, listens=listens)
         if now - self._last_progress > _ASK_AFTER_S:
             await self._raise_if_hopeless()
-        for waiting in list(self._slices):
-            late = np.flatnonzero(waiting.waiting & waiting.has_id)
-            if len(late) and now - waiting.sent_at > _RESEND_AFTER_S:
-                self.resent += len(late)
-                await self._send_slice(waiting, late)
+        if now - self._last_progress > _TICK_S:  # else those that wait are on their way
+            for sent, rows in self._in_flight.late(now - _RESEND_AFTER_S):
+                self.resent += len(rows)
+                await self._send_slice(sent, rows)
 
     async def _raise_if_hopeless(self) -> None:
-        subject, acked = self._first_unacked_subject(), self.acked
+        (subject, _), acked = self._in_flight.first_waiting(), self.acked
         if self._why_hopeless is None or subject == self._asked_of:
             return
         self._asked_of = subject
         why = await asyncio.to_thread(self._why_hopeless, subject)
         if why is not None and self.acked == acked:
-            raise PublishFailed(f"{self._in_flight()} rows were not acked. {why}", subject=subject)
+            raise PublishFailed(f"{self._in_flight.rows} rows were not acked. {why}", subject=subject)
 
     def _why_unacked(self) -> str:
-        count, subject = self._in_flight(), self._first_unacked_subject()
-        head = f"{count} rows were not acked within {self._ack_timeout_s:g} s (the first to subject {subject!r}): "
-        if self._streams:
-            head += f"the ack of stream {self._first_missing_stream()!r} is missing: "
+        subject, stream = self._in_flight.first_waiting()
+        head = f"{self._in_flight.rows} rows were not acked within {self._ack_timeout_s:g} s "
+        head += f"(the first to subject {subject!r}): "
+        if stream:
+            head += f"the ack of stream {stream!r} is missing: "
         if self._refusal:
             return head + f"the stream refused them: {self._refusal}"
         if self._has_no_responders:
@@ -372,42 +321,20 @@ class Publisher:
             )
         return head + "no stream answered. Check that a broker is running and that a stream records the subject."
 
-    def _first_unacked(self) -> tuple[_Slice, int]:
-        """A row whose ack is missing, and its slice."""
-        waiting = next(waiting for waiting in self._slices if waiting.missing.any())
-        return waiting, int(np.flatnonzero(waiting.waiting)[0])
-
-    def _first_unacked_subject(self) -> str:
-        waiting, row = self._first_unacked()
-        return str(waiting.rows.subjects[row].as_py())
-
-    def _first_missing_stream(self) -> str:
-        waiting, row = self._first_unacked()
-        return self._streams[int(np.flatnonzero(waiting.missing[:, row])[0])]
-
     def _receive_acks(self, frames: Frames) -> None:
         """Runs in the loop for every received chunk of acks."""
-        sequences, streams = np.empty((2, len(frames.rows)), np.int64)
-        inbox_bytes = len(self._inbox) + 1
-        native.read_acks(frames.buffer, frames.rows, inbox_bytes, self._names, self._name_edges, sequences, streams)
-        for stream in range(max(1, len(self._streams))):
-            self._mark_acked(sequences[(sequences >= 0) & (streams == stream)], stream)
-        for row in frames.rows[sequences < 0][:1]:
-            self._note_refusal(frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes())
-
-    def _mark_acked(self, acked: npt.NDArray[np.int64], stream: int) -> None:
-        for waiting in self._slices:
-            rows = acked[(acked >= waiting.first) & (acked < waiting.first + len(waiting.rows))] - waiting.first
-            rows = rows[waiting.missing[stream, rows]]  # an ack that came before is no progress
-            if len(rows):
-                before = waiting.waiting
-                waiting.missing[stream, rows] = False
-                count = int(waiting.counts[before & ~waiting.waiting].sum())
-                self.acked += count
-                self._last_progress = time.monotonic()
-                if self._on_acked is not None and count:
-                    self._on_acked(self._last_progress - waiting.first_sent_at, count)
-                self._progress.set()
+        acked = self._in_flight.take_acks(frames)
+        if acked.is_progress:
+            self._last_progress = time.monotonic()
+        if acked.rows:
+            self.acked += acked.rows
+            if self._on_acked is not None:
+                for seconds, rows in self._in_flight.waited(acked, self._last_progress):
+                    self._on_acked(seconds, rows)
+        if acked.refusal is not None:
+            self._note_refusal(acked.refusal)
+        if self._awaited():
+            self._has_come.set()
 
     def _note_refusal(self, answer: bytes) -> None:
         """An empty reply is the server's "no responders"; any other reply is the reason of a stream."""

@@ -14,7 +14,7 @@ import numpy as np
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CR, LF, SPACE, TAB, COLON, ZERO = 13, 10, 32, 9, 58, 48
-_MAX_DIGITS = 10
+_MAX_DIGITS = 18
 
 try:
     from numba import njit, types
@@ -125,17 +125,3 @@ def put_number(out: Any, at: int, number: int, digits: int) -> int:
         out[at + digits - 1 - place] = ZERO + number % 10
         number //= 10
     return at + digits
-
-
-@compiled
-def contains(buffer: Any, start: int, end: int, word: Any) -> bool:
-    for at in range(start, end - word.shape[0] + 1):
-        if buffer[at] == word[0]:
-            same = True
-            for place in range(1, word.shape[0]):
-                if buffer[at + place] != word[place]:
-                    same = False
-                    break
-            if same:
-                return True
-    return False

@@ -11,10 +11,10 @@ from natslog.wire.compiled import (
     LF,
     SPACE,
     compiled,
-    contains,
     copy_bytes,
     digits_of,
     equals,
+    inlined,
     is_blank,
     put_number,
     put_text,
@@ -186,24 +186,71 @@ def mark_unlike_a_line(offsets: Any, data: Any, marks: Any) -> None:
                 marks[index] = True
 
 
+@inlined
+def _is_ack(buffer: Any, start: int, end: int) -> bool:
+    """Whether the payload has a field `seq` and none that is called `error`."""
+    is_ack = False
+    for at in range(start, end - 4):
+        if buffer[at] == _QUOTE and (buffer[at + 1] == _SEQ_FIELD[1] or buffer[at + 1] == _ERROR_FIELD[1]):
+            if equals(buffer, at, at + 5, _SEQ_FIELD):
+                is_ack = True
+            elif equals(buffer, at, min(end, at + 8), _ERROR_FIELD):
+                return False
+    return is_ack
+
+
 @compiled
-def read_acks(
-    buffer: Any, frames: Any, prefix_bytes: int, names: Any, edges: Any, sequences: Any, streams: Any
-) -> None:
-    """`sequences[i]` becomes the number that ends the subject of frame i, or -1 where its payload is no PubAck.
+def mark_acks(
+    buffer: Any,
+    frames: Any,
+    prefix_bytes: int,
+    names: Any,
+    edges: Any,
+    first: int,
+    end: int,
+    missing: Any,
+    left: Any,
+    carried: Any,
+    acked: Any,
+) -> tuple[int, int, int, int, int]:
+    """Marks which of the messages `[first, end)` received acks are for; a frame's subject ends with the number.
 
     Args:
-        names, edges: the names of streams, one after another, and where they begin and end. `streams[i]` becomes the
-            number of the one that answered, or -1 where it is none of them; 0 where no names are given.
+        names, edges: the names of the streams whose acks count, one after another, and where they begin and end; any
+            stream counts where no names are given.
+        missing: shape (streams, capacity): `missing[s, n % capacity]`: stream s has not acked message n. The capacity
+            is a power of two. `left[n % capacity]`: how many streams have not. `carried`: how many rows message n has.
+        acked: becomes the numbers of the messages of which no ack is missing any more.
+
+    Returns:
+        How many messages these are, and how many rows; how many acks came for the first time; the first message that
+        still waits, or `end`; the first frame that is no ack of a stream, or -1.
     """
+    mask = left.shape[0] - 1
+    count, rows, new, refused = 0, 0, 0, -1
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]
-        end = payload + frames[index, 9]
-        is_ack = contains(buffer, payload, end, _SEQ_FIELD) and not contains(buffer, payload, end, _ERROR_FIELD)
-        sequences[index] = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4]) if is_ack else -1
-        streams[index] = 0
-        if edges.shape[0] > 1:
-            streams[index] = _stream_of(buffer, payload, end, names, edges)
+        payload_end = payload + frames[index, 9]
+        sequence = -1
+        if _is_ack(buffer, payload, payload_end):
+            sequence = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4])
+        if sequence < 0 and refused < 0:
+            refused = index
+        if sequence < first or sequence >= end:
+            continue
+        stream = _stream_of(buffer, payload, payload_end, names, edges) if edges.shape[0] > 1 else 0
+        place = sequence & mask
+        if stream >= 0 and missing[stream, place]:
+            missing[stream, place] = False
+            left[place] -= 1
+            new += 1
+            if left[place] == 0:
+                acked[count] = sequence
+                count += 1
+                rows += carried[place]
+    while first < end and left[first & mask] == 0:
+        first += 1
+    return count, rows, new, first, refused
 
 
 @compiled

@@ -33,7 +33,7 @@ class _Integer(NamedTuple):
 INTEGER = _Integer()
 BYTES, MARKS, LONGS, OFFSETS = Array("uint8"), Array("bool"), Array("int64"), Array("int32")
 WORDS = Array("uint64")
-ROWS, HASHES, PACKED = Array("int64", 2), Array("uint64", 2), Array("uint8", 2)
+ROWS, HASHES, PACKED, MARK_ROWS = Array("int64", 2), Array("uint64", 2), Array("uint8", 2), Array("bool", 2)
 
 KERNELS: list[Kernel] = []
 
@@ -124,7 +124,9 @@ publish_frames = Kernel(
     _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
 )  # fmt: skip
 mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS)
-read_acks = Kernel(_out, "read_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, LONGS, LONGS)
+mark_acks = Kernel(
+    _out, "mark_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_ROWS, LONGS, LONGS, LONGS, results=5
+)  # fmt: skip
 
 _WORDS_OF_A_LINE = (6, 2)
 

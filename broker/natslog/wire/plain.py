@@ -49,7 +49,7 @@ def _message_row(data: bytes, position: int, line_end: int, has_headers: bool) -
     if len(tokens) not in (2 + counts, 3 + counts):
         return None
     numbers = [data[start:end] for start, end in (tokens[1], *tokens[-counts:])]
-    if not all(number.isdigit() and len(number) <= 10 for number in numbers):
+    if not all(number.isdigit() and len(number) <= 18 for number in numbers):
         return None
     sid, total_bytes = int(numbers[0]), int(numbers[-1])
     header_bytes = int(numbers[1]) if has_headers else 0

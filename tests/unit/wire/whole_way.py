@@ -86,10 +86,12 @@ def _published(shown: list[Any]) -> None:
     parser.receive_data(_frame(b"_INBOX.z.10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.11", b"", b'{"error":1}'))
     parser.receive_data(_frame(b"_INBOX.z.12", b"", b'{"stream": "orders", "seq": 1}'))
     for frames in parser.frames():
-        sequences, streams = np.empty((2, len(frames.rows)), np.int64)
         names, edges = np.frombuffer(b"otherorders", np.uint8), np.array([0, 5, 11])
-        native.read_acks(frames.buffer, frames.rows, len("_INBOX.z."), names, edges, sequences, streams)
-        shown += [sequences.tolist(), streams.tolist()]
+        missing, left = np.ones((2, 16), np.bool_), np.full(16, 2)
+        acked, carried = np.zeros(len(frames.rows), np.int64), np.full(16, 3)
+        buffer, rows = frames.buffer, frames.rows
+        done = native.mark_acks(buffer, rows, len("_INBOX.z."), names, edges, 10, 13, missing, left, carried, acked)
+        shown += [list(done), missing.tolist(), left.tolist(), acked.tolist()]
 
 
 def main() -> None:
