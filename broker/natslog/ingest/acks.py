@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.errors import NatslogError
-from natslog.ingest.batches import Texts
+from natslog.ingest.columns import Texts
 from natslog.wire import native
 from natslog.wire.outgoing import publish_frames
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
-from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
+from natslog.ingest.batches import BatchBuilder
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.ingest.envelopes import split_envelopes
+from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
 from natslog.wire import machine_code, own_ids
 from natslog.wire.frames import FrameParser, Frames
 

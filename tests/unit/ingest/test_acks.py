@@ -8,7 +8,7 @@ import numpy as np
 
 from natslog.errors import StorageFull
 from natslog.ingest import acks
-from natslog.ingest.batches import Texts
+from natslog.ingest.columns import Texts
 
 
 def parsed(protocol: bytes) -> list[tuple[str, dict]]:

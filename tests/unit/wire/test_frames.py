@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from natslog.ingest.batches import BatchBuilder, split_by_text
+from natslog.ingest.batches import BatchBuilder
+from natslog.ingest.unwanted import split_by_text
 from natslog.wire import kernels, plain
 from natslog.wire.frames import FrameParser, MalformedFrame, Scan
 from natslog.wire.layout import (

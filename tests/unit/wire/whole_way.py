@@ -36,7 +36,8 @@ def _stored(shown: list[Any]) -> Any:
 
     from natslog.ingest import acks
     from natslog.ingest.ack_rules import AckRules
-    from natslog.ingest.batches import BatchBuilder, split_by_expectation, split_by_subject, split_by_text
+    from natslog.ingest.batches import BatchBuilder
+    from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
     from natslog.wire.frames import FrameParser, Frames
 
     ids: Any = None

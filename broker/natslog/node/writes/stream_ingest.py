@@ -44,14 +44,12 @@ from natslog.ingest.batches import (
     COMMIT_BYTES,
     Batch,
     BatchBuilder,
-    Texts,
-    split_by_expectation,
-    split_by_subject,
-    split_by_text,
     survey_of,
 )
+from natslog.ingest.columns import Texts
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, split_envelopes
+from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
 from natslog.log import RunLog
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
