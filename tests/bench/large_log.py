@@ -12,6 +12,7 @@ from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.log import LogOptions, StreamLog
 from natslog.model import StreamSettings
+from natslog.node.data_dir import folders_by_id
 
 _ROWS = 6_000
 _VALUE_BYTES = 1024
@@ -28,8 +29,8 @@ def main(folder: Path, bytes_each: float) -> None:
         schema=PAYLOAD_SCHEMA,
     )
     rows = RowBuffers.of(batch)
-    for stream in sorted((folder / "streams").iterdir()):
-        log = StreamLog(stream, stream.name, StreamSettings(subject="log.>"), LogOptions())
+    for stream_id, stream in folders_by_id(folder / "streams").items():
+        log = StreamLog(stream, stream_id, StreamSettings(subject="log.>"), LogOptions())
         while log.chain.size_bytes < bytes_each:
             log.append(rows, time.time_ns() // 1000)
         while log.seal_next():

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from pyspark_natslog.source.options import SOURCE_COLUMNS
@@ -47,6 +48,32 @@ class _MappedReader(DataSourceReader):
                     yield batch
 
 
+class _MappedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The same rows as one micro-batch. Its positions are numbers of batches of the file."""
+
+    def __init__(self, batch_reader: _MappedReader, path: str) -> None:
+        self._batch_reader, self._path = batch_reader, path
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"batch": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The file does not change."""
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        with pa.memory_map(self._path) as source:
+            return {"batch": pa.ipc.open_file(source).num_record_batches}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._batch_reader.partitions() if start["batch"] < end["batch"] else []
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return self._batch_reader.read(partition)
+
+
 class MappedSource(DataSource):
     """Arrow batches of a mapped file, as they lie there. Option `fields`: DDL of those columns that are read."""
 
@@ -61,6 +88,10 @@ class MappedSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _MappedReader(self.options["path"], int(self.options["parts"]), self.as_tuples, schema.names)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        reader = _MappedReader(self.options["path"], int(self.options["parts"]), self.as_tuples, schema.names)
+        return _MappedStreamReader(reader, self.options["path"])
 
 
 class TupleSource(MappedSource):

@@ -210,7 +210,7 @@ def test_few_in_flight_are_few(client: NatslogClient, nats_url: str, name: str) 
 
         async def counted(*arguments: Any) -> None:
             await send(*arguments)
-            sizes.append(publisher._in_flight())
+            sizes.append(publisher._in_flight.messages)
 
         publisher._send_slice = counted  # type: ignore[method-assign]
         publisher.publish(rows(name, 200, ids=ids(*(f"i{at}" for at in range(200)))), "stored")

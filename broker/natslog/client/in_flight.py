@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from natslog.wire import native
 from natslog.wire.frames import Frames
 from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
+from natslog.wire.outgoing import reply_prefix
 from natslog.wire.outgoing_rows import Rows
 
 Sequences = npt.NDArray[np.int64]
@@ -60,7 +61,7 @@ class InFlight:
     """Of one publisher.
 
     Args:
-        inbox: acks come to `<inbox>.<sequence>`.
+        inbox: acks come to `<inbox>.~<sequence>`.
         streams: names of the streams that must ack each message; empty: the first ack of any stream counts.
         most_messages: that wait at any time; and no more than some 32 MiB of them.
 
@@ -69,7 +70,7 @@ class InFlight:
     """
 
     def __init__(self, inbox: str, streams: Sequence[str], most_messages: int) -> None:
-        self._prefix_bytes = len(inbox.encode()) + 1
+        self._prefix_bytes = len(reply_prefix(inbox))
         self._streams = tuple(streams)
         names = [name.encode() for name in streams]
         self._names = np.frombuffer(b"".join(names), np.uint8)
@@ -118,7 +119,7 @@ class InFlight:
 
     def take_acks(self, frames: Frames) -> Acked:
         """Marks the messages that these acks are for. Acks of other messages, and second ones, are ignored."""
-        acked = np.empty(len(frames.rows), np.int64)
+        acked = np.empty(self.messages, np.int64)
         count, rows, new, first, refused = native.mark_acks(
             frames.buffer, frames.rows, self._prefix_bytes, self._names, self._name_edges, self._first, self._end,
             self._missing, self._left, self._carried, acked,

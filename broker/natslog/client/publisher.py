@@ -4,7 +4,7 @@
         publisher.publish(Rows(subjects, values), ack="stored")
 
 Theory of operation. Rows go out in slices. `flush`: after the last one the server confirms that it has the bytes.
-`stored`: every row carries a reply subject `<inbox>.<sequence>` and a message id; acks are counted as columns
+`stored`: every row carries a reply subject `<inbox>.~<sequence>` and a message id; acks are counted as columns
 (`in_flight`); rows that stay unacked are sent again with the same id until `ack_timeout_s` passes without any progress,
 so that a stream which deduplicates stores them once. A row is acked when one stream has acked it, whichever that is;
 or, with `streams`, when each of these has.

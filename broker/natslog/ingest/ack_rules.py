@@ -3,7 +3,7 @@
 Theory of operation. A publisher requests an ack with a reply subject; a requester requests the answer of a service in
 the same way. Where a stream records a service's subject, its setting `acks` says which of both reply subjects are:
 
-    reply    every one is a publisher's: the ack goes there
+    reply    every one is a publisher's: the ack goes there (to the header's subject where an envelope has that header)
     header   none is: acks go to the subject in the header `Natslog-Ack-To`
     never    nothing is acked
 
@@ -25,6 +25,7 @@ from natslog.model import Acks
 from natslog.subjects import is_wildcard
 from natslog.wire import native
 from natslog.wire.frames import Frames
+from natslog.wire.layout import REPLY_LEN
 
 _ACK_TO = np.frombuffer(b"Natslog-Ack-To", np.uint8)
 
@@ -50,8 +51,14 @@ class AckRules:
         ends = np.cumsum([len(prefix) for prefix in encoded], dtype=np.int64)
         return cls(acks, is_wildcard(subject.split(".")[0]), np.frombuffer(b"".join(encoded), np.uint8), ends)
 
-    def applied(self, frames: Frames) -> Frames:
-        """The frames that are recorded, with the subject that each one's ack goes to as its reply subject."""
+    def applied(self, frames: Frames, opened: npt.NDArray[np.bool_] | None = None) -> Frames:
+        """The frames that are recorded, with the subject that each one's ack goes to as its reply subject.
+
+        Args:
+            opened: marks those whose headers came in an envelope.
+        """
+        if opened is not None and self.acks == "reply":
+            _prefer_header(frames, opened)
         if self.omits_internal:
             marks = np.zeros(len(frames.rows), np.bool_)
             native.mark_internal(frames.buffer, frames.rows, self._prefixes, self._prefix_ends, marks)
@@ -64,3 +71,11 @@ class AckRules:
             native.replies_from_header(frames.buffer, frames.rows, _ACK_TO)
         native.keep_replies(frames.buffer, frames.rows, self._prefixes, self._prefix_ends)
         return frames
+
+
+def _prefer_header(frames: Frames, opened: npt.NDArray[np.bool_]) -> None:
+    """Makes the subject in the header the reply subject of those of the marked frames that have the header."""
+    rows = frames.rows[opened]
+    native.replies_from_header(frames.buffer, rows, _ACK_TO)
+    has_header = rows[:, REPLY_LEN] > 0
+    frames.rows[np.flatnonzero(opened)[has_header]] = rows[has_header]

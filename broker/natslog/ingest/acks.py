@@ -2,6 +2,9 @@ r"""PubAcks for a whole commit, as one run of NATS protocol built by a kernel: n
 
     PUB _INBOX.x 50\r\n{"stream":"orders","seq":42,"offset":41,"epoch":3}\r\n
 
+Where reply subjects are numbered (`<text>.~<number>`), consecutive rows get one ack together: each ack costs the NATS
+server as much as a message.
+
 `seq` is `offset + 1`, as JetStream counts, so that the publish calls of JetStream clients can read it.
 """
 
@@ -23,6 +26,8 @@ from natslog.wire.outgoing import publish_frames
 _MIDDLE = np.frombuffer(b',"offset":', np.uint8)
 _NONE = np.zeros(0, np.bool_)
 _NO_COUNTS = np.zeros(0, np.int64)
+_NO_TEXTS = Texts(np.zeros(0, np.int32), np.zeros(0, np.uint8))
+_CORRELATION_FIELD_BYTES = len(',"correlation_id":""')
 _FRAME_AND_NUMBERS_BYTES = 96
 """An upper bound of what an ack holds besides reply subject and fixed texts: verb, length, line ends, numbers."""
 
@@ -35,6 +40,7 @@ def stored(
     epoch: int,
     duplicate: npt.NDArray[np.bool_] | None = None,
     counts: npt.NDArray[np.int64] | None = None,
+    correlations: Texts | None = None,
 ) -> memoryview:
     """Acks of committed rows.
 
@@ -43,14 +49,18 @@ def stored(
         offsets: where each row is stored (for a duplicate: where the first one is).
         duplicate: marks rows that were stored before; None where none was.
         counts: the number of rows of an envelope, at its last one; 0 for other rows. None where there was no envelope.
+        correlations: the correlation id that each ack returns, which JSON can hold as it is; empty where there is none.
     """
     head, tails = _texts(stream, epoch)
     fixed_bytes = len(head) + len(_MIDDLE) + len(tails[1]) + _FRAME_AND_NUMBERS_BYTES
-    out = np.empty(replies.size_bytes + len(offsets) * fixed_bytes, np.uint8)
+    ids = correlations or _NO_TEXTS
+    id_bytes = 0 if correlations is None else correlations.size_bytes + len(offsets) * _CORRELATION_FIELD_BYTES
+    out = np.empty(replies.size_bytes + id_bytes + len(offsets) * fixed_bytes, np.uint8)
     marks = _NONE if duplicate is None else duplicate
     rows_of = _NO_COUNTS if counts is None else counts
-    filled = native.stored_acks(replies.data, replies.offsets, offsets, marks, rows_of, head, _MIDDLE, *tails, out)
-    return out.data[:filled]
+    texts = (replies.data, replies.offsets, ids.data, ids.offsets)
+    filled = native.stored_acks(*texts, offsets, marks, rows_of, head, _MIDDLE, *tails, out)
+    return out.data[:filled] if filled > len(out) // 2 else out[:filled].copy().data  # it is kept until HW allows it
 
 
 @functools.lru_cache(1024)
@@ -61,8 +71,8 @@ def _texts(stream: str, epoch: int) -> tuple[npt.NDArray[np.uint8], tuple[npt.ND
     return np.frombuffer(head.encode(), np.uint8), tuple(np.frombuffer(text.encode(), np.uint8) for text in endings)
 
 
-def refused(replies: Texts, error: NatslogError, *, stream: str) -> memoryview:
-    """The same answer to every row that has a reply subject.
+def refused(replies: Texts, error: NatslogError, *, stream: str, correlations: Texts | None = None) -> memoryview:
+    """The same answer, but for the correlation id, to every row that has a reply subject.
 
     `code` is the HTTP status, as in JetStream; `err_code` a JetStream number where one means the same, else 10500 up.
     """
@@ -70,9 +80,15 @@ def refused(replies: Texts, error: NatslogError, *, stream: str) -> memoryview:
         "error": {"code": error.status, "err_code": _ERR_CODES.get(error.code, 10500), "description": error.message},
         "stream": stream,
     }
+    text = json.dumps(body).encode()
     subjects = replies.to_arrow(pa.binary())
-    subjects = subjects.filter(pc.greater(pc.binary_length(subjects), 0))
-    return publish_frames(subjects, pa.array([json.dumps(body).encode()] * len(subjects), pa.binary()))
+    bodies = pa.repeat(pa.scalar(text, pa.binary()), len(subjects))
+    if correlations is not None:
+        ids = correlations.to_arrow(pa.binary())
+        with_id = pc.binary_join_element_wise(text[:-1], b', "correlation_id": "', ids, b'"}', b"")
+        bodies = pc.if_else(pc.greater(pc.binary_length(ids), 0), with_id, bodies)
+    asking = pc.greater(pc.binary_length(subjects), 0)
+    return publish_frames(subjects.filter(asking), bodies.filter(asking))
 
 
 _ERR_CODES = {"storage_full": 10047, "storage_failed": 10077, "overloaded": 10167, "corrupt_log": 10501}

@@ -37,6 +37,7 @@ class Batch:
     Attributes:
         rows: what is stored.
         replies: reply subjects, empty where none was given; None if no ack is waited for.
+        correlations: correlation ids, which acks return, empty where none was given; None if no row has one.
         ids: uint64 of shape (rows, 2): hashes of message ids, zeros where there is none; None if no row has one.
         spans: the number of rows of an envelope, at its last one, which has its reply subject and id; 0 for other rows.
             None if there is no envelope.
@@ -44,6 +45,7 @@ class Batch:
 
     rows: RowBuffers
     replies: Texts | None
+    correlations: Texts | None
     ids: npt.NDArray[np.uint64] | None
     spans: npt.NDArray[np.int64] | None = None
 
@@ -104,11 +106,18 @@ class BatchBuilder:
         elif self._is_headed:
             self._headers.add_plain(len(rows))
 
-    def add_envelope(self, subject: Array, reply: Array, rows: pa.RecordBatch, message_id: bytes | None) -> None:
+    def add_envelope(
+        self,
+        subject: Array,
+        reply: Array,
+        rows: pa.RecordBatch,
+        message_id: bytes | None,
+        correlation_id: bytes = b"",
+    ) -> None:
         """Copies rows of one envelope, at least one.
 
         Args:
-            rows: of the payload schema. message_id: of natslog's own form.
+            rows: of the payload schema. message_id: of natslog's own form. correlation_id: of the ack; may be empty.
         """
         before, count = self.rows, rows.num_rows
         self._subject.extend_with_one(subject, count)
@@ -116,12 +125,12 @@ class BatchBuilder:
         self._reply.extend_with_empty(count - 1)
         self._reply.extend_with_one(reply, 1)
         keys, headers = rows.column("key"), rows.column("headers")
-        has_any = message_id is not None or keys.null_count < count or headers.null_count < count
-        if has_any and not self._is_headed:
+        has_any = keys.null_count < count or headers.null_count < count
+        if (has_any or message_id or correlation_id) and not self._is_headed:
             self._is_headed = True
             self._headers.add_plain(before)
         if self._is_headed:
-            self._headers.add_columns(keys, headers)
+            self._headers.add_columns(keys, headers, correlation_id)
         if message_id is not None:
             self._headers.set_last_id(message_id)
         self._spans.append((before + count - 1, count))
@@ -138,7 +147,7 @@ class BatchBuilder:
             packed_ids if packed_ids.any() else None,
         )
         ids = headers.ids.values if headers.ids.values.any() else None
-        return Batch(rows, self._reply.texts if self._reply.size_bytes else None, ids, self._spans_of(count))
+        return Batch(rows, _if_any(self._reply), _if_any(headers.correlation), ids, self._spans_of(count))
 
     def _spans_of(self, rows: int) -> npt.NDArray[np.int64] | None:
         if not self._spans:
@@ -155,3 +164,7 @@ class BatchBuilder:
         self._headers.clear()
         self._is_headed = False
         self._spans.clear()
+
+
+def _if_any(column: Column) -> Texts | None:
+    return column.texts if column.size_bytes else None

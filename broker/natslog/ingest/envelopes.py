@@ -1,13 +1,17 @@
-"""Envelopes among received messages: each is stored as its rows (`natslog.wire.envelope` has the format).
+"""Envelopes among received messages (`natslog.wire.envelope` has the format): each is stored as its rows, or as the
+message that it holds.
 
-Theory of operation. Kernels find the messages whose payload begins as an envelope does, and those which a header calls
-an envelope. What such a message claims (batches, rows, and their size with the subject in each) is limited before
-anything is decoded. It is then read by pyarrow and validated completely, as an upload of a direct append is. A payload
-that only begins as an envelope is a plain message, stored as it is, unless the header is there: then it is refused.
+Theory of operation. A kernel opens those that hold one message: afterwards their frames have header block and payload
+where a message with headers has them. Other kernels find the messages whose payload begins as an envelope of rows does,
+and those which a header calls an envelope. What such a message claims (batches, rows, and their size with the subject
+in each) is limited before anything is decoded. It is then read by pyarrow and validated completely, as an upload of a
+direct append is. A payload that only begins as an envelope is a plain message, stored as it is, unless the header is
+there: then it is refused.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +25,17 @@ from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.errors import InvalidRequest
 from natslog.ingest.dedupe import ids_of_headers
 from natslog.ingest.staged_rows import RowRules, rows_of_bytes
+from natslog.ingest.unwanted import is_utf8
 from natslog.wire import native
-from natslog.wire.envelope import HEADER_NAME, HEADER_VALUE, MAX_ROWS, OPENING, OPENING_ARRAY
+from natslog.wire.envelope import (
+    HEADER_NAME,
+    HEADER_VALUE,
+    MAX_ROWS,
+    MESSAGE_OPENING,
+    MESSAGE_OPENING_ARRAY,
+    OPENING,
+    OPENING_ARRAY,
+)
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 from natslog.wire.own_ids import packed_id
@@ -32,7 +45,9 @@ BYTES_PER_ROW = 64
 _MOST_ADDED_BYTES = 16 * 1024 * 1024
 """What the rows of an envelope take in addition to its payload: their subjects, offsets, timestamps, lengths."""
 _MOST_BATCHES = 64
+_PLAIN_JSON = re.compile(r"[!#-\[\]-~]{1,256}")
 _CONTINUATION = b"\xff\xff\xff\xff"
+_VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
 _HEADER_PREFIX = np.frombuffer(f"{HEADER_NAME}:".encode(), np.uint8)
 
 
@@ -41,13 +56,15 @@ class Envelope:
     """One, read and validated.
 
     Attributes:
-        rows: of the payload schema, at least one. message_id: of natslog's own form, or None.
+        rows: of the payload schema, at least one. message_id: of natslog's own form, or None. correlation_id: that
+            JSON can hold as it is; empty if there is none.
     """
 
     subject: npt.NDArray[np.uint8]
     reply: npt.NDArray[np.uint8]
     rows: pa.RecordBatch
     message_id: bytes | None
+    correlation_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,31 @@ class Refused:
 
 
 Received: TypeAlias = Frames | Envelope | Refused
+
+
+def open_messages(frames: Frames) -> tuple[npt.NDArray[np.bool_], int]:
+    """Gives the frames of envelopes with one message its headers and payload, in place. Returns marks of these frames,
+    and how many others begin as such an envelope and are plain messages.
+    """
+    opened = np.zeros(len(frames.rows), np.bool_)
+    unread = native.open_messages(frames.buffer, frames.rows, MESSAGE_OPENING_ARRAY, _VERSION_LINE, opened)
+    if opened.any():
+        suspects = np.flatnonzero(opened)
+        marks = np.zeros(len(suspects), np.bool_)
+        native.mark_high_bytes(frames.buffer, frames.rows[suspects], marks)
+        for at in suspects[marks].tolist():  # only headers that are not ASCII are checked here
+            row = frames.rows[at]
+            if not is_utf8(frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes()):
+                _close(row)
+                opened[at] = False
+                unread += 1
+    return opened, unread
+
+
+def _close(row: npt.NDArray[np.int64]) -> None:
+    """The payload is again what was received."""
+    size_bytes = len(MESSAGE_OPENING) + 4 + int(row[HEADER_LEN])
+    row[HEADER_LEN], row[PAYLOAD], row[PAYLOAD_LEN] = 0, row[PAYLOAD] - size_bytes, row[PAYLOAD_LEN] + size_bytes
 
 
 def split_envelopes(frames: Frames, *, reads: bool) -> Iterator[tuple[Received, bool]]:
@@ -101,7 +143,9 @@ def _read(frames: Frames, *, reads: bool) -> tuple[Received, bool]:
             raise InvalidRequest("envelopes are stored from feature level 2 on: run natslog cluster finalize-upgrade")
         message_id = _id(headers.get("Nats-Msg-Id"))
         rows = _rows(payload[len(OPENING) :], subject.tobytes().decode())
-        return Envelope(subject, reply, rows, message_id), begins
+        correlation_id = headers.get("Natslog-Correlation-Id", "")
+        returned = correlation_id.encode() if _PLAIN_JSON.fullmatch(correlation_id) else b""
+        return Envelope(subject, reply, rows, message_id, returned), begins
     except InvalidRequest as error:
         return (Refused(frames, error) if headers.get(HEADER_NAME) == HEADER_VALUE else frames), begins
 

@@ -14,6 +14,7 @@ from natslog.wire.layout import HEADER_LEN
 from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES, packed_id
 
 _KEY_HEADER = np.frombuffer(b"Natslog-Key", np.uint8)
+_CORRELATION_HEADER = np.frombuffer(b"Natslog-Correlation-Id", np.uint8)
 _ID_HEADER = np.frombuffer(b"Nats-Msg-Id", np.uint8)
 _OFFSETS_OF_NO_ROWS = bytes(4)
 _SHARED_ZEROS = memoryview(bytes(512 * 1024))
@@ -21,12 +22,13 @@ _ZERO = np.zeros(1, np.int64)
 
 
 class HeaderColumns:
-    """Data that only messages with headers need: keys, the header lists, ids. Not filled until the first of them
-    comes.
+    """Data that only messages with headers need: keys, the header lists, ids, correlation ids for the acks. Not filled
+    until the first of them comes.
     """
 
     def __init__(self) -> None:
         self.key = Column()
+        self.correlation = Column()
         self.pair_key = Column()
         self.pair_value = Column()
         self.pair_ends = Growing(np.int32)
@@ -36,7 +38,7 @@ class HeaderColumns:
         self.packed_ids = Growing(np.uint8, PACKED_BYTES)
 
     def clear(self) -> None:
-        for column in (self.key, self.pair_key, self.pair_value):
+        for column in (self.key, self.correlation, self.pair_key, self.pair_value):
             column.clear()
         for growing in (self.pair_ends, self.has_headers, self.has_key, self.ids, self.packed_ids):
             growing.count = 0
@@ -44,6 +46,7 @@ class HeaderColumns:
     def add_plain(self, count: int) -> None:
         """So many rows without headers."""
         self.key.extend_with_empty(count)
+        self.correlation.extend_with_empty(count)
         self.pair_ends.extend(np.full(count, self.pair_key.rows, np.int32))
         for column in (self.has_headers, self.has_key, self.ids, self.packed_ids):
             column.extend_with_zeros(count)
@@ -54,16 +57,17 @@ class HeaderColumns:
         packed = np.zeros((count, PACKED_BYTES), np.uint8)
         pairs = np.empty((4, header_lines), np.int64)
         first_pair = np.zeros(count + 1, np.int64)
-        keys, ids = np.zeros((2, count), np.int64), np.zeros((2, count), np.int64)
+        keys, ids, correlations = np.zeros((3, 2, count), np.int64)
         found = native.split_headers(
             buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids,
-            LETTER_VALUES, packed if packs_ids else packed[:0],
+            LETTER_VALUES, packed if packs_ids else packed[:0], _CORRELATION_HEADER, correlations,
         )  # fmt: skip
         name_starts, name_lengths, value_starts, value_lengths = pairs[:, :found]
         self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
         self.pair_key.extend(buffer, name_starts, name_lengths)
         self.pair_value.extend(buffer, value_starts, value_lengths)
         self.key.extend(buffer, keys[0], np.maximum(keys[1], 0))
+        self.correlation.extend(buffer, correlations[0], np.maximum(correlations[1], 0))
         hashes = np.zeros((count, 2), np.uint64)
         native.hash_ids(buffer, ids[0], ids[1], hashes)
         self.ids.extend(hashes)
@@ -72,9 +76,11 @@ class HeaderColumns:
         self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~has_only_id)
         self.has_key.extend(keys[1] >= 0)
 
-    def add_columns(self, keys: pa.Array[Any], headers: pa.Array[Any]) -> None:
-        """Keys and headers of rows without message ids."""
+    def add_columns(self, keys: pa.Array[Any], headers: pa.Array[Any], last_correlation_id: bytes) -> None:
+        """Keys and headers of rows, at least one, without message ids."""
         count = len(keys)
+        self.correlation.extend_with_empty(count - 1)
+        self.correlation.extend_with_one(np.frombuffer(last_correlation_id, np.uint8), 1)
         self.key.extend_with(*edges_and_data(keys))
         pairs = headers.flatten()
         lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder
 from natslog.ingest.dedupe import DedupeWindow
-from natslog.ingest.envelopes import split_envelopes
+from natslog.ingest.envelopes import open_messages, split_envelopes
 from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
 from natslog.wire import machine_code, own_ids
 from natslog.wire.frames import FrameParser, Frames
@@ -71,8 +71,9 @@ def warm_up() -> None:
         builder = BatchBuilder()
         parser.receive_data(sample)
         for frames in parser.frames():
+            opened, _ = open_messages(frames)
             for rules in _ACK_RULES:
-                rules.applied(Frames(frames.buffer, frames.rows.copy()))
+                rules.applied(Frames(frames.buffer, frames.rows.copy()), opened)
             for part in (*split_by_text(frames), *split_by_subject(frames), *split_by_expectation(frames)):
                 builder.add(part)
             list(split_envelopes(frames, reads=True))

@@ -1,12 +1,19 @@
-"""The envelope: one NATS message that carries the rows of an Arrow IPC stream, all on the subject of the message.
+"""Envelopes: a NATS message whose payload holds more than a value. Bytes 0 to 7 are a cookie, F5 6E 61 74 73 6C 6F 67:
+no text in UTF-8 begins with it. Byte 8 says what follows.
 
-    bytes 0 to 7    cookie, F5 6E 61 74 73 6C 6F 67: no text in UTF-8 begins with it
-    byte 8          2: the rest is an Arrow IPC stream (1 is reserved)
+1: one message with its headers, from a publisher that cannot send headers
+
+    bytes 9 to 11   zeros
+    bytes 12 to 15  the size of the header block in bytes, uint32, little-endian
+    from byte 16    the header block as NATS defines it (`NATS/1.0`, lines `Name: value`, an empty line), then the value
+
+2: rows, all on the subject of the message
+
     bytes 9 to 15   zeros
     from byte 16    an Arrow IPC stream, complete: columns value and, if wanted, key and headers
 
-A publisher that can send headers also sends `Natslog-Envelope: arrow`: a broker then never takes it for a plain
-message.
+A publisher that can send headers also sends `Natslog-Envelope: arrow` with rows: a broker then never takes them for a
+plain message.
 """
 
 from __future__ import annotations
@@ -17,12 +24,14 @@ import pyarrow as pa
 
 COOKIE = b"\xf5natslog"
 OPENING = COOKIE + bytes([2]) + bytes(7)
+MESSAGE_OPENING = COOKIE + bytes([1]) + bytes(3)
 HEADER_NAME, HEADER_VALUE = "Natslog-Envelope", "arrow"
 HEADER_BYTES = len(f"{HEADER_NAME}: {HEADER_VALUE}\r\n")
 MAX_ROWS = 64 * 1024
 """Of one envelope."""
 
 OPENING_ARRAY: npt.NDArray[np.uint8] = np.frombuffer(OPENING, np.uint8)
+MESSAGE_OPENING_ARRAY: npt.NDArray[np.uint8] = np.frombuffer(MESSAGE_OPENING, np.uint8)
 
 
 def enveloped(rows: pa.RecordBatch) -> bytes:

@@ -28,6 +28,8 @@ from natslog.wire.kernels_ids import pack_id
 from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
 
 _M, _S, _G, _H = 77, 83, 71, 72
+_QUOTE, _BACKSLASH, _DELETE = 34, 92, 127
+_MOST_CORRELATION_BYTES = 256
 
 
 @inlined
@@ -191,6 +193,17 @@ def gather(buffer: Any, starts: Any, lengths: Any, data: Any, offsets: Any, row:
 
 
 @compiled
+def _is_plain_json(buffer: Any, start: int, end: int) -> bool:
+    """Whether the text is short, and can stand between the quotes of JSON as it is."""
+    if end <= start or end - start > _MOST_CORRELATION_BYTES:
+        return False
+    for at in range(start, end):
+        if buffer[at] <= SPACE or buffer[at] >= _DELETE or buffer[at] == _QUOTE or buffer[at] == _BACKSLASH:
+            return False
+    return True
+
+
+@compiled
 def split_headers(
     buffer: Any,
     frames: Any,
@@ -202,6 +215,8 @@ def split_headers(
     ids: Any,
     letters: Any,
     packed: Any,
+    correlation_word: Any,
+    correlations: Any,
 ) -> int:
     """Finds the `Name: value` lines of each frame's header block, in order, repeats kept.
 
@@ -213,6 +228,7 @@ def split_headers(
         ids: the same for `id_word`.
         letters: of `pack_id`. packed: the packed id of each frame whose id can be packed, which is then no pair; else
             zeros. Without rows, no id is packed.
+        correlations: as `keys`, of the first value of `correlation_word` that can stand between the quotes of JSON.
 
     Returns:
         How many pairs there are.
@@ -222,6 +238,7 @@ def split_headers(
         first_pair[index] = count
         keys[1, index] = -1
         ids[1, index] = -1
+        correlations[1, index] = -1
         end = frames[index, 8]
         at = end - frames[index, 7]
         line = 0
@@ -245,6 +262,13 @@ def split_headers(
                 if keys[1, index] < 0 and equals(buffer, at, colon, key_word):
                     keys[0, index] = low
                     keys[1, index] = high - low
+                if (
+                    correlations[1, index] < 0
+                    and equals(buffer, at, colon, correlation_word)
+                    and _is_plain_json(buffer, low, high)
+                ):
+                    correlations[0, index] = low
+                    correlations[1, index] = high - low
                 if ids[1, index] < 0 and high > low and equals(buffer, at, colon, id_word):
                     ids[0, index] = low
                     ids[1, index] = high - low
@@ -254,22 +278,6 @@ def split_headers(
             line += 1
             at = line_end + 2
     first_pair[frames.shape[0]] = count
-    return count
-
-
-@compiled
-def mark_openings(buffer: Any, frames: Any, opening: Any, marks: Any) -> int:
-    """Marks the frames whose payload begins with `opening`. Returns how many these are."""
-    count = 0
-    for index in range(frames.shape[0]):
-        payload = frames[index, 8]
-        if (
-            frames[index, 9] >= opening.shape[0]
-            and buffer[payload] == opening[0]
-            and equals(buffer, payload, payload + opening.shape[0], opening)
-        ):
-            marks[index] = True
-            count += 1
     return count
 
 

@@ -14,7 +14,6 @@ from natslog.wire.compiled import (
     copy_bytes,
     digits_of,
     equals,
-    inlined,
     is_blank,
     put_number,
     put_text,
@@ -26,16 +25,51 @@ _VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
 _ID_NAME = np.frombuffer(b"Nats-Msg-Id: ", np.uint8)
 _ACK_NAME = np.frombuffer(b"Natslog-Ack-To: ", np.uint8)
 _COUNT_FIELD = np.frombuffer(b',"count":', np.uint8)
+_CORRELATION_FIELD = np.frombuffer(b',"correlation_id":"', np.uint8)
 _STREAM_FIELD = np.frombuffer(b'"stream":', np.uint8)
-_QUOTE = 34
+_MESSAGES_FIELD = np.frombuffer(b'"messages":', np.uint8)
+_QUOTE, _COMMA, _DOT, _TILDE, _ZERO, _NINE = 34, 44, 46, 126, 48, 57
 _SEQ_FIELD = np.frombuffer(b'"seq"', np.uint8)
 _ERROR_FIELD = np.frombuffer(b'"error":', np.uint8)
+
+
+@compiled
+def _is_acked_with_next(
+    data: Any, edges: Any, index: int, duplicate: Any, counts: Any, correlation_offsets: Any
+) -> bool:
+    """Whether the reply subjects of a row and the next one are `<text>.~<n>` and `<text>.~<n + 1>`, and their acks have
+    nothing else of their own.
+    """
+    if duplicate.shape[0] > 0 and duplicate[index] != duplicate[index + 1]:
+        return False
+    if counts.shape[0] > 0 and (counts[index] > 0 or counts[index + 1] > 0):
+        return False
+    if correlation_offsets.shape[0] > 0 and correlation_offsets[index] != correlation_offsets[index + 2]:
+        return False
+    start, next_start, next_end = edges[index], edges[index + 1], edges[index + 2]
+    tilde = next_start - 1
+    while tilde > start and _ZERO <= data[tilde] <= _NINE:
+        tilde -= 1
+    if tilde <= start or data[tilde] != _TILDE or data[tilde - 1] != _DOT:
+        return False
+    next_digits = next_start + tilde + 1 - start
+    if next_digits >= next_end:
+        return False
+    number = read_number(data, tilde + 1, next_start)
+    if number < 0 or read_number(data, next_digits, next_end) != number + 1:
+        return False
+    for at in range(tilde, start - 1, -1):  # texts of different publishers differ near their ends
+        if data[at] != data[next_start + at - start]:
+            return False
+    return True
 
 
 @compiled
 def stored_acks(
     reply_data: Any,
     reply_offsets: Any,
+    correlation_data: Any,
+    correlation_offsets: Any,
     offsets: Any,
     duplicate: Any,
     counts: Any,
@@ -45,21 +79,31 @@ def stored_acks(
     duplicate_tail: Any,
     out: Any,
 ) -> int:
-    """`PUB <reply> <size>`, then `<head><offset + 1><middle><offset><tail>`, for each row with a reply subject.
+    """`PUB <reply> <size>`, then `<head><offset + 1><middle><offset><tail>`, for each row with a reply subject. Rows
+    whose reply subjects are numbered one after another get one ack together, at the last of them, which states before
+    its tail how many they are: `,"messages":<n>`.
 
     Args:
         duplicate: marks the rows that get `duplicate_tail` instead of `first_tail`; empty where none does.
         counts: of the rows that an envelope carried, at its last one: `,"count":<n>` before the tail; else 0. May be
             empty.
+        correlation_data, correlation_offsets: `,"correlation_id":"<text>"` before the tail of each row that has one.
+            The offsets may be empty.
         out: room for all of it.
 
     Returns:
         How many bytes were filled.
     """
     at = 0
+    messages = 1
     for index in range(offsets.shape[0]):
         start, length = reply_offsets[index], reply_offsets[index + 1] - reply_offsets[index]
         if length == 0:
+            continue
+        if index + 1 < offsets.shape[0] and _is_acked_with_next(
+            reply_data, reply_offsets, index, duplicate, counts, correlation_offsets
+        ):
+            messages += 1
             continue
         tail = duplicate_tail if duplicate.shape[0] > 0 and duplicate[index] else first_tail
         offset = offsets[index]
@@ -68,6 +112,13 @@ def stored_acks(
         size = head.shape[0] + next_digits + middle.shape[0] + digits + tail.shape[0]
         if count > 0:
             size += _COUNT_FIELD.shape[0] + digits_of(count)
+        correlation_bytes = 0
+        if correlation_offsets.shape[0] > 0:
+            correlation_bytes = correlation_offsets[index + 1] - correlation_offsets[index]
+        if messages > 1:
+            size += 1 + _MESSAGES_FIELD.shape[0] + digits_of(messages)
+        if correlation_bytes > 0:
+            size += _CORRELATION_FIELD.shape[0] + correlation_bytes + 1
         out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
         copy_bytes(reply_data, start, length, out, at + 4)
         at += 4 + length
@@ -81,6 +132,17 @@ def stored_acks(
         if count > 0:
             at = put_text(out, at, _COUNT_FIELD)
             at = put_number(out, at, count, digits_of(count))
+        if messages > 1:
+            out[at] = _COMMA
+            at = put_text(out, at + 1, _MESSAGES_FIELD)
+            at = put_number(out, at, messages, digits_of(messages))
+            messages = 1
+        if correlation_bytes > 0:
+            at = put_text(out, at, _CORRELATION_FIELD)
+            copy_bytes(correlation_data, correlation_offsets[index], correlation_bytes, out, at)
+            at += correlation_bytes
+            out[at] = _QUOTE
+            at += 1
         at = put_text(out, at, tail)
         out[at], out[at + 1] = CR, LF
         at += 2
@@ -186,17 +248,24 @@ def mark_unlike_a_line(offsets: Any, data: Any, marks: Any) -> None:
                 marks[index] = True
 
 
-@inlined
-def _is_ack(buffer: Any, start: int, end: int) -> bool:
-    """Whether the payload has a field `seq` and none that is called `error`."""
-    is_ack = False
+@compiled
+def _messages_of(buffer: Any, start: int, end: int) -> int:
+    """How many messages the payload is an ack for: 0 if it has no field `seq`, or one that is called `error`."""
+    is_ack, messages = False, 1
     for at in range(start, end - 4):
-        if buffer[at] == _QUOTE and (buffer[at + 1] == _SEQ_FIELD[1] or buffer[at + 1] == _ERROR_FIELD[1]):
-            if equals(buffer, at, at + 5, _SEQ_FIELD):
-                is_ack = True
-            elif equals(buffer, at, min(end, at + 8), _ERROR_FIELD):
-                return False
-    return is_ack
+        if buffer[at] != _QUOTE:
+            continue
+        first = buffer[at + 1]
+        if first == _SEQ_FIELD[1] and equals(buffer, at, at + 5, _SEQ_FIELD):
+            is_ack = True
+        elif first == _ERROR_FIELD[1] and equals(buffer, at, min(end, at + 8), _ERROR_FIELD):
+            return 0
+        elif first == _MESSAGES_FIELD[1] and equals(buffer, at, min(end, at + 11), _MESSAGES_FIELD):
+            last = at + 11
+            while last < end and _ZERO <= buffer[last] <= _NINE:
+                last += 1
+            messages = max(1, read_number(buffer, at + 11, last))
+    return messages if is_ack else 0
 
 
 @compiled
@@ -213,14 +282,15 @@ def mark_acks(
     carried: Any,
     acked: Any,
 ) -> tuple[int, int, int, int, int]:
-    """Marks which of the messages `[first, end)` received acks are for; a frame's subject ends with the number.
+    """Marks which of the messages `[first, end)` received acks are for: the one whose number the frame's subject ends
+    with, and, as the ack states (see `stored_acks`), those before it.
 
     Args:
         names, edges: the names of the streams whose acks count, one after another, and where they begin and end; any
             stream counts where no names are given.
         missing: shape (streams, capacity): `missing[s, n % capacity]`: stream s has not acked message n. The capacity
             is a power of two. `left[n % capacity]`: how many streams have not. `carried`: how many rows message n has.
-        acked: becomes the numbers of the messages of which no ack is missing any more.
+        acked: becomes the numbers of the messages of which no ack is missing any more; room for all that wait.
 
     Returns:
         How many messages these are, and how many rows; how many acks came for the first time; the first message that
@@ -231,23 +301,27 @@ def mark_acks(
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]
         payload_end = payload + frames[index, 9]
-        sequence = -1
-        if _is_ack(buffer, payload, payload_end):
-            sequence = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4])
-        if sequence < 0 and refused < 0:
+        last = -1
+        messages = _messages_of(buffer, payload, payload_end)
+        if messages > 0:
+            last = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4])
+        if last < 0 and refused < 0:
             refused = index
-        if sequence < first or sequence >= end:
+        if last < first or last >= end:
             continue
         stream = _stream_of(buffer, payload, payload_end, names, edges) if edges.shape[0] > 1 else 0
-        place = sequence & mask
-        if stream >= 0 and missing[stream, place]:
-            missing[stream, place] = False
-            left[place] -= 1
-            new += 1
-            if left[place] == 0:
-                acked[count] = sequence
-                count += 1
-                rows += carried[place]
+        if stream < 0:
+            continue
+        for sequence in range(max(first, last - messages + 1), last + 1):
+            place = sequence & mask
+            if missing[stream, place]:
+                missing[stream, place] = False
+                left[place] -= 1
+                new += 1
+                if left[place] == 0:
+                    acked[count] = sequence
+                    count += 1
+                    rows += carried[place]
     while first < end and left[first & mask] == 0:
         first += 1
     return count, rows, new, first, refused

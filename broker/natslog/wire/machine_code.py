@@ -36,7 +36,7 @@ FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
 
 _HERE = Path(__file__).parent
 _SOURCES = (
-    *("compiled", "kernels", "kernels_acks", "kernels_hash", "kernels_ids", "kernels_out"),
+    *("compiled", "kernels", "kernels_acks", "kernels_envelopes", "kernels_hash", "kernels_ids", "kernels_out"),
     *("layout", "machine_code", "native", "native_build"),
 )
 _OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python

@@ -89,7 +89,7 @@ class Kernel:
 
 _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
-_hash = "natslog.wire.kernels_hash"
+_hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
@@ -98,9 +98,10 @@ gather_messages = Kernel(
 )
 gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER)
 split_headers = Kernel(
-    _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, results=1
+    _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, BYTES, ROWS, results=1
 )  # fmt: skip
-mark_openings = Kernel(_kernels, "mark_openings", BYTES, ROWS, BYTES, MARKS, results=1)
+mark_openings = Kernel(_envelopes, "mark_openings", BYTES, ROWS, BYTES, MARKS, results=1)
+open_messages = Kernel(_envelopes, "open_messages", BYTES, ROWS, BYTES, BYTES, MARKS, results=1)
 mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, ROWS, MARKS)
 mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, ROWS, INTEGER, MARKS, results=1)
 mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, ROWS, BYTES, MARKS)
@@ -117,9 +118,7 @@ mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS, BYTES, HASH
 mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES)
 finish_hashes = Kernel(_hash, "finish_hashes", HASHES)
 hashes_as_texts = Kernel(_hash, "hashes_as_texts", HASHES, BYTES, BYTES)
-stored_acks = Kernel(
-    _out, "stored_acks", BYTES, OFFSETS, LONGS, MARKS, LONGS, BYTES, BYTES, BYTES, BYTES, BYTES, results=1
-)
+stored_acks = Kernel(_out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, LONGS, *[BYTES] * 5, results=1)
 publish_frames = Kernel(
     _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
 )  # fmt: skip

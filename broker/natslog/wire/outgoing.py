@@ -19,7 +19,7 @@ _BINARY = pa.binary()
 _FRAME_BYTES = 80
 """An upper bound of what a frame holds besides the columns: verb, blanks, lengths, line ends, a sequence number."""
 _HEADER_BYTES = len(b"NATS/1.0\r\n" + b"Nats-Msg-Id: \r\n" + b"\r\n")
-_ACK_HEADER_BYTES = len(b"Natslog-Ack-To: .9223372036854775807\r\n")
+_ACK_HEADER_BYTES = len(b"Natslog-Ack-To: .~9223372036854775807\r\n")
 
 BY_REPLY, BY_HEADER = 1, 2
 """Where an ack is requested: in the message's reply subject, in the header `Natslog-Ack-To`, or in both."""
@@ -61,7 +61,7 @@ def publish_frames(
         subjects, bodies: string or binary columns of the same length, without nulls.
         lines: header lines of each row (see `header_lines`), or None.
         ids: sent as `Nats-Msg-Id` where there is one; string column, or None.
-        inbox, sequences: row i asks for an answer to `<inbox>.<sequences[i]>`; None: no answers. `ack_to`: how.
+        inbox, sequences: row i asks for an answer to `<inbox>.~<sequences[i]>`; None: no answers. `ack_to`: how.
     """
     if not len(bodies):
         return memoryview(b"")
@@ -69,7 +69,7 @@ def publish_frames(
     line_texts = _NO_TEXTS if lines is None else texts_of(lines)
     id_texts = _NO_TEXTS if ids is None else texts_of(ids)
     has_id = _NO_MARKS if ids is None else _constant(pc.is_valid(ids), np.bool_)
-    prefix = _constant(np.frombuffer(f"{inbox}.".encode(), np.uint8), np.uint8)
+    prefix = _constant(np.frombuffer(reply_prefix(inbox), np.uint8), np.uint8)
     given = _NO_SEQUENCES if sequences is None else _constant(sequences, np.int64)
     size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subject_texts, body_texts))
     size += sum(int(offsets[-1] - offsets[0]) for offsets, _ in (line_texts, id_texts) if len(offsets))
@@ -78,6 +78,11 @@ def publish_frames(
     texts = (*subject_texts, *body_texts, *line_texts, *id_texts)
     filled = native.publish_frames(*texts, has_id, prefix, given, ack_to, out)
     return out.data[:filled]
+
+
+def reply_prefix(inbox: str) -> bytes:
+    """What a number follows in the reply subjects of a publisher. With `~`, consecutive numbers may get one ack."""
+    return f"{inbox}.~".encode()
 
 
 def header_lines(pairs: Any | None, keys: Any | None) -> Any | None:

@@ -96,6 +96,10 @@ class Sides:
         reader = self.spark.read.format("benchmapped").options(path=str(self.folder / name), parts="2")
         return (reader.option("fields", fields) if fields else reader).load()
 
+    def mapped_stream(self, name: str) -> DataFrame:
+        """As `mapped`, as a stream of one micro-batch."""
+        return self.spark.readStream.format("benchmapped").options(path=str(self.folder / name), parts="2").load()
+
     def to_stream(self, frame: DataFrame, subject: str, **options: str) -> None:
         """By natslog's sink; with its defaults acked when stored."""
         writer = frame.write.format("natslog").mode("append").options(servers=self.broker.url, subject=subject)

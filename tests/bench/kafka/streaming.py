@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame
 
-from tests.bench.kafka.sides import DEFAULT, OURS, TUNED, TUNED_CONSUMER, Sides, both_sides, compared
+from tests.bench.kafka.sides import DEFAULT, MAPPED, OURS, TUNED, TUNED_CONSUMER, Sides, both_sides, compared
 from tests.bench.pairs import Comparison, Measured
 from tests.bench.sides import STREAM, SUBJECT
+from tests.bench.spark_scan import write_mapped
 
 _MANY = 4  # times the rows
+_FILE = "mapped.arrow"
 
 
 def _drain(sides: Sides, frame: DataFrame, rows: int) -> None:
@@ -35,10 +37,16 @@ def _runs(sides: Sides, rows: int) -> dict[str, Callable[[], Measured]]:
         frame = reader.option("startingOffsets", "earliest").load()
         return sides.measured(side, rows, lambda: _drain(sides, frame, rows))
 
+    def mapped() -> Measured:
+        frame = sides.mapped_stream(_FILE)
+        return sides.measured(MAPPED, rows, lambda: _drain(sides, frame, rows))
+
+    write_mapped(sides.broker, sides.folder / _FILE, rows)
     return {
         OURS: ours,
         TUNED: lambda: theirs(TUNED, TUNED_CONSUMER),
         DEFAULT: lambda: theirs(DEFAULT, {}),
+        MAPPED: mapped,
     }
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from natslog.client.in_flight import InFlight
+from natslog.ingest import acks
+from natslog.ingest.columns import Texts
 from natslog.wire.frames import FrameParser, Frames
 from natslog.wire.outgoing import BY_REPLY
 from natslog.wire.outgoing_rows import Rows
@@ -26,7 +29,7 @@ def rows_of(count: int, subject: str = "s", counts: int | None = None) -> Rows:
 def answers(payloads: list[tuple[int, bytes]]) -> Frames:
     parser = FrameParser()
     for number, payload in payloads:
-        parser.receive_data(b"MSG %s.%d 1 %d\r\n%s\r\n" % (INBOX.encode(), number, len(payload), payload))
+        parser.receive_data(b"MSG %s.~%d 1 %d\r\n%s\r\n" % (INBOX.encode(), number, len(payload), payload))
     [frames] = list(parser.frames())
     return Frames(frames.buffer.copy(), frames.rows.copy())
 
@@ -87,6 +90,36 @@ def test_waiting_messages_are_those_of_a_model(
         assert in_flight.is_empty() == (not missing)
         late = {sent.first + row for sent, rows in in_flight.late(time.monotonic() + 1) for row in rows.tolist()}
         assert late == set(missing)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 25), st.booleans(), st.booleans(), st.sampled_from(["a", "b"])), max_size=25),
+    st.integers(0, 3),
+)
+def test_acks_of_consecutive_messages_together_are_for_the_same_messages(
+    rows_: list[tuple[int, bool, bool, str]], spare: int
+) -> None:
+    """From the kernel that writes acks to the one that reads them, for messages of two publishers."""
+    replies = [f"_INBOX.{publisher}.~{number}".encode() for number, _, _, publisher in rows_]
+    protocol = acks.stored(
+        Texts.of([b"" if is_silent else reply for reply, (_, is_silent, _, _) in zip(replies, rows_, strict=True)]),
+        np.arange(100, 100 + len(rows_)),
+        stream="orders",
+        epoch=1,
+        duplicate=np.array([is_duplicate for _, _, is_duplicate, _ in rows_], np.bool_),
+    )
+    for publisher in "ab":
+        in_flight = InFlight(f"_INBOX.{publisher}", (), 32)
+        in_flight.add(rows_of(26 + spare), BY_REPLY)
+        parser = FrameParser()
+        for frame in bytes(protocol).split(b"PUB ")[1:]:
+            if frame.startswith(f"_INBOX.{publisher}.".encode()):
+                parser.receive_data(b"MSG " + frame.replace(b" ", b" 1 ", 1))
+        found = [number for frames in parser.frames() for number in in_flight.take_acks(frames).sequences.tolist()]
+        assert sorted(found) == sorted(
+            {number for number, is_silent, _, one in rows_ if one == publisher and not is_silent}
+        )
 
 
 @pytest.mark.parametrize(

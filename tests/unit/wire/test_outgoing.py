@@ -64,7 +64,7 @@ def test_frames_are_those_of_the_model(
     rows = columns(content, which).slice(skipped, len(content) - skipped)  # columns that begin in mid-buffer
     kept = [row | dict.fromkeys({"key", "headers", "id"} - which) for row in content[skipped:]]
     sequences = None if first is None else np.arange(first, first + len(kept))
-    replies = [b"" if first is None else b"_INBOX.x.%d " % (first + at) for at in range(len(kept))]
+    replies = [b"" if first is None else b"_INBOX.x.~%d " % (first + at) for at in range(len(kept))]
     expected = [modelled(row, reply) for row, reply in zip(kept, replies, strict=True)]
     assert bytes(rows.frames("_INBOX.x", sequences)) == b"".join(frame for frame, _ in expected)
     counted = sent_bytes(rows.values, rows.lines(), rows.ids).to_pylist()

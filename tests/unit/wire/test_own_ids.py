@@ -25,7 +25,7 @@ def packed(*texts: bytes) -> PackedIds:
     words = (np.frombuffer(b"Natslog-Key", np.uint8), np.frombuffer(b"Nats-Msg-Id", np.uint8))
     native.split_headers(
         np.frombuffer(b"".join(header), np.uint8), frames, *words, pairs, np.zeros(len(texts) + 1, np.int64),
-        places.copy(), places, LETTER_VALUES, ids,
+        places.copy(), places, LETTER_VALUES, ids, words[0], places.copy(),
     )  # fmt: skip
     return ids
 

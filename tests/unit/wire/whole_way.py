@@ -25,7 +25,7 @@ def _received() -> bytes:
     data = b"PING\r\n" + _frame(b"a.b", b"_INBOX.r", b"hello") + _frame(b"a..b", b"x.y", b"x") + _frame(b"$a", b"", b"")
     data += _frame("é".encode(), b"", b"\xff") + _frame(b"\xff", b"", b"") + _frame(b"a.b", b"x.y", b"hello")
     for at in range(50):
-        head = b"NATS/1.0\r\nNats-Msg-Id: id-%d\r\nNatslog-Key: k\r\nNatslog-Ack-To: _INBOX.%d\r\n\r\n" % (at % 20, at)
+        head = b"NATS/1.0\r\nNats-Msg-Id: id-%d\r\nNatslog-Key: k\r\nNatslog-Ack-To: _INBOX.~%d\r\n\r\n" % (at % 20, at)
         data += _frame(b"a.c", b"", b"abc", head)
     return data + _frame(b"a.d", b"", b"", b"NATS/1.0\r\nNats-Expected-Stream: x\r\n\r\n")
 
@@ -84,14 +84,14 @@ def _published(shown: list[Any]) -> None:
     hashes = row_hashes(subjects, bodies, None, pairs, position_starts("q", 3, 2))
     shown += [hashes.tolist(), as_ids(hashes).to_pylist()]
     parser = FrameParser()
-    parser.receive_data(_frame(b"_INBOX.z.10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.11", b"", b'{"error":1}'))
-    parser.receive_data(_frame(b"_INBOX.z.12", b"", b'{"stream": "orders", "seq": 1}'))
+    parser.receive_data(_frame(b"_INBOX.z.~10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.~11", b"", b'{"error":1}'))
+    parser.receive_data(_frame(b"_INBOX.z.~12", b"", b'{"stream": "orders", "seq": 1, "messages":2}'))
     for frames in parser.frames():
         names, edges = np.frombuffer(b"otherorders", np.uint8), np.array([0, 5, 11])
         missing, left = np.ones((2, 16), np.bool_), np.full(16, 2)
         acked, carried = np.zeros(len(frames.rows), np.int64), np.full(16, 3)
         buffer, rows = frames.buffer, frames.rows
-        done = native.mark_acks(buffer, rows, len("_INBOX.z."), names, edges, 10, 13, missing, left, carried, acked)
+        done = native.mark_acks(buffer, rows, len("_INBOX.z.~"), names, edges, 10, 13, missing, left, carried, acked)
         shown += [list(done), missing.tolist(), left.tolist(), acked.tolist()]
 
 

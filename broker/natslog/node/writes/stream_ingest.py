@@ -48,7 +48,7 @@ from natslog.ingest.batches import (
 )
 from natslog.ingest.columns import Texts
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
-from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, split_envelopes
+from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_messages, split_envelopes
 from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
 from natslog.log import RunLog
 from natslog.node.cluster_clock import StreamTime
@@ -196,7 +196,12 @@ class StreamIngest:
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies the data that it keeps."""
-        frames = self.ack_rules.applied(frames)
+        opened = None
+        reads_envelopes = self._batch_format() > FIRST_FORMAT
+        if reads_envelopes:
+            opened, unread = open_messages(frames)
+            self.stats.unread_envelopes += unread
+        frames = self.ack_rules.applied(frames, opened)
         survey = survey_of(frames)
         self.stats.received += len(frames.rows)
         self.stats.received_bytes += survey.frame_bytes
@@ -208,7 +213,7 @@ class StreamIngest:
             frames, survey = wanted, survey_of(wanted)
         if not len(frames.rows):
             return
-        for received, is_unread in split_envelopes(frames, reads=self._batch_format() > FIRST_FORMAT):
+        for received, is_unread in split_envelopes(frames, reads=reads_envelopes):
             match received:
                 case Frames():
                     self.stats.unread_envelopes += is_unread
@@ -262,10 +267,10 @@ class StreamIngest:
             error = Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
             self._count_refused(envelope.rows.num_rows, error)
             if len(envelope.reply):
-                replies = Texts.of([envelope.reply.tobytes()])
-                self._answer(acks.refused(replies, error, stream=self.name), 1)
+                replies, correlations = Texts.of([envelope.reply.tobytes()]), Texts.of([envelope.correlation_id])
+                self._answer(acks.refused(replies, error, stream=self.name, correlations=correlations), 1)
             return
-        given = (envelope.subject, envelope.reply, envelope.rows, envelope.message_id)
+        given = (envelope.subject, envelope.reply, envelope.rows, envelope.message_id, envelope.correlation_id)
         self._add(size_bytes, lambda builder: builder.add_envelope(*given))
 
     def _add(self, size_bytes: int, add: Callable[[BatchBuilder], None]) -> None:
@@ -287,9 +292,12 @@ class StreamIngest:
         if len(asking.rows):
             builder = BatchBuilder()
             builder.add(asking)
-            replies = builder.taken().replies
-            assert replies is not None, "rows with a reply subject were selected"
-            self._answer(acks.refused(replies, error, stream=self.name), len(asking.rows))
+            batch = builder.taken()
+            assert batch.replies is not None, "rows with a reply subject were selected"
+            self._answer(self._refusals(batch, batch.replies, error), len(asking.rows))
+
+    def _refusals(self, batch: Batch, replies: Texts, error: NatslogError) -> memoryview:
+        return acks.refused(replies, error, stream=self.name, correlations=batch.correlations)
 
     def _count_refused(self, rows: int, error: NatslogError, reason: str | None = None) -> None:
         self.stats.refused[reason or error.code] += rows
@@ -461,7 +469,7 @@ class StreamIngest:
             offsets, duplicate = self._append(batch)
         except NatslogError as error:
             if batch.replies is not None:
-                answers = acks.refused(batch.replies, error, stream=self.name)
+                answers = self._refusals(batch, batch.replies, error)
             return _Outcome(rows, 0, frame_bytes, 0.0, answers, error)
         seconds = time.perf_counter() - started
         self._usual_s += (seconds - self._usual_s) / 8
@@ -473,6 +481,7 @@ class StreamIngest:
                 epoch=self.log.epoch,
                 duplicate=duplicate,
                 counts=batch.spans,
+                correlations=batch.correlations,
             )
         repeated = 0 if duplicate is None else int(duplicate.sum())
         return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset)
