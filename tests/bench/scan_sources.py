@@ -1,4 +1,5 @@
-"""The peers of the scan: the same Arrow batches from a mapped file, as tuples, and their JSON decoded row by row.
+"""The peers of the scan: the same Arrow batches from a mapped file, as tuples, and their JSON decoded row by row. And
+a sink that drops its rows: the least that a sink in Python takes.
 
 Importable by Spark's workers.
 """
@@ -10,7 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -129,3 +137,21 @@ class JsonRowsSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _JsonRowsReader(self.options["path"], int(self.options["parts"]), schema.names[1:])
+
+
+class _DroppingWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class DroppingSink(DataSource):
+    """Receives Arrow batches, as natslog's sink does, and drops them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "benchdropping"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _DroppingWriter()

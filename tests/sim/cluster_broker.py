@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from natslog.cluster.calm import Calm
 from natslog.cluster.commands import Command, LeaveReplicas
 from natslog.model import BrokerId, StreamId, StreamRecord
 from tests.sim.cluster_process import NAME, STREAM, Disk, Life, Log, Process
@@ -29,6 +30,8 @@ class Roles(Life):
         self.replicas: dict[StreamId, SimReplica] = {}
         self.leaving: dict[StreamId, SimReplica] = {}
         self.contact_ms: dict[BrokerId, float] = {}
+        self._calm = Calm()
+        self.is_calm = False
         self.is_stopping = False
         for log in disk.logs.values():
             log.keep(log.synced)
@@ -37,6 +40,7 @@ class Roles(Life):
     def tick(self) -> None:
         super().tick()
         self.report("fit", (self.me, self.has_room))
+        self.is_calm = self._calm.goes_on(self, self.world.now_ms, self.contact_ms)
         for replica in list(self.replicas.values()):
             replica.tick()
 

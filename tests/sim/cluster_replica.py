@@ -150,8 +150,11 @@ class SimReplica:
         self.act()
 
     def tick(self) -> None:
-        self.machine.tick(self.world.now_ms, self.life.contact_ms)
-        self.act()
+        if self.life.is_calm and self.machine.is_quiet:
+            self.machine.pass_time(self.world.now_ms)
+        else:
+            self.machine.tick(self.world.now_ms, self.life.contact_ms)
+            self.act()
         self.report()
 
     def report(self) -> None:

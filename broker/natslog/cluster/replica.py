@@ -247,6 +247,22 @@ class Replica:
             if self.me not in record.isr and record.leader is not None:
                 self._notices.append(Follow(record.leader))  # asks once more, knowing that it is out of the ISR
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the next tick will find nothing to do, unless there is an input before it, or `Calm` ends."""
+        state = self.state
+        if self._step is not None or self._notices or self._transfer is not None or self._has_stale_writer:
+            return False
+        if self.damage is not None or not self._is_held or not self._fits():
+            return False
+        if isinstance(state, Leading):
+            return state.is_ready and state.subscribed_to == self._wanted_subject(state) and state.role.is_quiet
+        return True
+
+    def pass_time(self, now_ms: float) -> None:
+        """Instead of a tick, of a replica that is quiet."""
+        self._now_ms = now_ms
+
     def tick(self, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> None:
         """Time has passed. `contact_ms`: when each follower last asked this broker for anything."""
         self._now_ms = now_ms
@@ -303,7 +319,7 @@ class Replica:
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         if isinstance(self.state, Leading):
-            self._reached(self.state.role.appended(end_offset, run_start))
+            self._reached(self.state.role.appended(end_offset, run_start, now_ms=self._now_ms))
             self._propose_transfer()
 
     def damaged(self, error: NatslogError) -> None:
@@ -500,9 +516,7 @@ class Replica:
         return self._step_of_idle()
 
     def _step_of_leader(self, state: Leading) -> Step | None:
-        record = state.role.record
-        takes_messages = self._surroundings.has_session and self._transfer is None and not record.sealed
-        subject = record.settings.subject if takes_messages else ""
+        subject = self._wanted_subject(state)
         if subject != state.subscribed_to:
             return Subscribe(subject) if subject else Unsubscribe()
         if not state.is_ready:
@@ -510,6 +524,12 @@ class Replica:
         if self._transfer is not None and not self._transfer.is_drained:
             return Drain()
         return None
+
+    def _wanted_subject(self, state: Leading) -> str:
+        """What a leader subscribes to; "" for nothing."""
+        record = state.role.record
+        takes_messages = self._surroundings.has_session and self._transfer is None and not record.sealed
+        return record.settings.subject if takes_messages else ""
 
     def _step_out_of_lead(self, state: Leading) -> Step | None:
         self._transfer = None

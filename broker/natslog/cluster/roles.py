@@ -181,13 +181,28 @@ class LeaderReplica:
             self._version, self._proposed, self._proposed_ms = record.version, set(), None
         return self._advance()
 
-    def appended(self, end_offset: int, run_start: int | None = None) -> int:
+    @property
+    def is_quiet(self) -> bool:
+        """Whether every replica is in sync and has everything, and no change is proposed."""
+        ends = [progress.end_offset for progress in self.followers.values()]
+        return (
+            not self._proposed
+            and not self.record.unproven
+            and set(self.record.isr) == set(self.record.replicas)
+            and self.high_watermark == self.log_end_offset
+            and all(end is not None and end >= self.log_end_offset for end in ends)
+        )
+
+    def appended(self, end_offset: int, run_start: int | None = None, *, now_ms: float | None = None) -> int:
         """Everything below `end_offset` is on this broker's stable storage. Returns HW.
 
         Args:
             run_start: where given, all from there to `end_offset` is one run: HW passes it at once.
+            now_ms: up to now the log ended where it did, which is not noted while the stream is quiet.
         """
         assert end_offset >= self.log_end_offset, "a leader never cuts its log"
+        if now_ms is not None and self.followers:
+            self._note_end(now_ms)
         if run_start is not None:
             assert run_start == self.log_end_offset, "a run is told of as a whole"
             self._leaps.append((run_start, end_offset))

@@ -37,8 +37,13 @@ MESSAGE_OPENING_ARRAY: npt.NDArray[np.uint8] = np.frombuffer(MESSAGE_OPENING, np
 def enveloped(rows: pa.RecordBatch) -> bytes:
     """The payload that carries these rows: columns value (binary) and, if wanted, key (binary) and headers."""
     sink = pa.BufferOutputStream()
+    write_envelope(sink, rows)
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def write_envelope(sink: pa.NativeFile, rows: pa.RecordBatch) -> None:
+    """As `enveloped`, to the end of a file."""
     sink.write(OPENING)
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
-    payload: bytes = sink.getvalue().to_pybytes()
-    return payload

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.arrow.schema import HEADERS_TYPE
-from natslog.wire.envelope import HEADER_BYTES, HEADER_NAME, HEADER_VALUE, enveloped
+from natslog.wire.envelope import HEADER_BYTES, HEADER_NAME, HEADER_VALUE, write_envelope
 from natslog.wire.outgoing_rows import Rows
 from natslog.wire.row_hashes import as_ids, row_hashes
 
@@ -25,6 +25,7 @@ _LEAST_ROWS = 4
 """With fewer rows in an envelope, its own bytes are more than those of as many messages."""
 _OVERHEAD_BYTES = 4096  # of an envelope: Arrow's metadata, headers of the message
 _ROW_BYTES = 24  # of a row: offsets, lengths, padding
+_MOST_BYTES_TOGETHER = 1024 * 1024 * 1024  # of a column with 32-bit offsets
 _MARK = [{"key": HEADER_NAME, "value": HEADER_VALUE}]
 
 Indices = npt.NDArray[np.int64]
@@ -41,13 +42,66 @@ def as_envelopes(rows: Rows, max_payload_bytes: int) -> Rows:
     if len(distinct) * _LEAST_ROWS > len(rows) or limit_bytes <= 0 or not len(rows) or _has_ids_in_headers(rows):
         return rows
     sizes = _sizes(rows)
-    chunks = [chunk for group in _by_subject(rows.subjects, distinct) for chunk in _cut(group, sizes, limit_bytes)]
-    return _joined(
-        [
-            _message(rows.take(chunk)) if _is_worth_it(rows, chunk, sizes, limit_bytes) else rows.take(chunk)
-            for chunk in chunks
-        ]
-    )
+    messages: list[Rows] = []
+    envelopes = _Envelopes()
+    for group in _by_subject(rows.subjects, distinct):
+        for chunk in _cut(group, sizes, limit_bytes):
+            if _is_worth_it(rows, chunk, sizes, limit_bytes):
+                envelopes.add(_rows_at(rows, chunk))
+            else:  # in their order among the others
+                messages += [*envelopes.taken(), _rows_at(rows, chunk)]
+            if envelopes.size_bytes > _MOST_BYTES_TOGETHER:
+                messages += envelopes.taken()
+    messages += envelopes.taken()
+    return messages[0] if len(messages) == 1 else _joined(messages)
+
+
+class _Envelopes:
+    """Payloads one after another in one buffer, which becomes a column without being copied."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._edges = [0]
+        self._parts: list[Rows] = []
+
+    @property
+    def size_bytes(self) -> int:
+        return self._edges[-1]
+
+    def add(self, rows: Rows) -> None:
+        """One message that carries these rows of one subject."""
+        columns = {"value": rows.values, "key": rows.keys, "headers": rows.headers}
+        columns = {
+            name: column for name, column in columns.items() if column is not None and column.null_count < len(column)
+        }
+        write_envelope(self._sink, pa.RecordBatch.from_pydict(columns))
+        self._edges.append(self._sink.tell())
+        self._parts.append(rows)
+
+    def taken(self) -> list[Rows]:
+        """The messages since the last call, as no rows or as one `Rows`."""
+        parts, count = self._parts, len(self._parts)
+        if not parts:
+            return []
+        edges, payloads = pa.py_buffer(np.array(self._edges, np.int32)), self._sink.getvalue()
+        messages = Rows(
+            pa.concat_arrays([rows.subjects.slice(0, 1) for rows in parts]),
+            pa.Array.from_buffers(pa.binary(), count, [None, edges, payloads]),
+            headers=pa.array([_MARK] * count, HEADERS_TYPE),
+            ids=pa.concat_arrays([_id_of(rows) for rows in parts]),
+            counts=pa.array(map(len, parts), pa.int64()),
+        )
+        self._clear()
+        return [messages]
+
+
+def _rows_at(rows: Rows, chunk: Indices) -> Rows:
+    """These rows; not copied if they are neighbours."""
+    first, last = int(chunk[0]), int(chunk[-1])
+    return rows.slice(first, len(chunk)) if last - first + 1 == len(chunk) else rows.take(chunk)
 
 
 def _by_subject(subjects: pa.Array[str], distinct: pa.Array[str]) -> Iterator[Indices]:
@@ -98,25 +152,11 @@ def _has_ids_in_headers(rows: Rows) -> bool:
     return bool(pc.any(pc.equal(rows.headers.flatten().field("key"), "Nats-Msg-Id")).as_py())
 
 
-def _message(rows: Rows) -> Rows:
-    """One message that carries these rows of one subject."""
-    columns = {"value": rows.values, "key": rows.keys, "headers": rows.headers}
-    columns = {
-        name: column for name, column in columns.items() if column is not None and column.null_count < len(column)
-    }
-    payload = enveloped(pa.RecordBatch.from_pydict(columns))
-    return Rows(
-        rows.subjects.slice(0, 1),
-        pa.array([payload], pa.binary()),
-        headers=pa.array([_MARK], HEADERS_TYPE),
-        ids=pa.nulls(1, pa.string()) if rows.ids is None or rows.ids.null_count else _id_of(rows.ids),
-        counts=pa.array([len(rows)], pa.int64()),
-    )
-
-
-def _id_of(ids: pa.Array[str]) -> pa.Array[str]:
-    """The message id of an envelope: a hash of the ids of its rows."""
-    hashes = row_hashes(ids, ids.cast(pa.binary()), None, None)
+def _id_of(rows: Rows) -> pa.Array[str]:
+    """The message id of an envelope: a hash of the ids of its rows, or null."""
+    if rows.ids is None or rows.ids.null_count:
+        return pa.nulls(1, pa.string())
+    hashes = row_hashes(rows.ids, rows.ids.cast(pa.binary()), None, None)
     return as_ids(hashes.sum(axis=0, dtype=np.uint64, keepdims=True))
 
 

@@ -35,6 +35,7 @@ TUNED_CONSUMER = {
 }
 TUNED_PRODUCER = {"kafka.linger.ms": "5", "kafka.batch.size": str(256 << 10)}
 OURS, DEFAULT, TUNED, MAPPED = "natslog", "Kafka", "Kafka tuned", "mapped Arrow file"
+DROPPING = "sink that drops rows"
 _CONNECTOR = "spark-sql-kafka-0-10_2.13"
 _WARM_UPS = 1
 _MAPPED_SHARE = 0.9
@@ -75,7 +76,7 @@ class Sides:
 
     def measured(self, side: str, rows: int, run: Callable[[], object]) -> Measured:
         """One run, with the processor time of the processes that take part on this side."""
-        servers = {OURS: [self.server.pid, self.broker.pid], MAPPED: []}.get(side, [self.kafka.pid])
+        servers = {OURS: [self.server.pid, self.broker.pid], MAPPED: [], DROPPING: []}.get(side, [self.kafka.pid])
         return measured(rows, [self.spark_pid, *servers], run)
 
     def stored(self, stream: str) -> int:
@@ -166,7 +167,7 @@ def compared(
     done = in_turn(title, runs, rounds)
     found = [
         against(title, "rows/s", bars, done[OURS], peer, done[peer])
-        for peer, bars in ((TUNED, bar), (DEFAULT, 0), (MAPPED, 0))
+        for peer, bars in ((TUNED, bar), (DEFAULT, 0), (MAPPED, 0), (DROPPING, 0))
         if peer in runs
     ]
     found[0].notes |= notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.bench.kafka.sides import DEFAULT, OURS, TUNED, TUNED_PRODUCER, Sides, both_sides, compared
+from tests.bench.kafka.sides import DEFAULT, DROPPING, OURS, TUNED, TUNED_PRODUCER, Sides, both_sides, compared
 from tests.bench.pairs import Comparison, Measured
 from tests.bench.sides import STREAM, SUBJECT
 
@@ -19,6 +19,9 @@ def _runs(sides: Sides, rows: int, options: Mapping[str, str]) -> dict[str, Call
         assert stored == rows, f"{stored} rows are stored of {rows}"
         return done
 
+    def dropped() -> None:
+        frame.write.format("benchdropping").mode("append").save()
+
     def theirs(side: str, producer: Mapping[str, str]) -> Measured:
         before = sides.kafka.stored(SUBJECT)
         done = sides.measured(side, rows, lambda: sides.to_topic(frame, SUBJECT, producer))
@@ -30,6 +33,7 @@ def _runs(sides: Sides, rows: int, options: Mapping[str, str]) -> dict[str, Call
         OURS: ours,
         TUNED: lambda: theirs(TUNED, TUNED_PRODUCER),
         DEFAULT: lambda: theirs(DEFAULT, {}),
+        DROPPING: lambda: sides.measured(DROPPING, rows, dropped),
     }
 
 

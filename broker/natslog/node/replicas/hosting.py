@@ -2,7 +2,7 @@
 
 Theory of operation. After commands were applied, every record is passed to the local replica (`reconcile`), whose state
 machine decides the next steps (`cluster.replica`); `stream.HostedStream` executes them. Four times a second every
-replica is called with the time.
+replica that is not quiet is called with the time (`cluster.calm`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
+from natslog.cluster.calm import Calm
 from natslog.cluster.commands import LeaveReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
@@ -65,6 +67,7 @@ class Hosting:
         self._deleting: set[StreamId] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._seen_version = -1
+        self._calm = Calm()
         self._is_closing = False
         proposals = Proposals(self.me, group.submit)
         self.services = Services(
@@ -145,9 +148,14 @@ class Hosting:
         while not self._is_closing:
             await asyncio.sleep(_TICK_S)
             self.reconcile()
+            now_ms = monotonic_ms()
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
+            is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
             for stream in list(self.streams.values()):
-                stream.tick(contact_ms)
+                if is_calm and stream.is_quiet:
+                    stream.pass_time(now_ms)
+                else:
+                    stream.tick(contact_ms)
 
     async def reconciled(self, stream: HostedStream) -> None:
         """Returns when the replica is as its record says, as far as it can be."""

@@ -108,6 +108,7 @@ class HostedStream:
         self._subscription: object | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
+        self._is_quiet = False
         self._adopted = record  # whose settings are in force
         self._is_transferring = False
         self._has_led = False
@@ -249,6 +250,15 @@ class HostedStream:
             self._replica.damaged(failure)
         self._replica.tick(monotonic_ms(), contact_ms)
         self._act()
+        self._is_quiet = self._task is None and self._replica.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a tick may be replaced by `pass_time` while `Calm` goes on."""
+        return self._is_quiet and (self._log is None or self._log.failure is None)
+
+    def pass_time(self, now_ms: float) -> None:
+        self._replica.pass_time(now_ms)
 
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
@@ -391,6 +401,7 @@ class HostedStream:
     # ---- results of an input ----
 
     def _act(self) -> None:
+        self._is_quiet = False
         self._note_role()
         self._release()
         step = self._replica.next_step() if self._task is None else None
