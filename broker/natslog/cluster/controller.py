@@ -177,6 +177,8 @@ class Controller:
         """Back to the preferred leader, or away from a broker that is drained, moved from, or does not reach NATS."""
         assert record.leader is not None, "only a stream that is led is transferred"
         wanted = record.target or record.replicas
+        if record.leader == wanted[0] and self._stays(state, record, now_ms):
+            return None  # as nearly always: no lists are made for thousands of streams at every tick
         ready = [
             broker
             for broker in wanted
@@ -194,6 +196,13 @@ class Controller:
         if now_ms - self._transferred_ms.get(record.id, -_TRANSFER_AGAIN_MS) < _TRANSFER_AGAIN_MS:
             return None
         return LeadershipTransfer(record.id, record.leader, ready[0])
+
+    def _stays(self, state: Metadata, record: StreamRecord, now_ms: float) -> bool:
+        """Whether nothing is known against the preferred leader, which leads."""
+        assert record.leader is not None, "only a stream that is led stays so"
+        is_sound = record.leader in record.isr and record.leader not in record.unproven
+        is_draining = state.brokers[record.leader].is_draining
+        return is_sound and not is_draining and self._reaches(record.leader, True, now_ms)
 
     def _reaches(self, broker: BrokerId, reaches_nats: bool, now_ms: float) -> bool:
         """Whether it has reported this for longer than a NATS server takes to restart."""
