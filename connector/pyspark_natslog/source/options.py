@@ -40,6 +40,7 @@ _SOURCE = (
 )  # fmt: skip
 _SELECTORS = ("stream", "streamPattern", "group")
 _TASK_BYTES = 64 * 1024 * 1024
+_MOST_TASK_BYTES = 256 * 1024 * 1024
 _TRIGGER_DELAY_S = 15 * 60.0
 
 
@@ -71,10 +72,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a range becomes tasks. `min_tasks` None: as many as run at once, if the range is large enough."""
+    """How a range becomes tasks. `min_tasks` None: as many as run at once, if the range is large enough. `usual_bytes`:
+    of a task; up to `max_bytes` if there is more to read than two such tasks for each core.
+    """
 
     min_tasks: int | None
     max_rows: int | None
+    usual_bytes: int
     max_bytes: int
     read_from: ReadFrom
     rack: str | None
@@ -246,10 +250,12 @@ def _admission(given: Given) -> Admission:
 
 
 def _cutting(given: Given) -> Cutting:
+    max_bytes = given.size_bytes("maxBytesPerPartition", None)
     return Cutting(
         min_tasks=given.whole("minPartitions", None),
         max_rows=given.whole("maxRecordsPerPartition", None),
-        max_bytes=given.size_bytes("maxBytesPerPartition", None) or _TASK_BYTES,
+        usual_bytes=max_bytes or _TASK_BYTES,
+        max_bytes=max_bytes or _MOST_TASK_BYTES,
         read_from=cast(ReadFrom, given.one_of("readFrom", "nearest", ("nearest", "leader", "any"))),
         rack=given.text("rack"),
     )

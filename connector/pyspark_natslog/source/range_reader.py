@@ -13,6 +13,7 @@ from natslog.client import NatslogClient, leader_epochs
 from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.payload.decoding import Shaper
 from pyspark_natslog.source.confirming import OutdatedAnswers
+from pyspark_natslog.source.joining import joined
 from pyspark_natslog.source.loss import left_of
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.splits import OffsetRange, Task
@@ -61,7 +62,7 @@ def _read_range(
                 prefer=part.urls,
                 expected_id=part.stream_id,
             ):
-                for batch in fetched.batches:
+                for batch in joined(fetched.batches):
                     yield from shaper.shape(batch, part.stream)
                 start = fetched.next_offset
                 if asked_columns is None and any(map(shaper.needs_little_of, fetched.batches)):

@@ -18,11 +18,12 @@ from natslog.errors import OffsetOutOfRange, StreamNotFound
 from natslog.model import Split
 from pyspark_natslog.source.confirming import OutdatedAnswers
 from pyspark_natslog.source.loss import left_of
-from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.options import Cutting, SourceOptions
 
 _WORTH_SPLITTING_ROWS = 64 * 1024
 _WORTH_SPLITTING_BYTES = 8 * 1024 * 1024
 _ASKED_AT_ONCE = 8
+_ROUNDS = 2  # of tasks on all cores, before tasks become larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +193,14 @@ def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cor
     rows = sum(piece.rows for cut in pieces for piece in cut)
     if rows < _WORTH_SPLITTING_ROWS and _bytes_of(pieces) < _WORTH_SPLITTING_BYTES:
         return 1
-    rounds = -(-_full_tasks(options, pieces) // cores)
+    rounds = -(-_full_tasks(options.cutting, _bytes_of(pieces), cores) // cores)
     return max(1, rounds) * cores  # otherwise the last round would leave cores idle
 
 
-def _full_tasks(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]]) -> int:
-    return -(-_bytes_of(pieces) // options.cutting.max_bytes)
+def _full_tasks(cutting: Cutting, size_bytes: int, cores: int) -> int:
+    """Large tasks for large reads: the fixed time of a task is that of reading some 15 MiB."""
+    task_bytes = min(cutting.max_bytes, max(cutting.usual_bytes, size_bytes // (_ROUNDS * cores)))
+    return -(-size_bytes // task_bytes)
 
 
 def _bytes_of(pieces: Sequence[Sequence[OffsetRange]]) -> int:
