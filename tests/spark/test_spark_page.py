@@ -172,6 +172,9 @@ def test_lag_listener_logs_the_line_and_serves_the_gauges_of_the_page(
         eventually(lambda: {(name, *labels) for name, labels, _ in scraped(port)} == gauges, 60, "every gauge is there")
         (behind,) = [value for name, _, value in scraped(port) if name == "natslog_query_rows_behind"]
         assert 0 < behind < 300
+        (progress,) = re.findall(r"^    (\{.*\})$", section("In the query's own progress"), re.MULTILINE)
+        assert query.lastProgress is not None
+        assert fields_of(query.lastProgress.sources[0].latestOffset) == fields_of(progress)
         query.stop()
         eventually(lambda: not scraped(port), 20, "the series end with the query")
     finally:
@@ -181,6 +184,10 @@ def test_lag_listener_logs_the_line_and_serves_the_gauges_of_the_page(
     line = next(record.getMessage() for record in caplog.records if record.name == "pyspark_natslog.lag")
     assert re.findall(r"(\w+)=", line) == printed
     assert line.startswith("query=enrich stream=orders rows_behind=299 ")
+
+
+def fields_of(latest_offset: str) -> list[str]:
+    return list(json.loads(latest_offset)["orders"])
 
 
 def slow_query(reader: Reader) -> StreamingQuery:
