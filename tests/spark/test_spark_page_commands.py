@@ -17,11 +17,9 @@ from natslog.nats_server import end_with_parent
 from tests.clocks import WallClock
 from tests.harness import all_values, eventually, running
 from tests.readme import ROOT
-from tests.spark.page import Reader, commands, recorded_around
+from tests.spark.page import RUN_WITHIN_S, Reader, commands, recorded_around
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
-
-RUN_WITHIN_S = 120.0
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @contextmanager
