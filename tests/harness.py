@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,11 +135,18 @@ def write_secret(path: Path, text: str) -> Path:
 
 
 @contextmanager
-def running(folder: Path, **settings: Any) -> Iterator[tuple[NatsServer, BrokerProcess]]:
-    """A NATS server and a broker that uses it; both are gone afterwards."""
+def running(
+    folder: Path, *, nats_arguments: tuple[str, ...] = (), environment: Mapping[str, str] = {}, **settings: Any
+) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A NATS server and a broker that uses it; both are gone afterwards.
+
+    Args:
+        environment: variables of the broker. `settings`: as for `BrokerProcess`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    server = NatsServer(0, folder / "nats.log").start()
+    server = NatsServer(0, folder / "nats.log", arguments=nats_arguments).start()
     broker = BrokerProcess(folder / "data", server.url, **settings)
+    broker.environment = dict(environment)
     try:
         yield server, broker.start()
     finally:

@@ -32,11 +32,23 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block; `before` is the paragraph that precedes it, in one line."""
+    """A fenced block.
+
+    Attributes:
+        before: the paragraph that precedes it, in one line.
+        heading: the nearest one above it, as written in Markdown.
+        line: the number of its first line in the page, from 1.
+    """
 
     language: str
     lines: tuple[str, ...]
     before: str
+    heading: str
+    line: int
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
 
     @property
     def file_name(self) -> str | None:
@@ -65,15 +77,17 @@ def blocks(markdown: str) -> list[Block]:
     found: list[Block] = []
     paragraph: list[str] = []
     is_ended = False
-    lines = iter(markdown.splitlines())
-    for line in lines:
+    heading = ""
+    lines = enumerate(markdown.splitlines(), 1)
+    for number, line in lines:
         if line.startswith("```"):
-            text = tuple(takewhile(lambda row: row != "```", lines))
-            found.append(Block(line[3:], text, " ".join(paragraph)))
+            text = tuple(row for _, row in takewhile(lambda numbered: numbered[1] != "```", lines))
+            found.append(Block(line[3:], text, " ".join(paragraph), heading, number + 1))
             paragraph = []
         elif not line:
             is_ended = True
         else:
+            heading = line.lstrip("#").strip() if line.startswith("#") else heading
             paragraph = [line] if is_ended else [*paragraph, line]
             is_ended = False
     return found

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, running
+from tests.spark.page import Reader
 
 # Spark's workers take `python3` from PATH, which in a fresh clone is not the environment that has natslog.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -41,6 +43,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     with running(tmp_path_factory.mktemp("shared"), segment_bytes="64KiB", retention_interval="500ms") as both:
         yield both
+
+
+@pytest.fixture
+def reader(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, client: NatslogClient, folder: Path
+) -> Iterator[Reader]:
+    """Of docs/SPARK.md; what it leaves running is ended."""
+    reader = Reader(spark, broker, nats_url, folder, client)
+    yield reader
+    reader.stop()
 
 
 @pytest.fixture

@@ -98,11 +98,11 @@ class SparkProcess:
     Java it has started end with it.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self._log = log
         with open(log, "ab") as out:
             self._process = subprocess.Popen(
-                [str(spark_home() / "bin" / "spark-class"), *arguments],
+                command,
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
@@ -134,30 +134,51 @@ class SparkProcess:
         self._process.wait()
 
 
+def spark_class(*arguments: str) -> list[str]:
+    return [str(spark_home() / "bin" / "spark-class"), *arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Of a standalone cluster. `page`: the port of its web page."""
+
+    url: str
+    page: int
+
+    def wait_for_workers(self, count: int) -> None:
+        eventually(lambda: self._workers_alive() == count, _UP_WITHIN_S, f"{count} workers of {self.url}")
+
+    def _workers_alive(self) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.page}/json/", timeout=10) as answer:
+            return int(json.load(answer)["aliveworkers"])
+
+
+@contextmanager
+def standalone_master(folder: Path, environment: Mapping[str, str]) -> Iterator[Master]:
+    """Of a cluster that has no workers yet."""
+    folder.mkdir()
+    port, page = free_port(), free_port()
+    command = spark_class("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port))
+    process = SparkProcess([*command, "--webui-port", str(page)], folder / "master.log", environment)
+    try:
+        process.wait_for("I have been elected leader")
+        yield Master(f"spark://127.0.0.1:{port}", page)
+    finally:
+        process.stop()
+
+
 @contextmanager
 def standalone_cluster(folder: Path, python: Python, workers: int = 2) -> Iterator[str]:
     """The master's URL, once all workers (of one core each) have joined."""
-    folder.mkdir()
     environment = python.environment(spark_home())
-    port, page = free_port(), free_port()
-    with ExitStack() as steps:
-        arguments = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
-        master = SparkProcess([*arguments, "--webui-port", str(page)], folder / "master.log", environment)
-        steps.callback(master.stop)
-        master.wait_for("I have been elected leader")
-        url = f"spark://127.0.0.1:{port}"
+    with standalone_master(folder, environment) as master, ExitStack() as steps:
         for number in range(workers):
-            arguments = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1"]
-            arguments += ["--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / f"work-{number}"), url]
-            worker = SparkProcess(arguments, folder / f"worker-{number}.log", environment)
+            command = spark_class("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1")
+            command += ["--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / f"work-{number}")]
+            worker = SparkProcess([*command, master.url], folder / f"worker-{number}.log", environment)
             steps.callback(worker.stop)
-        eventually(lambda: _workers_alive(page) == workers, _UP_WITHIN_S, f"{workers} workers of {folder}")
-        yield url
-
-
-def _workers_alive(page: int) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=10) as answer:
-        return int(json.load(answer)["aliveworkers"])
+        master.wait_for_workers(workers)
+        yield master.url
 
 
 @contextmanager
@@ -175,10 +196,10 @@ def connect_server(folder: Path, python: Python) -> Iterator[str]:
     }
     flags = [text for name, value in settings.items() for text in ("--conf", f"{name}={value}")]
     # as sbin/start-connect-server.sh does, in the foreground
-    arguments = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", "--driver-memory", "512m", *flags]
-    arguments += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    command = spark_class("org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", "--driver-memory", "512m")
+    command += [*flags, "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     environment = python.environment(spark_home()) | {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
-    server = SparkProcess(arguments, folder / "connect.log", environment)
+    server = SparkProcess(command, folder / "connect.log", environment)
     try:
         server.wait_for("Spark Connect server started at")
         yield f"sc://127.0.0.1:{port}"

@@ -35,7 +35,7 @@ def _play(found: Sequence[Block], checkout: Path) -> None:
     with own_network(_NATS_PORT, _HTTP_PORT) as prefix, ExitStack() as running, Terminal(checkout, prefix) as terminal:
         for block in found:
             if block.file_name is not None:
-                (checkout / block.file_name).write_text("\n".join(block.lines) + "\n")
+                (checkout / block.file_name).write_text(block.text)
             elif block.is_left_running:
                 (command,) = block.commands
                 running.enter_context(left_running(command, checkout, prefix))

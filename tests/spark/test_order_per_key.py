@@ -5,7 +5,6 @@ The mapping is the one that docs/SPARK.md shows.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,39 +18,25 @@ from pyspark.sql.streaming import StreamingQuery
 
 from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import NatsServer
-from tests.harness import BrokerProcess, eventually
+from tests.harness import BrokerProcess, eventually, running
+from tests.spark.page import page_blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 STREAMS, PUBLISHERS, KEYS, ROUNDS, ROUND = 4, 3, 8, 12, 5
 EACH = ROUNDS * ROUND  # messages of one key
 ALL = PUBLISHERS * KEYS * EACH
-RECIPE = Path(__file__).parents[2] / "docs" / "SPARK.md"
-
-
-def mapping() -> str:
-    """The server's configuration in the recipe."""
-    recipe = RECIPE.read_text().partition("### Order per key over many streams\n")[2]
-    found = re.search(r"^```\n(mappings: .*?)^```$", recipe, re.DOTALL | re.MULTILINE)
-    assert found is not None, "the recipe shows a mapping"
-    return found[1]
 
 
 @pytest.fixture
 def partitioned(folder: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     """A NATS server with the mapping, a broker, and a stream for each partition."""
     config = folder / "nats.conf"
-    config.write_text(mapping())
-    server = NatsServer(0, folder / "nats.log", arguments=("-c", str(config))).start()
-    broker = BrokerProcess(folder / "data", server.url)
-    try:
-        broker.start()
+    config.write_text(page_blocks()["Order per key over many streams"].text)
+    with running(folder, nats_arguments=("-c", str(config))) as (server, broker):
         for number in range(STREAMS):
             broker.client().create_stream(f"orders-{number}", f"orders.{number}.*")
         yield server, broker
-    finally:
-        broker.kill()
-        server.stop()
 
 
 def publish(url: str, publisher: int) -> None:

@@ -16,7 +16,9 @@ from pyspark.sql import functions as f
 from natslog.client import NatslogClient
 from natslog.errors import NatslogError
 from tests.harness import BrokerProcess, publish_acked
+from tests.readme import Block
 from tests.spark.jobs_as_modules import checkpoints, compact_parquet, job_support, stream_to_parquet
+from tests.spark.page import Reader, runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -89,7 +91,7 @@ def streaming_table(spark: SparkSession, folder: Path) -> Path:
         "'orders' as stream", "id as offset", "timestamp_seconds(1795000000 + id) as timestamp",
         "cast(id as string) as value", "date_add(date'2026-11-18', cast(id div 80 as int)) as day",
     )  # fmt: skip
-    raw, out = folder / "raw", folder / "table"
+    raw, out = folder / "raw", folder / "lake" / "orders"
     rows.coalesce(1).sortWithinPartitions("offset").write.option("maxRecordsPerFile", 10).parquet(str(raw))
     source = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(str(raw))
     writer = source.writeStream.format("parquet").partitionBy("day").option("path", str(out))
@@ -105,10 +107,11 @@ def compact(spark: SparkSession, source: Path, output: Path, *more: str) -> None
 
 
 @pytest.mark.long
+@runs(block="Stream to Parquet, in files of a wished size (2)")
 def test_compaction_copies_finished_days_once_into_few_sorted_files(
-    spark: SparkSession, folder: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, reader: Reader, block: Block, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, output = streaming_table(spark, folder), folder / "days"
+    source, output = streaming_table(spark, folder), folder / "lake" / "orders-days"
     before = sorted(source.rglob("*.parquet"))
     compact(spark, source, output)
     said = capsys.readouterr().out
@@ -120,9 +123,10 @@ def test_compaction_copies_finished_days_once_into_few_sorted_files(
     assert pq.read_table(file).column("offset").to_pylist() == list(range(80, 160))
     assert sorted(source.rglob("*.parquet")) == before, "the streaming table is left as it is"
 
-    days, live = spark.read.parquet(str(output)), spark.read.parquet(str(source))
-    both = days.unionByName(live.join(days.select("day").distinct(), "day", "left_anti"))
+    both = reader.run(block).names["rows"]
     assert sorted(row["offset"] for row in both.select("offset").collect()) == list(range(240))
+    tables = {Path(file).parents[1].name for file in both.inputFiles()}
+    assert tables == {"orders-days", "orders"}
 
     kept = {path: path.stat().st_mtime_ns for path in output.rglob("*.parquet")}
     (output / "_staging").mkdir()  # of a run that was killed

@@ -13,7 +13,7 @@ from natslog.subjects import check_name, check_subject
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 from pyspark_natslog.sink.options import NATS_ONLY
 
-_HTTP = ("path", "servers", "stream", "subject", "onConflict", *CONNECTION)
+HTTP_OPTIONS = ("path", "servers", "stream", "subject", "onConflict", *CONNECTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class HttpSinkOptions:
         """
         why = "is for rows that are published to NATS, and path=http appends rows to the stream: remove one of the two"
         refuse(options, NATS_ONLY, why)
-        given = Given(options, _HTTP)
+        given = Given(options, HTTP_OPTIONS)
         stream, subject = given.text("stream"), given.text("subject")
         if stream is None:
             raise ConfigError(

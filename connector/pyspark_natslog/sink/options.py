@@ -27,7 +27,7 @@ NATS_ONLY = (
     "natsServers", "ack", "ackStreams", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
     "envelope", *_CREDENTIALS,
 )  # fmt: skip
-_SINK = ("path", "subject", "servers", *NATS_ONLY, *CONNECTION)
+SINK_OPTIONS = ("path", "subject", "servers", *NATS_ONLY, *CONNECTION)
 _HTTP_ONLY = ("stream", "onConflict")
 
 
@@ -74,7 +74,7 @@ class SinkOptions:
         """
         why = 'is for rows that are appended to a stream over HTTP: add .option("path", "http"), or remove it'
         refuse(options, _HTTP_ONLY, why)
-        given = Given(options, _SINK)
+        given = Given(options, SINK_OPTIONS)
         with naming("servers"):
             servers = parse_servers(given.text("servers"))
         ack = cast(Ack, given.one_of("ack", "stored", ("none", "flush", "stored"))) if given.text("ack") else None

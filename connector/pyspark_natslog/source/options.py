@@ -33,7 +33,7 @@ _STREAM_ONLY = (
     "lag",
     "cursor",
 )
-_SOURCE = (
+SOURCE_OPTIONS = (
     "servers", "stream", "streamPattern", "group", "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
     "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack", "includeHeaders", "columns",
     "subjectFilter", *PAYLOAD_OPTIONS, *_BATCH_ONLY, *_STREAM_ONLY, *CONNECTION,
@@ -113,7 +113,7 @@ class SourceOptions:
         Raises:
             ConfigError: unknown (the nearest known one is named), missing, wrong or clashing.
         """
-        given = Given(options, _SOURCE)
+        given = Given(options, SOURCE_OPTIONS)
         _check_kind(given, streaming)
         selection = _selection(given)
         payload = PayloadOptions.parse(given, METADATA_COLUMNS)
