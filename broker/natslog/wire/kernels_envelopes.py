@@ -43,7 +43,7 @@ def open_messages(buffer: Any, frames: Any, opening: Any, version: Any, opened: 
         block = at + 4
         if length < 1 or buffer[start] != opening[0] or not equals(buffer, start, min(start + length, at), opening):
             continue
-        size = -1
+        size: Any = np.int64(-1)
         if block <= start + length:
             size = np.int64(buffer[at]) | np.int64(buffer[at + 1]) << 8
             size |= np.int64(buffer[at + 2]) << 16 | np.int64(buffer[at + 3]) << 24
