@@ -52,6 +52,20 @@ def test_refusal_of_a_jetstream_stream_is_no_ack(jetstream: NatsServer) -> None:
         assert publisher.acked == 2
 
 
+def test_stream_that_takes_an_envelope_for_a_message_has_not_stored_its_rows(jetstream: NatsServer) -> None:
+    async def create(connection: Any) -> None:
+        await connection.jetstream().add_stream(name="S", subjects=["s"])
+
+    with_nats(jetstream.url, create)
+    with Publisher(jetstream.url, envelope=True) as publisher:
+        with pytest.raises(PublishFailed, match="stored as one message instead of as its rows"):
+            publisher.publish(rows("s", 100), "stored")
+        assert publisher.acked == 0
+        publisher.send(rows("s", 100), "stored", envelope=False)
+        publisher.wait_for_ack("stored")
+        assert publisher.acked == 100
+
+
 @pytest.mark.parametrize("ack", ["flush", "stored"])
 def test_messages_the_server_forbids_are_an_error(tmp_path: Path, ack: str) -> None:
     config = tmp_path / "nats.conf"

@@ -49,12 +49,14 @@ class Acked(NamedTuple):
         sequences: of the messages of which no ack is missing any more. rows: how many rows they carry.
         is_progress: whether any ack came for the first time.
         refusal: the payload of the first answer that is no ack, or None.
+        mismatch: the payload of the first ack of another number of rows than its message carries, or None.
     """
 
     sequences: Sequences
     rows: int
     is_progress: bool
     refusal: bytes | None
+    mismatch: bytes | None
 
 
 class InFlight:
@@ -120,17 +122,13 @@ class InFlight:
     def take_acks(self, frames: Frames) -> Acked:
         """Marks the messages that these acks are for. Acks of other messages, and second ones, are ignored."""
         acked = np.empty(self.messages, np.int64)
-        count, rows, new, first, refused = native.mark_acks(
+        count, rows, new, first, refused, mismatched = native.mark_acks(
             frames.buffer, frames.rows, self._prefix_bytes, self._names, self._name_edges, self._first, self._end,
             self._missing, self._left, self._carried, acked,
         )  # fmt: skip
         self.messages -= count
         self._drop_before(first)
-        refusal = None
-        if refused >= 0:
-            row = frames.rows[refused]
-            refusal = frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes()
-        return Acked(acked[:count], rows, new > 0, refusal)
+        return Acked(acked[:count], rows, new > 0, _payload(frames, refused), _payload(frames, mismatched))
 
     def waited(self, acked: Acked, now_s: float) -> Iterator[tuple[float, int]]:
         """How long before `now_s` (monotonic) the acked messages were first sent, in seconds, and how many rows had
@@ -172,3 +170,10 @@ class InFlight:
         self._first = first
         while self._slices and self._slices[0].end <= first:
             self._bytes -= self._slices.popleft().size_bytes
+
+
+def _payload(frames: Frames, at: int) -> bytes | None:
+    if at < 0:
+        return None
+    row = frames.rows[at]
+    return frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes()

@@ -102,6 +102,7 @@ class Publisher:
         self._has_come = asyncio.Event()  # what is awaited
         self._last_progress = 0.0
         self._refusal = ""
+        self._failure: PublishFailed | None = None
         self._has_no_responders = False
         self._unflushed_bytes = 0
         self._sent_plain = False  # and their arrival was not confirmed yet
@@ -183,7 +184,7 @@ class Publisher:
             rows = as_envelopes(rows, self._link.max_payload_bytes - more_bytes)
         if self._before is None:
             self._before = (self._link.connections, self._link.forbidden)
-            self._refusal, self._has_no_responders = "", False
+            self._refusal, self._failure, self._has_no_responders = "", None, False
         try:
             if len(rows):
                 self._sent_plain |= ack == "flush"
@@ -283,6 +284,9 @@ class Publisher:
                 assert self._before is not None, "something was sent"
                 self._raise_if_forbidden(self._before[1])
                 await self._resend_late()
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
 
     async def _resend_late(self) -> None:
         now = time.monotonic()
@@ -333,7 +337,12 @@ class Publisher:
                     self._on_acked(seconds, rows)
         if acked.refusal is not None:
             self._note_refusal(acked.refusal)
-        if self._awaited():
+        if acked.mismatch is not None:
+            self._failure = PublishFailed(
+                f"an envelope was stored as one message instead of as its rows ({acked.mismatch.decode()!r}): publish "
+                'without envelopes, or only to subjects whose streams all say "envelopes": true'
+            )
+        if self._failure is not None or self._awaited():
             self._has_come.set()
 
     def _note_refusal(self, answer: bytes) -> None:

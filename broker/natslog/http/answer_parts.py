@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,11 +25,10 @@ from natslog.arrow import ipc
 from natslog.arrow.messages_json import json_lines
 from natslog.arrow.projection import schema_of
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
-from natslog.errors import CorruptLog
 from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, broker_of
-from natslog.http.sending import Body, UnreadableFile
-from natslog.log import FilePiece, FileRange, ReadPlan
+from natslog.http.part import QUICK_BYTES, Part, Sendable
+from natslog.log import ReadPlan
 from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
@@ -41,16 +39,10 @@ NDJSON = "application/x-ndjson"
 
 _STORED_PART_BYTES = 32 * 1024 * 1024
 _REWRITTEN_PART_BYTES = 8 * 1024 * 1024
-QUICK_BYTES = 256 * 1024
-"""What is made of so much takes no slot."""
 _MAX_DECODED_BYTES = 16 * 1024 * 1024
 _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
 _ROWS_AT_ONCE = 16_384
-
-
-Sendable: TypeAlias = Answer | FileRange | FilePiece | bytes
-"""What a part consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,58 +95,6 @@ def _schema_message(columns: tuple[str, ...] | None) -> bytes:
     return ipc.schema_message(schema_of(columns or COLUMNS))
 
 
-class Part:
-    """A part that is ready to be sent. A context manager, which releases the resources of the part.
-
-    Attributes:
-        next_offset: where the part after this one begins.
-        is_whole: it consists of stored batches, or of columns of them, none of them cut.
-        is_framed: it holds what opens and ends the answer, too.
-    """
-
-    def __init__(
-        self,
-        stream: HostedStream,
-        next_offset: int,
-        pieces: Sequence[Sendable],
-        held: ExitStack,
-        *,
-        is_whole: bool,
-        is_framed: bool = False,
-    ) -> None:
-        self.next_offset = next_offset
-        self.is_whole = is_whole
-        self.is_framed = is_framed
-        self.length = sum(len(piece) if isinstance(piece, bytes) else piece.length for piece in pieces)
-        self._stream, self._pieces, self._held = stream, pieces, held
-
-    def __enter__(self) -> Part:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
-
-    async def send(self, body: Body) -> None:
-        """Raises ConnectionResetError: the client has disconnected or reads too slowly, or a file cannot be read to its
-        end. No error response can be sent then.
-        """
-        self._stream.sent_bytes += self.length
-        for piece in self._pieces:
-            if isinstance(piece, bytes):
-                await body.send_bytes(piece)
-                continue
-            if isinstance(piece, Answer):
-                await piece.send(body)
-                continue
-            try:
-                await body.send_file(piece.fd, piece.position, piece.length)
-            except UnreadableFile as error:
-                self._stream.usable_log().reader.forget_proofs(piece.path)  # so that the next request gets the error
-                damaged = CorruptLog(f"{piece.path}: {error}", file=str(piece.path), position=piece.position)
-                self._stream.note_damage(damaged)
-                raise ConnectionResetError("the answer cannot be ended") from error
-
-
 class PartMaker:
     """Makes the parts of one answer."""
 
@@ -177,7 +117,7 @@ class PartMaker:
                 plan, pieces = await self._pieces(start, end, held)
                 assert pieces is not None, "any batch can be rewritten"
             is_whole = not any(isinstance(piece, Answer) for piece in pieces)
-            return Part(self._stream, plan.next_offset, pieces, held.pop_all(), is_whole=is_whole)
+            return Part(self._stream, self._readers, plan.next_offset, pieces, held.pop_all(), is_whole=is_whole)
 
     async def _pieces(self, start: int, end: int | None, held: ExitStack) -> tuple[ReadPlan, Sequence[Sendable] | None]:
         """The content of the part; `held` closes it. The slot is released before that. None where stored batches are of
@@ -212,7 +152,7 @@ class PartMaker:
         """The batches of the plan, or the columns of them."""
         if self._asked.columns is None or not plan.ranges:
             return plan.ranges
-        return await in_thread(self._readers, plan.projected, self._asked.columns, QUICK_BYTES)
+        return await in_thread(self._readers, plan.projected, self._asked.columns)
 
     async def _planned(self, start: int, end: int | None) -> ReadPlan:
         plan = partial(_plan, self._stream, self._asked, start, end, projects=self._projects)

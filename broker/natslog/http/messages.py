@@ -19,7 +19,7 @@ from aiohttp import web
 
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OffsetOutOfRange, StorageUnavailable
-from natslog.http.answer_parts import ARROW_STREAM, NDJSON, Part, PartMaker, Question
+from natslog.http.answer_parts import ARROW_STREAM, NDJSON, PartMaker, Question
 from natslog.http.context import (
     broker_of,
     check_still_leading,
@@ -30,6 +30,7 @@ from natslog.http.context import (
     query,
     whole,
 )
+from natslog.http.part import Part
 from natslog.http.polls import POLLS, Poll
 from natslog.http.sending import Body, disconnecting_slow_client
 from natslog.log import StreamLog

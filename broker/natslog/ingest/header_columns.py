@@ -15,6 +15,7 @@ from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES, packed_id
 
 _KEY_HEADER = np.frombuffer(b"Natslog-Key", np.uint8)
 _CORRELATION_HEADER = np.frombuffer(b"Natslog-Correlation-Id", np.uint8)
+_ACK_TO_HEADER = np.frombuffer(b"Natslog-Ack-To", np.uint8)
 _ID_HEADER = np.frombuffer(b"Nats-Msg-Id", np.uint8)
 _OFFSETS_OF_NO_ROWS = bytes(4)
 _SHARED_ZEROS = memoryview(bytes(512 * 1024))
@@ -52,15 +53,19 @@ class HeaderColumns:
             column.extend_with_zeros(count)
 
     def add(self, buffer: Array, rows: Array, header_lines: int, *, packs_ids: bool) -> None:
-        """`header_lines`: at least as many as there are."""
+        """Args:
+        header_lines: at least as many as there are. packs_ids: message ids of natslog's own form, and the subject of
+            the ack, are left out of the headers.
+        """
         count = len(rows)
-        packed = np.zeros((count, PACKED_BYTES), np.uint8)
+        packed, omitted = np.zeros((count, PACKED_BYTES), np.uint8), np.zeros(count, np.bool_)
         pairs = np.empty((4, header_lines), np.int64)
         first_pair = np.zeros(count + 1, np.int64)
         keys, ids, correlations = np.zeros((3, 2, count), np.int64)
         found = native.split_headers(
             buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids,
             LETTER_VALUES, packed if packs_ids else packed[:0], _CORRELATION_HEADER, correlations,
+            _ACK_TO_HEADER if packs_ids else _ACK_TO_HEADER[:0], omitted,
         )  # fmt: skip
         name_starts, name_lengths, value_starts, value_lengths = pairs[:, :found]
         self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
@@ -72,8 +77,7 @@ class HeaderColumns:
         native.hash_ids(buffer, ids[0], ids[1], hashes)
         self.ids.extend(hashes)
         self.packed_ids.extend(packed)
-        has_only_id = packed.any(axis=1) & (np.diff(first_pair) == 0)
-        self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~has_only_id)
+        self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~(omitted & (np.diff(first_pair) == 0)))
         self.has_key.extend(keys[1] >= 0)
 
     def add_columns(self, keys: pa.Array[Any], headers: pa.Array[Any], last_correlation_id: bytes) -> None:

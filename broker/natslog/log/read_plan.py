@@ -18,8 +18,8 @@ from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import damage, read_at, read_batch
 
-_READ_BYTES = 64 * 1024
-"""A part of a column that is not larger is read rather than sent from the file."""
+_MOST_HEADER_BYTES = 256 * 1024
+"""Of the new headers of one plan with some of the columns."""
 
 
 @dataclass(slots=True)
@@ -160,9 +160,9 @@ class ReadPlan:
             found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
         return found
 
-    def projected(self, columns: tuple[str, ...], most_read_bytes: int) -> list[bytes | FilePiece] | None:
-        """Messages with these columns only, in pieces: what is small is read, the rest stays in the files. The plan
-        ends with them: earlier than before, where more than `most_read_bytes` would be read.
+    def projected(self, columns: tuple[str, ...]) -> list[bytes | FilePiece] | None:
+        """Messages with these columns only: new headers, and pieces of the files. The plan ends with them: earlier than
+        before, where there are too many headers.
 
         Returns:
             None where a batch is of format 1, which proves no single columns.
@@ -171,28 +171,22 @@ class ReadPlan:
             CorruptLog: a header is not what was written.
         """
         pieces: list[bytes | FilePiece] = []
-        small, small_bytes = bytearray(), 0
+        made_bytes = 0
         for number, piece in enumerate(self.ranges):
             for at in range(piece.first, piece.last):
                 entry = piece.index[at]
                 header, window = _proven_window(piece, entry)
                 if header.batch_format == ipc.FIRST_FORMAT:
                     return None
-                if small_bytes > most_read_bytes:
+                if made_bytes > _MOST_HEADER_BYTES:
                     self._end_before(number, at)
-                    return [*pieces, bytes(small)]
+                    return pieces
                 made = project(header, window, columns)
-                small += made.header
-                small_bytes += len(made.header)
-                for start, end in made.body:
-                    position = entry.position + header.header_bytes + start
-                    if end - start <= _READ_BYTES:
-                        small += read_at(piece.fd, position, end - start)
-                        small_bytes += end - start
-                    else:
-                        pieces += (bytes(small), FilePiece(piece.fd, piece.path, position, end - start))
-                        small = bytearray()
-        return [*pieces, bytes(small)]
+                made_bytes += len(made.header)
+                body = entry.position + header.header_bytes
+                pieces.append(bytes(made.header))
+                pieces += [FilePiece(piece.fd, piece.path, body + start, end - start) for start, end in made.body]
+        return pieces
 
     def headed_messages(self) -> Iterator[bytes]:
         """Those encoded batches that hold message headers or packed ids, read and proven; of the others only their

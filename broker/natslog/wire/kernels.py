@@ -217,6 +217,8 @@ def split_headers(
     packed: Any,
     correlation_word: Any,
     correlations: Any,
+    omitted_word: Any,
+    omitted: Any,
 ) -> int:
     """Finds the `Name: value` lines of each frame's header block, in order, repeats kept.
 
@@ -229,6 +231,7 @@ def split_headers(
         letters: of `pack_id`. packed: the packed id of each frame whose id can be packed, which is then no pair; else
             zeros. Without rows, no id is packed.
         correlations: as `keys`, of the first value of `correlation_word` that can stand between the quotes of JSON.
+        omitted: marks the frames that have a header which is no pair: a packed id, or `omitted_word` (may be empty).
 
     Returns:
         How many pairs there are.
@@ -259,6 +262,7 @@ def split_headers(
                 pairs[1, count] = colon - at
                 pairs[2, count] = low
                 pairs[3, count] = high - low
+                is_pair = True
                 if keys[1, index] < 0 and equals(buffer, at, colon, key_word):
                     keys[0, index] = low
                     keys[1, index] = high - low
@@ -273,8 +277,13 @@ def split_headers(
                     ids[0, index] = low
                     ids[1, index] = high - low
                     if packed.shape[0] > 0 and pack_id(buffer, low, high, letters, packed, index):
-                        count -= 1
-                count += 1
+                        is_pair = False
+                elif omitted_word.shape[0] > 0 and equals(buffer, at, colon, omitted_word):
+                    is_pair = False
+                if is_pair:
+                    count += 1
+                else:
+                    omitted[index] = True
             line += 1
             at = line_end + 2
     first_pair[frames.shape[0]] = count

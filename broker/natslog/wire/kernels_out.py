@@ -14,6 +14,7 @@ from natslog.wire.compiled import (
     copy_bytes,
     digits_of,
     equals,
+    inlined,
     is_blank,
     put_number,
     put_text,
@@ -248,10 +249,21 @@ def mark_unlike_a_line(offsets: Any, data: Any, marks: Any) -> None:
                 marks[index] = True
 
 
+@inlined
+def _number_after(buffer: Any, start: int, end: int) -> int:
+    """The digits that stand there, at least 1."""
+    last = start
+    while last < end and _ZERO <= buffer[last] <= _NINE:
+        last += 1
+    return max(1, read_number(buffer, start, last))
+
+
 @compiled
-def _messages_of(buffer: Any, start: int, end: int) -> int:
-    """How many messages the payload is an ack for: 0 if it has no field `seq`, or one that is called `error`."""
-    is_ack, messages = False, 1
+def _read_ack(buffer: Any, start: int, end: int) -> tuple[int, int]:
+    """How many messages the payload is an ack for: 0 if it has no field `seq`, or one that is called `error`. And how
+    many rows the last of them carried.
+    """
+    is_ack, messages, rows = False, 1, 1
     for at in range(start, end - 4):
         if buffer[at] != _QUOTE:
             continue
@@ -259,13 +271,12 @@ def _messages_of(buffer: Any, start: int, end: int) -> int:
         if first == _SEQ_FIELD[1] and equals(buffer, at, at + 5, _SEQ_FIELD):
             is_ack = True
         elif first == _ERROR_FIELD[1] and equals(buffer, at, min(end, at + 8), _ERROR_FIELD):
-            return 0
+            return 0, 0
         elif first == _MESSAGES_FIELD[1] and equals(buffer, at, min(end, at + 11), _MESSAGES_FIELD):
-            last = at + 11
-            while last < end and _ZERO <= buffer[last] <= _NINE:
-                last += 1
-            messages = max(1, read_number(buffer, at + 11, last))
-    return messages if is_ack else 0
+            messages = _number_after(buffer, at + 11, end)
+        elif first == _COUNT_FIELD[2] and equals(buffer, at - 1, min(end, at + 8), _COUNT_FIELD):
+            rows = _number_after(buffer, at + 8, end)
+    return (messages, rows) if is_ack else (0, 0)
 
 
 @compiled
@@ -281,7 +292,7 @@ def mark_acks(
     left: Any,
     carried: Any,
     acked: Any,
-) -> tuple[int, int, int, int, int]:
+) -> tuple[int, int, int, int, int, int]:
     """Marks which of the messages `[first, end)` received acks are for: the one whose number the frame's subject ends
     with, and, as the ack states (see `stored_acks`), those before it.
 
@@ -294,15 +305,16 @@ def mark_acks(
 
     Returns:
         How many messages these are, and how many rows; how many acks came for the first time; the first message that
-        still waits, or `end`; the first frame that is no ack of a stream, or -1.
+        still waits, or `end`; the first frame that is no ack of a stream, or -1; the first frame that acks another
+        number of rows than its message has, or -1: the stream took an envelope for a plain message.
     """
     mask = left.shape[0] - 1
-    count, rows, new, refused = 0, 0, 0, -1
+    count, rows, new, refused, mismatched = 0, 0, 0, -1, -1
     for index in range(frames.shape[0]):
         subject, payload = frames[index, 3], frames[index, 8]
         payload_end = payload + frames[index, 9]
         last = -1
-        messages = _messages_of(buffer, payload, payload_end)
+        messages, carried_rows = _read_ack(buffer, payload, payload_end)
         if messages > 0:
             last = read_number(buffer, subject + prefix_bytes, subject + frames[index, 4])
         if last < 0 and refused < 0:
@@ -311,6 +323,9 @@ def mark_acks(
             continue
         stream = _stream_of(buffer, payload, payload_end, names, edges) if edges.shape[0] > 1 else 0
         if stream < 0:
+            continue
+        if carried_rows != carried[last & mask]:
+            mismatched = index if mismatched < 0 else mismatched
             continue
         for sequence in range(max(first, last - messages + 1), last + 1):
             place = sequence & mask
@@ -324,7 +339,7 @@ def mark_acks(
                     rows += carried[place]
     while first < end and left[first & mask] == 0:
         first += 1
-    return count, rows, new, first, refused
+    return count, rows, new, first, refused, mismatched
 
 
 @compiled

@@ -98,7 +98,8 @@ gather_messages = Kernel(
 )
 gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER)
 split_headers = Kernel(
-    _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, BYTES, ROWS, results=1
+    _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, BYTES, ROWS, BYTES,
+    MARKS, results=1,
 )  # fmt: skip
 mark_openings = Kernel(_envelopes, "mark_openings", BYTES, ROWS, BYTES, MARKS, results=1)
 open_messages = Kernel(_envelopes, "open_messages", BYTES, ROWS, BYTES, BYTES, MARKS, results=1)
@@ -124,7 +125,7 @@ publish_frames = Kernel(
 )  # fmt: skip
 mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS)
 mark_acks = Kernel(
-    _out, "mark_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_ROWS, LONGS, LONGS, LONGS, results=5
+    _out, "mark_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_ROWS, LONGS, LONGS, LONGS, results=6
 )  # fmt: skip
 
 _WORDS_OF_A_LINE = (6, 2)

@@ -34,8 +34,8 @@ def answers(payloads: list[tuple[int, bytes]]) -> Frames:
     return Frames(frames.buffer.copy(), frames.rows.copy())
 
 
-def ack(stream: str) -> bytes:
-    return b'{"stream":"%s","seq":7}' % stream.encode()
+def ack(stream: str, rows: int = 1) -> bytes:
+    return b'{"stream":"%s","seq":7,"offset":6%s}' % (stream.encode(), b',"count":%d' % rows if rows > 1 else b"")
 
 
 STEPS = st.lists(
@@ -83,7 +83,7 @@ def test_waiting_messages_are_those_of_a_model(
                 if not left:
                     del missing[first + number]
                     expected.append(first + number)
-            acked = in_flight.take_acks(answers([(first + number, ack(stream)) for number, stream in given_]))
+            acked = in_flight.take_acks(answers([(first + number, ack(stream, 3)) for number, stream in given_]))
             assert acked.sequences.tolist() == expected
             assert (acked.rows, acked.is_progress, acked.refusal) == (3 * len(expected), is_progress, None)
         assert (in_flight.messages, in_flight.rows) == (len(missing), 3 * len(missing))
@@ -140,6 +140,17 @@ def test_answers_that_are_no_acks_are_refusals(payload: bytes) -> None:
     assert in_flight.first_waiting() == ("s", "")
 
 
+@pytest.mark.parametrize(("carried", "stated"), [(3, 1), (3, 2), (1, 3)])
+def test_ack_of_another_number_of_rows_is_no_ack(carried: int, stated: int) -> None:
+    """A stream that does not know envelopes has stored the envelope itself."""
+    in_flight = InFlight(INBOX, (), 8)
+    in_flight.add(rows_of(1, counts=carried), BY_REPLY)
+    acked = in_flight.take_acks(answers([(0, ack("orders", stated))]))
+    assert (acked.rows, acked.is_progress, acked.refusal, acked.mismatch) == (0, False, None, ack("orders", stated))
+    assert in_flight.rows == carried
+    assert in_flight.take_acks(answers([(0, ack("orders", carried))])).rows == carried
+
+
 def test_messages_without_an_id_are_not_sent_again() -> None:
     in_flight = InFlight(INBOX, (), 8)
     rows = rows_of(4)
@@ -183,5 +194,5 @@ def test_times_since_messages_were_first_sent(monkeypatch: pytest.MonkeyPatch) -
     for now, count in ((10.0, 4), (12.0, 3)):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
         in_flight.add(rows_of(count, counts=2), BY_REPLY)
-    acked = in_flight.take_acks(answers([(number, ack("orders")) for number in (1, 2, 5)]))
+    acked = in_flight.take_acks(answers([(number, ack("orders", 2)) for number in (1, 2, 5)]))
     assert sorted(in_flight.waited(acked, 13.0)) == [(1.0, 2), (3.0, 4)]

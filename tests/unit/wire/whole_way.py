@@ -85,11 +85,11 @@ def _published(shown: list[Any]) -> None:
     shown += [hashes.tolist(), as_ids(hashes).to_pylist()]
     parser = FrameParser()
     parser.receive_data(_frame(b"_INBOX.z.~10", b"", b'{"seq":1}') + _frame(b"_INBOX.z.~11", b"", b'{"error":1}'))
-    parser.receive_data(_frame(b"_INBOX.z.~12", b"", b'{"stream": "orders", "seq": 1, "messages":2}'))
+    parser.receive_data(_frame(b"_INBOX.z.~12", b"", b'{"stream": "orders", "seq": 1, "messages":2,"count":1}'))
     for frames in parser.frames():
         names, edges = np.frombuffer(b"otherorders", np.uint8), np.array([0, 5, 11])
         missing, left = np.ones((2, 16), np.bool_), np.full(16, 2)
-        acked, carried = np.zeros(len(frames.rows), np.int64), np.full(16, 3)
+        acked, carried = np.zeros(len(frames.rows), np.int64), np.full(16, 1)
         buffer, rows = frames.buffer, frames.rows
         done = native.mark_acks(buffer, rows, len("_INBOX.z.~"), names, edges, 10, 13, missing, left, carried, acked)
         shown += [list(done), missing.tolist(), left.tolist(), acked.tolist()]
