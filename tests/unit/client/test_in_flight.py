@@ -49,7 +49,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(STEPS, st.sampled_from([(), ("orders",), STREAMS]), st.sampled_from([0, 10**11]))
 def test_waiting_messages_are_those_of_a_model(
     steps: list[tuple[str, object]], streams: tuple[str, ...], first: int
