@@ -94,6 +94,7 @@ def test_one_boot_with_the_clock_an_hour_ahead_removes_nothing_and_stamps_nothin
         eventually(lambda: not readiness(broker)["warnings"], 200, "followed after as long as it was down")
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_an_hour_while_the_broker_runs_removes_nothing(tmp_path: Path) -> None:
     with alone(tmp_path) as (server, broker, clock):
         client = broker.start().client()

@@ -172,6 +172,7 @@ def test_follower_killed_is_back_in_sync_by_itself(cluster: Cluster) -> None:
         assert load.broken_promises() == []
 
 
+@pytest.mark.long
 def test_leader_paused_until_it_is_a_zombie_changes_nothing_when_it_wakes(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         leader = load.leader()

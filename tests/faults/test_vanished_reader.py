@@ -32,6 +32,7 @@ def add_reader(network: Network, broker: int) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_reader_that_vanishes_is_no_damage_of_the_log(tmp_path: Path) -> None:
     if (lacking := missing_for_network()) is not None:
         pytest.skip(lacking)

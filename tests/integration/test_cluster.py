@@ -124,6 +124,7 @@ def test_drain_that_is_sent_again_does_not_undo_what_was_asked_for_later(tmp_pat
         assert (drain(True, "the-first-one"), is_draining()) == (200, False)
 
 
+@pytest.mark.long
 def test_removal_that_is_sent_again_has_the_outcome_of_the_first(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own", brokers=3) as cluster:
         leader = eventually(cluster.metadata_leader, 20)
@@ -527,6 +528,7 @@ def staged_rows(client: NatslogClient, stream: str, batch: int, count: int = 20_
     return parts
 
 
+@pytest.mark.long
 def test_batch_survives_a_change_of_the_leader_between_staging_and_commit(cluster: Cluster, name: str) -> None:
     """The new leader copies what is staged at the former one; also where that one was restarted meanwhile."""
     client = cluster.client()

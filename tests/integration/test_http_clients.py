@@ -94,6 +94,7 @@ def test_rewritten_answers_for_many_slow_clients_need_little_memory(own: Path) -
         eventually(lambda: files_without_a_name(broker) == 0)
 
 
+@pytest.mark.long
 def test_answer_for_which_neither_memory_nor_disk_have_room_is_429(own: Path) -> None:
     with running_with_orders(own) as (broker, _):
         broker.kill()

@@ -224,6 +224,7 @@ def test_streams_of_several_leaders_are_planned_with_few_requests(cluster: Clust
         assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == sum(range(10, 19))
 
 
+@pytest.mark.long
 def test_a_row_at_any_leader_ends_the_wait_at_any_broker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_reader, "_IDLE_WAIT_S", FOREVER_S)
     reader = reader_of(cluster.broker(1).url, streamPattern="s*")

@@ -127,6 +127,28 @@ def test_ack_goes_to_the_subject_in_the_envelope(client: NatslogClient, nats_url
     assert len(all_values(client, name)) == 7
 
 
+@pytest.mark.parametrize("acks", ["reply", "header"])
+def test_long_subject_for_the_ack_does_not_end_the_connection(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, acks: str
+) -> None:
+    """The NATS server closes connections on which a line of more than 4 KiB comes."""
+    client.create_stream(name, name, acks=acks)
+    lost = "natslog_nats_connections_lost_total"
+    before = broker.metrics().get(lost, 0)
+
+    async def publish(nats: Any) -> None:
+        for size in (1100, 4000, 5000, 60_000):
+            await nats.publish(name, envelope(b"x", {ACK_TO: "_INBOX." + "a" * size}))
+        to = nats.new_inbox()
+        acked = await nats.subscribe(to)
+        await nats.publish(name, envelope(b"last", {ACK_TO: to}))
+        await acked.next_msg(5)
+
+    with_nats(nats_url, publish)
+    assert all_values(client, name) == [b"x"] * 4 + [b"last"]
+    assert broker.metrics().get(lost, 0) == before
+
+
 GOOD = envelope(b"value", {KEY: "k"})
 BAD = {
     "only the cookie": COOKIE,

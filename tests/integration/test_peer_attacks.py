@@ -92,6 +92,7 @@ def memory_bytes(pid: int) -> int:
     return psutil.Process(pid).memory_info().rss
 
 
+@pytest.mark.long
 def test_unauthenticated_websockets_take_little_memory(cluster: Cluster) -> None:
     broker = cluster.brokers[0]
     before = memory_bytes(broker.pid)

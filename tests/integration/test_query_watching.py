@@ -226,6 +226,7 @@ def test_cursor_of_a_query_that_stands_still_is_written_once(
     assert entries(broker) - before == 1
 
 
+@pytest.mark.long
 def test_dead_broker_neither_fails_nor_delays_a_note_and_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

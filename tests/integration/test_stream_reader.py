@@ -113,6 +113,7 @@ def test_deleted_stream_names_the_position(broker: BrokerProcess, client: Natslo
         reader.latestOffset(at, ReadAllAvailable())
 
 
+@pytest.mark.long
 def test_stream_recreated_between_plan_and_read_is_loss_or_skipped(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str
 ) -> None:

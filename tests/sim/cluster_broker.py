@@ -30,7 +30,7 @@ class Roles(Life):
         self.replicas: dict[StreamId, SimReplica] = {}
         self.leaving: dict[StreamId, SimReplica] = {}
         self.contact_ms: dict[BrokerId, float] = {}
-        self._calm = Calm()
+        self.calm = Calm()
         self.is_calm = False
         self.is_stopping = False
         for log in disk.logs.values():
@@ -40,7 +40,7 @@ class Roles(Life):
     def tick(self) -> None:
         super().tick()
         self.report("fit", (self.me, self.has_room))
-        self.is_calm = self._calm.goes_on(self, self.world.now_ms, self.contact_ms)
+        self.is_calm = self.calm.goes_on(self, self.world.now_ms, self.contact_ms)
         for replica in list(self.replicas.values()):
             replica.tick()
 

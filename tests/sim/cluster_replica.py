@@ -150,7 +150,8 @@ class SimReplica:
         self.act()
 
     def tick(self) -> None:
-        if self.life.is_calm and self.machine.is_quiet:
+        is_away = self.machine.is_followed_by_any(self.life.calm.away)
+        if self.life.is_calm and self.machine.is_quiet and not is_away:
             self.machine.pass_time(self.world.now_ms)
         else:
             self.machine.tick(self.world.now_ms, self.life.contact_ms)

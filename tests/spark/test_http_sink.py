@@ -129,6 +129,7 @@ def test_query_whose_checkpoint_was_set_back_ends_and_says_so_and_may_go_on(
     assert client.last_append(target, query).batch == 1
 
 
+@pytest.mark.long
 def test_last_batch_of_a_changed_job_ends_the_query_and_may_be_left_out(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str, folder: Path
 ) -> None:

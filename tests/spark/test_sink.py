@@ -387,6 +387,7 @@ def test_rows_that_cannot_be_sent_become_dead_letters_once_and_the_others_arrive
     assert letters[2]["value"] == b"7"
 
 
+@pytest.mark.long
 def test_nats_that_is_not_there_is_named(spark: SparkSession) -> None:
     writer = spark.sql("select 'x' as value").write.format("natslog").option("natsServers", "nats://127.0.0.1:1")
     with pytest.raises(Exception, match="no NATS server responds at nats://127.0.0.1:1"):

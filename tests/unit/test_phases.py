@@ -56,6 +56,7 @@ def test_phase_that_ends_without_results_counts_as_a_failed_test(
     assert "tests.phases::test broken: pytest ended with exit code 4" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

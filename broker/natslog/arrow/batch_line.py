@@ -14,6 +14,7 @@ docs/FORMATS.md has every byte.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -54,7 +55,9 @@ _V2 = (
 ) % (_CRCS - 2)
 _LINE = re.compile(_V1 + b"|" + _V2)
 _V1_CRCS = (7, 8)
-_V2_FIRST, _V2_CRC, _V2_BODY_CRCS = 9, 17, 18
+_V2_CRC, _V2_BODY_CRCS = 17, 18
+_V2_NUMBERS = slice(8, 16)  # of all groups
+_CRC_WORDS = struct.Struct(f">{_CRCS}I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +176,9 @@ def _header_of(found: re.Match[bytes], run: RunMark | None) -> BatchHeader:
         base, rows, epoch, newest, header_bytes, body_bytes = (int(found[group]) for group in range(1, 7))
         both = tuple(int(found[group], 16) for group in _V1_CRCS)
         return BatchHeader(base, base + rows, rows, epoch, newest, header_bytes, body_bytes, both, 0, run)
-    base, end, rows, epoch, newest, ids_bytes, header_bytes, body_bytes = (
-        int(found[group]) for group in range(_V2_FIRST, _V2_CRC)
-    )
-    crcs = tuple(int(text, 16) for text in (found[_V2_CRC], *found[_V2_BODY_CRCS].split(b".")))
+    base, end, rows, epoch, newest, ids_bytes, header_bytes, body_bytes = map(int, found.groups()[_V2_NUMBERS])
+    digits = (found[_V2_CRC] + found[_V2_BODY_CRCS]).replace(b".", b"").decode()
+    crcs = _CRC_WORDS.unpack(bytes.fromhex(digits))
     return BatchHeader(base, end, rows, epoch, newest, header_bytes, body_bytes, crcs, ids_bytes, run)
 
 

@@ -88,13 +88,14 @@ class Rest:
                 if batches and size_bytes >= max_bytes:
                     break
                 batch = ipc.decode_batch(message, self.schema)
-                rows = _within(header, self.asked, covered, self.end)
+                low, high = max(self.asked.start, header.base_offset), min(self.end, header.end_offset)
                 if batch.num_rows != header.rows:
                     source = f"stream {self.asked.stream!r}"
                     raise CorruptAnswer(f"{source}: the batch at {header.base_offset} does not match its header")
                 size_bytes, count = size_bytes + batch.nbytes, count + 1
-                batches.append(batch[rows])
-                covered = header.base_offset + rows.stop
+                is_whole = high - low == header.rows
+                batches.append(batch if is_whole else batch.slice(low - header.base_offset, high - low))
+                covered = high
         left = self.messages[count:]
         part = replace(self.last, batches=batches, next_offset=covered if left else self.end, rest=None)
         return replace(part, rest=replace(self, messages=left, last=part)) if left else part

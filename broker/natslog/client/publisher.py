@@ -275,6 +275,7 @@ class Publisher:
             PublishFailed: nothing was acked for `ack_timeout_s`, or the server refused messages.
         """
         self._awaited = awaited
+        self._raise_if_failed()
         while not awaited():
             self._has_come.clear()
             try:
@@ -284,9 +285,13 @@ class Publisher:
                 assert self._before is not None, "something was sent"
                 self._raise_if_forbidden(self._before[1])
                 await self._resend_late()
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
+            self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        """Raises PublishFailed: an ack has shown that a message was not stored as it was meant."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     async def _resend_late(self) -> None:
         now = time.monotonic()

@@ -259,6 +259,11 @@ class Replica:
             return state.is_ready and state.subscribed_to == self._wanted_subject(state) and state.role.is_quiet
         return True
 
+    def is_followed_by_any(self, brokers: frozenset[BrokerId]) -> bool:
+        """Whether it leads, and one of these is its follower."""
+        leading = self.leading
+        return leading is not None and not brokers.isdisjoint(leading.followers)
+
     def pass_time(self, now_ms: float) -> None:
         """Instead of a tick, of a replica that is quiet."""
         self._now_ms = now_ms

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias
 
-from natslog.errors import CorruptLog
+from natslog.errors import CorruptLog, NatslogError
 from natslog.http.answers import Answer
 from natslog.http.sending import Body, UnreadableFile
 from natslog.log import FilePiece, FileRange
@@ -84,8 +84,12 @@ class Part:
                 if isinstance(error, _UnreadablePiece):
                     piece = error.piece
                 assert isinstance(piece, FileRange | FilePiece), "nothing else is read from a file"
+                body.abort()
                 self._note_damage(piece, error)
                 raise ConnectionResetError("the answer cannot be ended") from error
+            except NatslogError as error:  # its headers were sent: no error response can follow
+                body.abort()
+                raise ConnectionResetError(f"the answer cannot be ended: {error.message}") from error
 
     def _note_damage(self, piece: FileRange | FilePiece, error: UnreadableFile) -> None:
         self._stream.usable_log().reader.forget_proofs(piece.path)  # so that the next request gets the error

@@ -121,6 +121,11 @@ class Body:
         if self._response.chunked:
             transport.write(b"\r\n")
 
+    def abort(self) -> None:
+        """Ends the connection: the client is to see that the answer is not whole."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
     async def end(self) -> web.StreamResponse:
         """The response, after all of it has been sent."""
         await self._response.write_eof()

@@ -7,6 +7,10 @@ from typing import Any
 from natslog.wire.compiled import COLON, SPACE, compiled, equals, find_line_end, inlined, is_blank
 
 _DOLLAR, _DELETE = 36, 127
+_MOST_SUBJECT_BYTES = 1024
+"""Of a header's subject. With a longer one the ack could be a line that the NATS server refuses, and the server would
+close the connection.
+"""
 
 
 @inlined
@@ -46,7 +50,7 @@ def no_replies(frames: Any) -> None:
 @compiled
 def replies_from_header(buffer: Any, frames: Any, name: Any) -> None:
     """Makes the value of the first such header each frame's reply subject. Where there is none, or its value cannot be
-    a subject (it has a blank or a control character in it), the frame has no reply subject.
+    a subject (it has a blank or a control character in it, or is too long), the frame has no reply subject.
     """
     for index in range(frames.shape[0]):
         frames[index, 6] = 0
@@ -65,7 +69,7 @@ def replies_from_header(buffer: Any, frames: Any, name: Any) -> None:
                     low += 1
                 while high > low and is_blank(buffer[high - 1]):
                     high -= 1
-                is_subject = True
+                is_subject = high - low <= _MOST_SUBJECT_BYTES
                 for place in range(low, high):
                     if buffer[place] <= SPACE or buffer[place] >= _DELETE:
                         is_subject = False

@@ -324,12 +324,13 @@ def mark_acks(
         stream = _stream_of(buffer, payload, payload_end, names, edges) if edges.shape[0] > 1 else 0
         if stream < 0:
             continue
-        if carried_rows != carried[last & mask]:
-            mismatched = index if mismatched < 0 else mismatched
-            continue
+        while first < end and left[first & mask] == 0:
+            first += 1
         for sequence in range(max(first, last - messages + 1), last + 1):
             place = sequence & mask
-            if missing[stream, place]:
+            if carried[place] != (carried_rows if sequence == last else 1):
+                mismatched = index if mismatched < 0 else mismatched
+            elif missing[stream, place]:
                 missing[stream, place] = False
                 left[place] -= 1
                 new += 1

@@ -199,7 +199,7 @@ def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cor
 
 def _full_tasks(cutting: Cutting, size_bytes: int, cores: int) -> int:
     """Large tasks for large reads: the fixed time of a task is that of reading some 15 MiB."""
-    task_bytes = min(cutting.max_bytes, max(cutting.usual_bytes, size_bytes // (_ROUNDS * cores)))
+    task_bytes = min(cutting.max_bytes, max(cutting.usual_bytes, -(-size_bytes // (_ROUNDS * cores))))
     return -(-size_bytes // task_bytes)
 
 

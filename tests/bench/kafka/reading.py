@@ -16,6 +16,7 @@ from tests.bench.kafka.sides import (
     Sides,
     both_sides,
     compared,
+    different_rows,
 )
 from tests.bench.pairs import Comparison, Measured
 from tests.bench.sides import STREAM, SUBJECT
@@ -70,7 +71,7 @@ def _plain_rows(sides: Sides, rows: int) -> None:
 
 def _sink_rows(sides: Sides, rows: int) -> None:
     """A stream and a topic, each written by its own sink for Spark."""
-    frame = sides.different_rows(rows)
+    frame = different_rows(sides.spark, rows)
     sides.broker.client().create_stream(_SINK, _SINK)
     sides.to_stream(frame, _SINK, natsServers=sides.server.url)
     assert sides.stored(_SINK) == rows, f"{sides.stored(_SINK)} rows are stored of {rows}"

@@ -59,6 +59,12 @@ def versions() -> dict[str, str]:
     return {"kafka": KAFKA_VERSION, _CONNECTOR: connector, "confluent-kafka": version("confluent-kafka")}
 
 
+def different_rows(spark: SparkSession, rows: int) -> DataFrame:
+    """Column `value`, 128 bytes, in two partitions."""
+    value = f"cast(rpad(cast(id AS string), {VALUE_BYTES}, 'x') AS binary) AS value"
+    return spark.range(rows, numPartitions=2).selectExpr(value)
+
+
 @dataclass(frozen=True)
 class Sides:
     """What runs during a bench, and its queries."""
@@ -109,11 +115,6 @@ class Sides:
     def to_topic(self, frame: DataFrame, topic: str, producer: Mapping[str, str]) -> None:
         options = {"kafka.bootstrap.servers": self.kafka.servers, "topic": topic, **producer}
         frame.write.format("kafka").options(**options).save()
-
-    def different_rows(self, rows: int) -> DataFrame:
-        """Column `value`, 128 bytes, in two partitions."""
-        value = f"cast(rpad(cast(id AS string), {VALUE_BYTES}, 'x') AS binary) AS value"
-        return self.spark.range(rows, numPartitions=2).selectExpr(value)
 
     def publish_plainly(self, rows: int) -> None:
         """To the stream of `natslog_side` and to the topic of the same name, by clients without Spark.

@@ -49,7 +49,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(STEPS, st.sampled_from([(), ("orders",), STREAMS]), st.sampled_from([0, 10**11]))
 def test_waiting_messages_are_those_of_a_model(
     steps: list[tuple[str, object]], streams: tuple[str, ...], first: int
@@ -149,6 +149,26 @@ def test_ack_of_another_number_of_rows_is_no_ack(carried: int, stated: int) -> N
     assert (acked.rows, acked.is_progress, acked.refusal, acked.mismatch) == (0, False, None, ack("orders", stated))
     assert in_flight.rows == carried
     assert in_flight.take_acks(answers([(0, ack("orders", carried))])).rows == carried
+
+
+def test_envelope_among_messages_that_are_acked_together_is_not_acked() -> None:
+    """It was stored as one message."""
+    in_flight = InFlight(INBOX, (), 8)
+    rows = rows_of(4)
+    counts = pa.array([1, 50, 1, 1], pa.int64())
+    in_flight.add(Rows(rows.subjects, rows.values, ids=rows.ids, counts=counts), BY_REPLY)
+    joined = b'{"stream":"orders","seq":7,"offset":6,"messages":4}'
+    acked = in_flight.take_acks(answers([(3, joined)]))
+    assert (acked.sequences.tolist(), acked.rows, acked.mismatch) == ([0, 2, 3], 3, joined)
+    assert (in_flight.messages, in_flight.rows) == (1, 50)
+
+
+def test_acks_that_claim_more_messages_than_wait_are_for_those_that_wait() -> None:
+    in_flight = InFlight(INBOX, (), 8)
+    in_flight.add(rows_of(6), BY_REPLY)
+    forged = b'{"stream":"orders","seq":7,"messages":999999999999999999}'
+    assert in_flight.take_acks(answers([(2, forged), (2, forged), (9, forged)])).sequences.tolist() == [0, 1, 2]
+    assert in_flight.messages == 3
 
 
 def test_messages_without_an_id_are_not_sent_again() -> None:

@@ -40,6 +40,7 @@ def warmed_up(cache: Path) -> tuple[Path | None, bool, list[str]]:
     return None if found[0] == "None" else Path(found[0]), found[1], found[2]
 
 
+@pytest.mark.long
 def test_process_that_warms_up_does_not_load_the_compiler(cache: Path) -> None:
     path, has_numba, resolved = warmed_up(cache)
     assert path is not None

@@ -152,7 +152,7 @@ class Hosting:
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
             is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
             for stream in list(self.streams.values()):
-                if is_calm and stream.is_quiet:
+                if is_calm and stream.is_quiet(self._calm.away):
                     stream.pass_time(now_ms)
                 else:
                     stream.tick(contact_ms)

@@ -252,10 +252,11 @@ class HostedStream:
         self._act()
         self._is_quiet = self._task is None and self._replica.is_quiet
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether a tick may be replaced by `pass_time` while `Calm` goes on."""
-        return self._is_quiet and (self._log is None or self._log.failure is None)
+    def is_quiet(self, away: frozenset[BrokerId]) -> bool:
+        """Whether a tick may be replaced by `pass_time` while `Calm` goes on. `away`: followers without contact."""
+        if not self._is_quiet or (away and self._replica.is_followed_by_any(away)):
+            return False
+        return self._log is None or self._log.failure is None
 
     def pass_time(self, now_ms: float) -> None:
         self._replica.pass_time(now_ms)

@@ -298,6 +298,7 @@ def test_every_real_is_rounded_as_python_rounds_it(numbers: list[Any]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**40), max_value=10**40), min_size=1))
+@pytest.mark.long
 def test_every_decimal_is_rounded_half_up_or_refused(numbers: list[Decimal]) -> None:
     rows, reasons = decode(parse_ddl("x decimal(38, 6)"), [f'{{"x":"{number}"}}'.encode() for number in numbers])
     for number, row, reason in zip(numbers, rows, reasons, strict=True):

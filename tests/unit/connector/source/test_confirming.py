@@ -104,6 +104,7 @@ def test_repeated_batch_that_ends_in_a_newer_epoch_ignores_the_older_leader(serv
     assert [(one.start, one.end) for one in task.ranges] == [(600, 1100)]
 
 
+@pytest.mark.long
 def test_older_leader_that_remains_the_only_one_is_accepted_in_the_end(
     serve: Callable[[Answers], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_older_leader_that_remains_the_only_one_is_accepted_in_the_end(
         reader.latestOffset(position, ReadAllAvailable())
 
 
+@pytest.mark.long
 def test_log_that_stays_shorter_is_loss(serve: Callable[[Answers], str]) -> None:
     old, new = leader(1, STALE), successor(0)
     reader = reader_of(serve(old), serve(new))
