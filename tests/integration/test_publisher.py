@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -20,8 +21,9 @@ from natslog.client.publisher import BY_HEADER, BY_REPLY, Publisher, Rows
 from natslog.errors import ConfigError, InvalidRequest, NatsLoginRefused, NatsUnavailable, PublishFailed
 from natslog.model import Ack
 from natslog.nats_server import NatsServer, free_port
+from natslog.wire.envelope import enveloped
 from natslog.wire.link import NatsCredentials
-from tests.harness import all_values, eventually, with_nats
+from tests.harness import all_values, eventually, flushed, with_nats
 
 
 def rows(subject: str, count: int, **columns: Any) -> Rows:
@@ -50,6 +52,35 @@ def test_refusal_of_a_jetstream_stream_is_no_ack(jetstream: NatsServer) -> None:
         with pytest.raises(PublishFailed, match="8 rows were not acked.*maximum messages exceeded"):
             publisher.publish(rows("s", 10), "stored")
         assert publisher.acked == 2
+
+
+def test_envelope_that_the_caller_has_made_is_acked(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name)
+    payload = enveloped(pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"])}))
+    with Publisher(nats_url) as publisher:
+        publisher.publish(Rows(pa.array([name]), pa.array([payload])), "stored")
+        assert publisher.acked == 1
+    assert all_values(client, name) == [b"a", b"b"]
+
+
+def test_answer_that_is_not_text_ends_no_connection(nats_url: str, name: str) -> None:
+    """Anyone may publish to an inbox: here, an ack of an envelope with another number of rows, in another encoding."""
+
+    async def answer(nats: Any) -> None:
+        async def respond(message: Any) -> None:
+            await message.respond(b'{"stream":"\xff","seq":1}')
+
+        await nats.subscribe(name, cb=respond)
+        await flushed(nats)
+        await asyncio.to_thread(publish)
+
+    def publish() -> None:
+        with Publisher(nats_url, envelope=True, ack_timeout_s=5) as publisher:
+            with pytest.raises(PublishFailed, match="stored as one message"):
+                publisher.publish(rows(name, 100), "stored")
+            assert publisher._link.connections == 1
+
+    with_nats(nats_url, answer)
 
 
 def test_stream_that_takes_an_envelope_for_a_message_has_not_stored_its_rows(jetstream: NatsServer) -> None:

@@ -26,6 +26,7 @@ from natslog.wire.outgoing_rows import Rows
 Sequences = npt.NDArray[np.int64]
 
 _MOST_BYTES = 32 * 1024 * 1024
+_MOST_MESSAGES = 1024 * 1024
 
 
 class Slice:
@@ -49,7 +50,7 @@ class Acked(NamedTuple):
         sequences: of the messages of which no ack is missing any more. rows: how many rows they carry.
         is_progress: whether any ack came for the first time.
         refusal: the payload of the first answer that is no ack, or None.
-        mismatch: the payload of the first ack of another number of rows than its message carries, or None.
+        mismatch: the payload of the first ack of another number of rows than its envelope carries, or None.
     """
 
     sequences: Sequences
@@ -65,7 +66,7 @@ class InFlight:
     Args:
         inbox: acks come to `<inbox>.~<sequence>`.
         streams: names of the streams that must ack each message; empty: the first ack of any stream counts.
-        most_messages: that wait at any time; and no more than some 32 MiB of them.
+        most_messages: that wait at any time; no more than some 32 MiB of them, and 1,048,576.
 
     Attributes:
         messages: how many wait for an ack.
@@ -77,8 +78,8 @@ class InFlight:
         names = [name.encode() for name in streams]
         self._names = np.frombuffer(b"".join(names), np.uint8)
         self._name_edges = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        self._most_messages = most_messages
-        self._capacity = 1 << (2 * most_messages - 1).bit_length()
+        self._most_messages = min(most_messages, _MOST_MESSAGES)
+        self._capacity = 1 << (2 * self._most_messages - 1).bit_length()
         self._missing = np.zeros((max(1, len(streams)), self._capacity), np.bool_)
         self._left = np.zeros(self._capacity, np.int64)
         self._carried = np.zeros(self._capacity, np.int64)
@@ -156,7 +157,6 @@ class InFlight:
     def clear(self) -> None:
         """Forgets all of them; acks that still come are ignored."""
         self._drop_before(self._end)
-        self._left.fill(0)
         self.messages = 0
 
     def _waits(self, sent: Slice) -> npt.NDArray[np.bool_]:

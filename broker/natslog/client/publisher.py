@@ -344,7 +344,7 @@ class Publisher:
             self._note_refusal(acked.refusal)
         if acked.mismatch is not None:
             self._failure = PublishFailed(
-                f"an envelope was stored as one message instead of as its rows ({acked.mismatch.decode()!r}): publish "
+                f"an envelope was stored as one message instead of as its rows ({acked.mismatch[:200]!r}): publish "
                 'without envelopes, or only to subjects whose streams all say "envelopes": true'
             )
         if self._failure is not None or self._awaited():

@@ -306,7 +306,7 @@ def mark_acks(
     Returns:
         How many messages these are, and how many rows; how many acks came for the first time; the first message that
         still waits, or `end`; the first frame that is no ack of a stream, or -1; the first frame that acks another
-        number of rows than its message has, or -1: the stream took an envelope for a plain message.
+        number of rows than its envelope has, or -1: the stream took the envelope for a plain message.
     """
     mask = left.shape[0] - 1
     count, rows, new, refused, mismatched = 0, 0, 0, -1, -1
@@ -328,7 +328,7 @@ def mark_acks(
             first += 1
         for sequence in range(max(first, last - messages + 1), last + 1):
             place = sequence & mask
-            if carried[place] != (carried_rows if sequence == last else 1):
+            if carried[place] > 1 and (sequence < last or carried[place] != carried_rows):
                 mismatched = index if mismatched < 0 else mismatched
             elif missing[stream, place]:
                 missing[stream, place] = False

@@ -140,7 +140,7 @@ def test_answers_that_are_no_acks_are_refusals(payload: bytes) -> None:
     assert in_flight.first_waiting() == ("s", "")
 
 
-@pytest.mark.parametrize(("carried", "stated"), [(3, 1), (3, 2), (1, 3)])
+@pytest.mark.parametrize(("carried", "stated"), [(3, 1), (3, 2), (3, 4)])
 def test_ack_of_another_number_of_rows_is_no_ack(carried: int, stated: int) -> None:
     """A stream that does not know envelopes has stored the envelope itself."""
     in_flight = InFlight(INBOX, (), 8)
@@ -149,6 +149,23 @@ def test_ack_of_another_number_of_rows_is_no_ack(carried: int, stated: int) -> N
     assert (acked.rows, acked.is_progress, acked.refusal, acked.mismatch) == (0, False, None, ack("orders", stated))
     assert in_flight.rows == carried
     assert in_flight.take_acks(answers([(0, ack("orders", carried))])).rows == carried
+
+
+def test_message_whose_value_a_stream_stores_as_rows_is_acked() -> None:
+    """The caller may publish envelopes that it has made."""
+    in_flight = InFlight(INBOX, (), 8)
+    in_flight.add(rows_of(1), BY_REPLY)
+    acked = in_flight.take_acks(answers([(0, ack("orders", 3))]))
+    assert (acked.rows, acked.mismatch, in_flight.is_empty()) == (1, None, True)
+
+
+def test_any_number_of_messages_in_flight_takes_little_memory() -> None:
+    in_flight = InFlight(INBOX, (), 2**62)
+    in_flight.add(rows_of(3), BY_REPLY)
+    assert in_flight.has_room_for(1_000_000)
+    assert not in_flight.has_room_for(2**20)
+    in_flight.clear()
+    assert in_flight.is_empty()
 
 
 def test_envelope_among_messages_that_are_acked_together_is_not_acked() -> None:
