@@ -92,7 +92,8 @@ class Rest:
                 if batch.num_rows != header.rows:
                     source = f"stream {self.asked.stream!r}"
                     raise CorruptAnswer(f"{source}: the batch at {header.base_offset} does not match its header")
-                size_bytes, count = size_bytes + batch.nbytes, count + 1
+                size_bytes += batch.get_total_buffer_size()  # `nbytes` takes 30 times as long
+                count += 1
                 is_whole = high - low == header.rows
                 batches.append(batch if is_whole else batch.slice(low - header.base_offset, high - low))
                 covered = high

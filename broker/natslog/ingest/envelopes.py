@@ -78,22 +78,23 @@ class Refused:
 Received: TypeAlias = Frames | Envelope | Refused
 
 
-def open_messages(frames: Frames) -> tuple[npt.NDArray[np.bool_], int]:
+def open_messages(frames: Frames) -> tuple[npt.NDArray[np.bool_] | None, int]:
     """Gives the frames of envelopes with one message its headers and payload, in place. Returns marks of these frames,
-    and how many others begin as such an envelope and are plain messages.
+    None if there are none, and how many others begin as such an envelope and are plain messages.
     """
     opened = np.zeros(len(frames.rows), np.bool_)
     unread = native.open_messages(frames.buffer, frames.rows, MESSAGE_OPENING_ARRAY, _VERSION_LINE, opened)
-    if opened.any():
-        suspects = np.flatnonzero(opened)
-        marks = np.zeros(len(suspects), np.bool_)
-        native.mark_high_bytes(frames.buffer, frames.rows[suspects], marks)
-        for at in suspects[marks].tolist():  # only headers that are not ASCII are checked here
-            row = frames.rows[at]
-            if not is_utf8(frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes()):
-                _close(row)
-                opened[at] = False
-                unread += 1
+    if not opened.any():
+        return None, unread
+    suspects = np.flatnonzero(opened)
+    marks = np.zeros(len(suspects), np.bool_)
+    native.mark_high_bytes(frames.buffer, frames.rows[suspects], marks)
+    for at in suspects[marks].tolist():  # only headers that are not ASCII are checked here
+        row = frames.rows[at]
+        if not is_utf8(frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes()):
+            _close(row)
+            opened[at] = False
+            unread += 1
     return opened, unread
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
+from natslog.arrow.schema import COLUMNS
 from natslog.errors import MalformedPayload
 from pyspark_natslog.payload.options import PayloadOptions
 from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
@@ -45,14 +46,19 @@ class Shaper:
         stored = (name for name in self._metadata if name != "stream")
         return list(dict.fromkeys(["offset", *stored, *(["value"] if self._typed else [])]))
 
+    @cached_property
+    def _spare_columns(self) -> list[str]:
+        needed = self.needed_columns
+        return [name for name in COLUMNS if name not in needed]
+
     @property
     def is_payload_needed(self) -> bool:
         return bool(self._typed)
 
     def needs_little_of(self, batch: Any) -> bool:
         """Whether many of these stored bytes are in columns that are not read, for example in long headers."""
-        needed = sum(batch.column(name).nbytes for name in self.needed_columns)
-        return bool(batch.nbytes - needed > batch.nbytes * _WORTH_LEAVING_OUT)
+        spare = sum(batch.column(name).nbytes for name in self._spare_columns)
+        return bool(spare > batch.get_total_buffer_size() * _WORTH_LEAVING_OUT)
 
     def shape(self, batch: Any, stream: str) -> Iterator[Any]:
         """A stored batch's rows.

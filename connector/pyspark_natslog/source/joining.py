@@ -17,7 +17,7 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
-        size_bytes = batch.nbytes
+        size_bytes = batch.get_total_buffer_size()  # `nbytes` takes 30 times as long
         is_small = size_bytes <= _SMALL_BYTES
         if waiting and (not is_small or waiting_bytes + size_bytes > _JOINED_BYTES):
             yield _one(waiting)

@@ -30,6 +30,7 @@ Step = Literal["hello", "acceptor", "dialler"]
 
 SEAL_BYTES = 16
 _NOTHING = b""
+_NO_SEAL = bytes(SEAL_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,9 @@ class Sealer:
 
     def seal(self, parts: Sequence[bytes]) -> bytearray:
         """The parts in one piece, and the seal behind them."""
-        frame = bytearray().join(parts)
-        frame += self._cipher.encrypt(_nonce(self._number), _NOTHING, frame)
+        frame = bytearray().join((*parts, _NO_SEAL))
+        with memoryview(frame) as view:
+            view[-SEAL_BYTES:] = self._cipher.encrypt(_nonce(self._number), _NOTHING, view[:-SEAL_BYTES])
         self._number += 1
         return frame
 

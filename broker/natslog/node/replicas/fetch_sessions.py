@@ -219,12 +219,13 @@ class FetchSession:
         try:
             with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
                 pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
+                begins_before = bool(pieces) and plan.ranges[0].start < start
         except CorruptLog as error:
             stream.note_damage(error)
             return []
         except (NatslogError, OSError):
             return []  # for example removed by retention
-        return [from_offset(pieces[0], start), *pieces[1:]] if pieces else []
+        return [from_offset(pieces[0], start), *pieces[1:]] if begins_before else pieces
 
     def close(self) -> None:
         for stream_id in self._positions:

@@ -83,8 +83,6 @@ class HostedStream:
         sessions: followers' links that are notified of new data.
         advanced: set, and replaced, whenever HW moves or the role changes.
         watchers: set at the same times, and not replaced.
-        reconciled: set, and replaced, whenever the replica matches its record as far as possible, and when a transfer
-            of its leadership has ended.
         sent_bytes: to readers, from this replica, as far as answers were begun.
         leader_log_start: of a follower: the log start of its leader.
     """
@@ -97,7 +95,6 @@ class HostedStream:
         self.sessions: set[SessionMark] = set()
         self.advanced = asyncio.Event()
         self.watchers: set[asyncio.Event] = set()
-        self.reconciled = asyncio.Event()
         self.leader_log_start = 0
         self._services = services
         self._nats = services.nats.lane(record.id)
@@ -108,6 +105,7 @@ class HostedStream:
         self._subscription: object | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
+        self._reconciled: asyncio.Event | None = None  # made where somebody waits for it
         self._is_quiet = False
         self._adopted = record  # whose settings are in force
         self._is_transferring = False
@@ -265,12 +263,12 @@ class HostedStream:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         self._replica.appended(end_offset, run_start)
         self._mark_sessions()
-        self._act()
+        self._progress()
 
     def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> Verdict:
         """A follower asks from this position on."""
         verdict = self._replica.fetched(follower, position, incarnation, monotonic_ms())
-        self._act()
+        self._progress()
         return verdict
 
     def judged(self, position: FetchPosition) -> Verdict:
@@ -402,17 +400,21 @@ class HostedStream:
     # ---- results of an input ----
 
     def _act(self) -> None:
-        self._is_quiet = False
         self._note_role()
-        self._release()
+        self._progress()
         step = self._replica.next_step() if self._task is None else None
-        for notice in self._replica.take_notices():
-            self._dispatch(notice)
+        self._dispatch_notices()
         if step is not None:
             self._task = self._services.spawn(self._carry_out(step), f"stream {self.name}")
         if self._is_transferring and not self._replica.is_transferring:
             self._is_transferring = False
             self._note_reconciled()
+
+    def _progress(self) -> None:
+        """HW may have moved. No step follows from that: commits and fetches, of which there are many, end here."""
+        self._is_quiet = False
+        self._release()
+        self._dispatch_notices()
 
     def _release(self) -> None:
         """HW is here now."""
@@ -435,6 +437,10 @@ class HostedStream:
         self.advanced = asyncio.Event()
         for watcher in self.watchers:
             watcher.set()
+
+    def _dispatch_notices(self) -> None:
+        for notice in self._replica.take_notices():
+            self._dispatch(notice)
 
     def _dispatch(self, notice: Notice) -> None:
         services = self._services
@@ -469,15 +475,24 @@ class HostedStream:
             self._release()
             self._adopt_settings()
             step = self._replica.next_step()
-            for notice in self._replica.take_notices():
-                self._dispatch(notice)
+            self._dispatch_notices()
         self._task = None
         self._note_reconciled()
         self._act()
 
+    @property
+    def reconciled(self) -> asyncio.Event:
+        """Set, and replaced, whenever the replica matches its record as far as possible, and when a transfer of its
+        leadership has ended.
+        """
+        if self._reconciled is None:
+            self._reconciled = asyncio.Event()
+        return self._reconciled
+
     def _note_reconciled(self) -> None:
-        self.reconciled.set()
-        self.reconciled = asyncio.Event()
+        if self._reconciled is not None:
+            self._reconciled.set()
+            self._reconciled = None
 
     def _note_role(self) -> None:
         """If it became leader, or stopped being leader, waiting readers and followers are notified."""
