@@ -90,10 +90,12 @@ def encode_batch(
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch, custom_metadata=metadata)
-    # pyarrow opens every stream with the schema message and closes it with end-of-stream; the message is in between.
-    written = memoryview(sink.getvalue()).cast("B")[len(schema_message(batch.schema)) : -len(END_OF_STREAM)]
     ids = b"" if packed_ids is None else packed_ids.tobytes()
-    message = memoryview(bytearray().join([written, ids, bytes(-len(ids) % ALIGNMENT)]))
+    behind = ids + bytes(-len(ids) % ALIGNMENT)
+    sink.write(behind)
+    # pyarrow opens every stream with the schema message and closes it with end-of-stream; the message is in between.
+    message = memoryview(sink.getvalue()).cast("B")[len(schema_message(batch.schema)) : -len(END_OF_STREAM)]
+    message[len(message) - len(behind) :] = behind
     header_bytes = 8 + int.from_bytes(message[4:8], "little")
     assert header_bytes <= MAX_HEADER_BYTES, "readers search no further for the body"
     header, body = message[:header_bytes], message[header_bytes:]
