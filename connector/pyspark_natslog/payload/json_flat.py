@@ -80,7 +80,8 @@ class FlatJson:
 
     def decode(self, payloads: Payloads) -> Decoded | None:
         """The columns, equal to those of the other kernel; None if some payload is left to it."""
-        text, rows = payloads.text, len(payloads)
+        text, rows = payloads.text.view(), len(payloads)
+        text.flags.writeable = False  # always, so that one compiled form of the kernel is enough
         if not rows or not json_guards.is_utf8(pa.py_buffer(text)):
             return None
         width = len(self._columns)
