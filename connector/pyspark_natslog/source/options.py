@@ -40,7 +40,7 @@ SOURCE_OPTIONS = (
 )  # fmt: skip
 _SELECTORS = ("stream", "streamPattern", "group")
 _TASK_BYTES = 64 * 1024 * 1024
-_MOST_TASK_BYTES = 256 * 1024 * 1024
+_MOST_TASK_BYTES = 512 * 1024 * 1024
 _TRIGGER_DELAY_S = 15 * 60.0
 
 
