@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from natslog.errors import ConfigError
 
 _CLOCKS_APART = datetime.timedelta(hours=1)
 _CA_LASTS = datetime.timedelta(days=3650)
-_MOST_NAME_CHARS = 64  # of a common name, by RFC 5280
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")  # at most as long as a common name of RFC 5280
 
 Purpose = x509.ObjectIdentifier
 
@@ -60,6 +61,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
     names = ["broker", *clients]
     for name in names:
         _check_name(name, folder)
+    alternatives = [_host(host) for host in hosts]
     made: list[tuple[str, _Pair]] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +72,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
             made.append(("ca", authority))
         lasts = datetime.timedelta(days=days)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]  # brokers dial each other
-        made.append(("broker", _signed(authority, "broker", both, lasts, list(map(_host, hosts)))))
+        made.append(("broker", _signed(authority, "broker", both, lasts, alternatives)))
         made += [(name, _signed(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], lasts, [])) for name in clients]
         return [_written(folder / f"{name}{rest}", data) for name, pair in made for rest, data in pair.pem()]
     except OSError as error:
@@ -78,11 +80,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
 
 
 def _check_name(name: str, folder: Path) -> None:
-    is_plain = name.isascii() and name.isprintable() and not set(name) & {"/", " "} and not name.startswith((".", "-"))
-    if not is_plain or len(name) > _MOST_NAME_CHARS or name == "ca":
+    if not _NAME.fullmatch(name) or name == "ca":
         raise ConfigError(
-            f"{name!r} cannot be the name of a certificate: use at most {_MOST_NAME_CHARS} letters, digits, - and ., "
-            "and not ca"
+            f"{name!r} cannot be the name of a certificate: use at most 64 letters, digits, -, _ and ., and not ca"
         )
     for path in (folder / f"{name}.pem", folder / f"{name}-key.pem"):
         if path.exists():
@@ -147,7 +147,7 @@ def _host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         pass
-    if not text.isascii() or not text.replace("-", "").replace(".", "").replace("*", "").isalnum():
+    if not text or not text.isascii() or not text.replace("-", "").replace(".", "").replace("*", "").isalnum():
         raise ConfigError(f"{text!r} is not a host: write a DNS name or an IP address, without port")
     return x509.DNSName(text.lower())
 

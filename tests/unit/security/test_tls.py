@@ -107,8 +107,11 @@ def test_a_ca_with_another_key_is_refused(tmp_path: Path) -> None:
     _made(tmp_path / "one")
     _made(tmp_path / "two")
     (tmp_path / "one" / "ca-key.pem").write_bytes((tmp_path / "two" / "ca-key.pem").read_bytes())
+    for name in ("broker.pem", "broker-key.pem"):
+        (tmp_path / "one" / name).unlink()
     with pytest.raises(ConfigError, match="is not the key of"):
         make_certificates(tmp_path / "one", _HOSTS, ["more"], 30)
+    assert not (tmp_path / "one" / "more.pem").exists()
 
 
 def test_clients_are_verified_where_there_is_a_ca(tmp_path: Path) -> None:
@@ -127,7 +130,8 @@ def test_clients_are_verified_where_there_is_a_ca(tmp_path: Path) -> None:
 def test_old_versions_and_other_hosts_are_refused(tmp_path: Path) -> None:
     tls = BrokerTls(_made(tmp_path))
     old = _client(tmp_path)
-    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(OSError):
         _handshake(tls.accepting, old)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -195,7 +199,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
     with pytest.raises(ConfigError, match="has no CA certificates"):
-        BrokerTls(TlsFiles(files.certificate, str(tmp_path / "client-key.pem"), str(empty)))
+        BrokerTls(TlsFiles(str(tmp_path / "client.pem"), str(tmp_path / "client-key.pem"), str(empty)))
 
 
 @pytest.mark.parametrize(
