@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -51,7 +52,9 @@ class BrokerProcess:
         self.nats_url = nats_url
         self.settings = settings
         self.http_port = free_port()
-        self.url = f"http://127.0.0.1:{self.http_port}"
+        names = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+        self.tls = {name: str(settings[name]) for name in names if name in settings}
+        self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.http_port}"
         self.log_path = folder.with_name(folder.name + ".log")
         self.prefix: list[str] = []
         self.environment: dict[str, str] = {}
@@ -87,7 +90,7 @@ class BrokerProcess:
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2, context=self._context()) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -117,11 +120,19 @@ class BrokerProcess:
         return time.monotonic() - started
 
     def client(self) -> NatslogClient:
-        return NatslogClient(self.url, ClientOptions(retries=3, patience_s=10))
+        return NatslogClient(self.url, ClientOptions(retries=3, patience_s=10, **self.tls))
+
+    def _context(self) -> ssl.SSLContext | None:
+        """With the broker's own certificate: it is one of a client as well."""
+        if not self.tls:
+            return None
+        context = ssl.create_default_context(cafile=self.tls["tls_ca_file"])
+        context.load_cert_chain(self.tls["tls_cert_file"], self.tls["tls_key_file"])
+        return context
 
     def metrics(self) -> dict[str, float]:
         """Metric with labels, as printed → value."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5, context=self._context()) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}

@@ -42,6 +42,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     http_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     advertise_url: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_client_certs: str = "optional"
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
@@ -63,7 +67,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def url(self) -> str:
         """The URL at which clients and other brokers reach this broker. Brokers also use `peer_urls`."""
-        return self.advertise_url or f"http://{self.http_host}:{self.http_port}"
+        scheme = "http" if self.tls_cert_file is None else "https"
+        return self.advertise_url or f"{scheme}://{self.http_host}:{self.http_port}"
 
     def secrets(self) -> tuple[bytes, ...]:
         """The cluster's secrets, one a line, the preferred one first; read where they are used.
@@ -108,6 +113,7 @@ _BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes", "append_max_
 _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
 _URLS = {"nats_url", "advertise_url", "seeds", "peer_urls"}
 _LEVELS = ("debug", "info", "warning", "error")
+_CLIENT_CERTS = ("optional", "required")
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
 _BY_NAME = {name: name for name in SETTINGS} | {name.removesuffix("_s"): name for name in _SECONDS}
 """Setting by what it may be called: a duration says its unit itself (`segment_age = "1h"`)."""
@@ -185,6 +191,7 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
                 normal_url(url)
             except InvalidRequest as error:
                 raise ConfigError(f"{name}: {error.message}", setting=name) from error
+    _check_tls(config)
     if config.seeds and config.cluster_secret_file is None:
         raise ConfigError(
             "seeds require cluster_secret_file: a file with the same secret on all brokers of the cluster"
@@ -201,3 +208,26 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config
+
+
+def _check_tls(config: BrokerConfig) -> None:
+    """Raises ConfigError: the settings of TLS do not fit together."""
+    if (config.tls_cert_file is None) != (config.tls_key_file is None):
+        raise ConfigError("tls_cert_file and tls_key_file belong together: set both, or none to serve HTTP without TLS")
+    if config.tls_client_certs not in _CLIENT_CERTS:
+        raise ConfigError(f"tls_client_certs {config.tls_client_certs!r} must be {' or '.join(_CLIENT_CERTS)}")
+    if config.tls_client_certs == "required" and config.tls_ca_file is None:
+        raise ConfigError(
+            'tls_client_certs = "required" needs tls_ca_file: the CA that signs the certificates of clients'
+        )
+    if config.tls_cert_file is None:
+        if config.tls_ca_file is not None:
+            raise ConfigError("tls_ca_file needs tls_cert_file and tls_key_file: this broker serves HTTP without TLS")
+        return
+    for name, urls in (("advertise_url", (config.advertise_url,)), ("peer_urls", config.peer_urls)):
+        for url in urls:
+            if url is not None and url.startswith("http://"):
+                raise ConfigError(
+                    f"{name} {without_secrets(url)} must begin with https://, because this broker serves TLS only",
+                    setting=name,
+                )

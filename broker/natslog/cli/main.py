@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from natslog.cli import bench, cat, cluster, cursor, pub, serve, standard_output, stream, verify
+from natslog.cli import bench, cat, cluster, cursor, pub, serve, standard_output, stream, tls, verify
 from natslog.cli.common import Global, err
 from natslog.errors import NatslogError, natslog_version
 
@@ -22,6 +22,7 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(cursor.app, name="cursor")
 app.add_typer(bench.app, name="bench")
+app.add_typer(tls.app, name="tls")
 app.command("dev")(serve.dev)
 app.command("server")(serve.server)
 app.command("pub")(pub.pub)

@@ -141,6 +141,16 @@ def server(
     http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     advertise_url: Annotated[str | None, typer.Option(help="URL at which clients reach this broker.")] = None,
+    tls_cert_file: Annotated[
+        str | None, typer.Option(help="Certificate of this broker: the HTTP port then serves TLS only.")
+    ] = None,
+    tls_key_file: Annotated[str | None, typer.Option(help="Private key of the certificate.")] = None,
+    tls_ca_file: Annotated[
+        str | None, typer.Option(help="CA certificates that clients and other brokers are verified with.")
+    ] = None,
+    tls_client_certs: Annotated[
+        str | None, typer.Option(help="optional: clients may present a certificate; required: they must.")
+    ] = None,
     segment_bytes: Annotated[
         str | None, typer.Option(help="Size at which a segment is closed; default 128MiB.")
     ] = None,

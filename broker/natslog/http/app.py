@@ -17,6 +17,7 @@ from natslog.http.bodies import BODIES, Bodies
 from natslog.http.connections import (
     MOST_CONNECTIONS,
     REQUESTS,
+    TLS_HANDSHAKE_S,
     Connection,
     Connections,
     count_requests,
@@ -27,11 +28,13 @@ from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
 from natslog.http.polls import POLLS, Polls
 from natslog.http.status import SCRAPES, Scrapes
 from natslog.node.broker import Broker
+from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.http")
 
 _MAX_LINE_BYTES = 16 * 1024
 _FINISH_WITHIN_S = 0.5
+_REFRESH_TLS_S = 2.0
 _LINGER_S = 2.0  # for which a refused body is read, so that the client reads the answer
 _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
@@ -69,6 +72,8 @@ class HttpServer:
         self._connections = Connections(min(MOST_CONNECTIONS, raise_file_limit() // 2))
         self._listening: asyncio.Server | None = None
         self._config = config
+        self._tls = broker.tls
+        self._refreshing: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:
         """Returns the port (useful where 0 asked for any free one).
@@ -80,7 +85,12 @@ class HttpServer:
         host, port = self._config.http_host, self._config.http_port
         try:
             self._listening = await asyncio.get_running_loop().create_server(
-                self._connection, host, port, backlog=_ACCEPTED_AT_ONCE
+                self._connection,
+                host,
+                port,
+                backlog=_ACCEPTED_AT_ONCE,
+                ssl=None if self._tls is None else self._tls.accepting,
+                ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -94,12 +104,19 @@ class HttpServer:
         for listening in self._listening.sockets:
             with listening.dup() as same:  # otherwise asyncio accepts a whole backlog in one turn, uncounted
                 same.listen(_BACKLOG)
+        if self._tls is not None:
+            self._refresh_tls(self._tls)
         return int(self._listening.sockets[0].getsockname()[1])
 
+    def _refresh_tls(self, tls: BrokerTls) -> None:
+        tls.refresh()
+        self._refreshing = asyncio.get_running_loop().call_later(_REFRESH_TLS_S, self._refresh_tls, tls)
+
     def _connection(self) -> Connection:
+        """Raises ConnectionAbortedError: too many clients have not finished the TLS handshake; asyncio closes it."""
         server = self._runner.server
         assert server is not None, "the runner is set up"
-        return Connection(
+        connection = Connection(
             self._connections,
             server,
             access_log=None,
@@ -107,9 +124,14 @@ class HttpServer:
             auto_decompress=False,
             lingering_time=_LINGER_S,
         )
+        if self._tls is not None:
+            self._connections.expect(connection)
+        return connection
 
     async def stop(self) -> None:
         """Answers that take longer than `_FINISH_WITHIN_S` are cut off."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         if self._listening is not None:
             self._listening.close()
         asyncio.get_running_loop().call_later(_FINISH_WITHIN_S, self._connections.abort)

@@ -11,6 +11,7 @@ from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import (
     BrokerUnavailable,
+    ClusterMismatch,
     InvalidRequest,
     MetadataUnavailable,
     NotMetadataLeader,
@@ -31,9 +32,19 @@ routes = web.RouteTableDef()
 _MAX_REFUSED_BYTES = 4096
 
 
+def _require_certificate(request: web.Request) -> None:
+    """With a CA, other brokers present a certificate, as clients may. Raises ClusterMismatch."""
+    tls, transport = request.app[BROKER].tls, request.transport
+    if tls is not None and tls.verifies_clients and not (transport and transport.get_extra_info("peercert")):
+        raise ClusterMismatch(
+            "a broker must present a certificate of the CA in tls_ca_file: set tls_cert_file and tls_key_file there"
+        )
+
+
 @routes.post(LINK_PATH)
 async def introduce(request: web.Request) -> web.Response:
     """Another broker identifies itself: `handshake`, the first step."""
+    _require_certificate(request)
     reception = request.app[BROKER].cluster.reception
     address = request.remote or ""
     try:
@@ -48,6 +59,7 @@ async def introduce(request: web.Request) -> web.Response:
 @routes.get(LINK_PATH)
 async def link(request: web.Request) -> web.WebSocketResponse:
     """Another broker opens its link: `handshake`, the last step."""
+    _require_certificate(request)
     cluster = request.app[BROKER].cluster
     opened = request.headers.get(LINK_HEADER)
     if opened is None:

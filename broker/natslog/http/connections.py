@@ -5,6 +5,7 @@ this process may open, connections get at most `MOST_CONNECTIONS` and at most on
 connection that has been idle for the longest time is closed; clients open a new one when they need it. If every
 connection has a request in progress, new ones are still accepted, up to `_RESERVED` of them, but only requests of
 brokers and operators (`ALWAYS_ANSWERED`) are answered on them; all others get 503. Beyond that it is closed at once.
+A TLS handshake takes at most 5 s, and at most 512 are in progress; these are not yet counted as open.
 
 All of this belongs to the event loop.
 """
@@ -16,6 +17,7 @@ import logging
 import resource
 from collections import Counter
 from typing import Any
+from weakref import WeakSet
 
 from aiohttp import web
 
@@ -31,6 +33,8 @@ REQUESTS: web.AppKey[Counter[str]] = web.AppKey("requests", Counter)
 MOST_CONNECTIONS = 8192
 ALWAYS_ANSWERED = frozenset({LINK_PATH, "/healthz", "/readyz", "/metrics"})
 _MOST_FILES = 1024 * 1024
+TLS_HANDSHAKE_S = 5.0
+_MOST_HANDSHAKES = 512
 _RESERVED = 64
 _WARN_EVERY_S = 60.0
 
@@ -55,13 +59,21 @@ class Connections:
         self._most = most
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # the one that has been idle for the longest time first
+        self._handshaking: WeakSet[Connection] = WeakSet()  # asyncio does not tell when a handshake fails
         self._warned_s = -_WARN_EVERY_S
 
     def __len__(self) -> int:
         return len(self._all)
 
+    def expect(self, connection: Connection) -> None:
+        """It begins with a TLS handshake, before which it is not open. Raises ConnectionAbortedError: too many do."""
+        if len(self._handshaking) >= _MOST_HANDSHAKES:
+            raise ConnectionAbortedError("too many TLS handshakes are in progress")
+        self._handshaking.add(connection)
+
     def opened(self, connection: Connection) -> bool:
         """Returns whether it may stay."""
+        self._handshaking.discard(connection)
         if len(self._all) >= self._most:
             self._warn()
             if self._idle:

@@ -45,6 +45,7 @@ from natslog.node.stream_operations import StreamOperations
 from natslog.node.threads import Threads
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
+from natslog.security.tls import BrokerTls, TlsFiles
 from natslog.wire.lanes import NatsLanes
 from natslog.wire.link import NatsCredentials
 
@@ -76,6 +77,7 @@ class Broker:
         self.readers = Threads(_READER_THREADS, "read")
         self._writers = Threads(_WRITER_THREADS, "write")
         secrets_of_cluster = config.secrets()
+        self.tls = _tls_of(config)
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
         credentials = NatsCredentials(
             creds_file=config.nats_creds_file,
@@ -94,7 +96,12 @@ class Broker:
         )
         try:
             self.cluster = ClusterNode(
-                config, self._data_dir, secrets=secrets_of_cluster, on_applied=self._on_applied, on_bug=self.halt
+                config,
+                self._data_dir,
+                secrets=secrets_of_cluster,
+                tls=self.tls,
+                on_applied=self._on_applied,
+                on_bug=self.halt,
             )
             self.staging = Staging(
                 self._data_dir.path / "staged",
@@ -366,3 +373,11 @@ class Broker:
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Completes an operator's change. Raises the errors of the change, and ShuttingDown."""
         return await self._to_the_end(change)
+
+
+def _tls_of(config: BrokerConfig) -> BrokerTls | None:
+    """None: HTTP without TLS. Raises ConfigError: a file cannot be used."""
+    if config.tls_cert_file is None or config.tls_key_file is None:
+        return None
+    files = TlsFiles(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)
+    return BrokerTls(files, requires_clients=config.tls_client_certs == "required")

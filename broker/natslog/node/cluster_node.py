@@ -62,6 +62,7 @@ from natslog.node.peers.messages import (
 )
 from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
+from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.cluster")
 
@@ -92,6 +93,7 @@ class ClusterNode(Admission):
         data_dir: DataDir,
         *,
         secrets: Sequence[bytes],
+        tls: BrokerTls | None,
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
@@ -105,7 +107,7 @@ class ClusterNode(Admission):
             raise_level=data_dir.raise_level,
         )
         super().__init__(config, data_dir, group, KeyRing(secrets))
-        self.links = Links(self)
+        self.links = Links(self, None if tls is None else tls.dialling)
         self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)

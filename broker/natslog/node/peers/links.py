@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -205,10 +206,15 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hell
 
 
 class Links:
-    """All links that this broker dials, by the other's URL."""
+    """All links that this broker dials, by the other's URL.
 
-    def __init__(self, owner: LinkOwner) -> None:
+    Args:
+        tls: for `https` URLs; None: the authorities of the system.
+    """
+
+    def __init__(self, owner: LinkOwner, tls: ssl.SSLContext | None = None) -> None:
         self._owner = owner
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._by_url: dict[str, DialledLink] = {}
         self._guests: dict[str, float] = {}
@@ -219,7 +225,10 @@ class Links:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=HANDSHAKE_S)
             self._session = aiohttp.ClientSession(
-                timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+                timeout=timeout,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         self._guests = {url: until for url, until in self._guests.items() if until > time.monotonic()}
         urls = urls | set(self._guests)

@@ -1,0 +1,59 @@
+"""`natslog tls`: certificates for a test or a small cluster."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from natslog.cli.common import JsonFlag, broker_extra, out, print_json
+
+app = typer.Typer(help="Certificates for TLS.", no_args_is_help=True)
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@app.callback()
+def commands() -> None:
+    """Certificates for TLS."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files; it is created.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="DNS name or address of a broker. May be given several times."),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", help="Name of a client certificate, default client. May be given several times."),
+    ] = None,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=3650, help="Days for which the certificates are valid (the CA: 3650).")
+    ] = 365,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a certificate authority (CA), a certificate for brokers and one for each client.
+
+    The certificate for brokers is valid for this machine (its name, localhost, 127.0.0.1, ::1) and for each --host. If
+    the folder has a CA already, it signs the new certificates.
+    """
+    with broker_extra("creating certificates"):
+        from natslog.security.certificates import make_certificates
+
+    hosts = list(dict.fromkeys([*_HERE, socket.gethostname(), *(host or ())]))
+    written = make_certificates(folder, hosts, client or ["client"], days)
+    if as_json:
+        print_json({"files": list(map(str, written)), "hosts": hosts})
+        return
+    for path in written:
+        out.print(path)
+    out.print(
+        f"\nBrokers:  natslog server --tls-cert-file {folder / 'broker.pem'} "
+        f"--tls-key-file {folder / 'broker-key.pem'} --tls-ca-file {folder / 'ca.pem'} …\n"
+        f"Clients:  natslog --server https://HOST:9292 --tls-ca {folder / 'ca.pem'} …\n"
+        f"Keep {folder / 'ca-key.pem'} apart from brokers and clients: it can sign certificates that they trust."
+    )

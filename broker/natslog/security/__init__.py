@@ -1,0 +1,1 @@
+"""Who may do what to which stream, and over which connections: TLS."""

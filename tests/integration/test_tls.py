@@ -1,0 +1,153 @@
+"""A broker whose HTTP port serves TLS, and three brokers that verify each other: real processes, real certificates."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from natslog.client import ClientOptions, NatslogClient
+from natslog.errors import BrokerUnavailable
+from natslog.security.certificates import make_certificates
+from tests.bench.cluster_sides import three_brokers
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
+
+_MANY_HANDSHAKES = 600
+
+
+def _settings(folder: Path, name: str = "broker") -> dict[str, str]:
+    return {
+        "tls_cert_file": str(folder / f"{name}.pem"),
+        "tls_key_file": str(folder / f"{name}-key.pem"),
+        "tls_ca_file": str(folder / "ca.pem"),
+    }
+
+
+def _make(folder: Path) -> dict[str, str]:
+    make_certificates(folder, ["localhost", "127.0.0.1"], ["client"], 30)
+    return _settings(folder)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    _make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, certificates: Path) -> Iterator[tuple[str, BrokerProcess]]:
+    """With a CA: clients may present a certificate."""
+    folder = tmp_path_factory.mktemp("broker")
+    with running(folder / "natslog", **_settings(certificates)) as (server, broker):
+        yield server.url, broker
+
+
+def _client(broker: BrokerProcess, **options: str) -> NatslogClient:
+    return NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=10, **options))
+
+
+def test_messages_larger_than_one_piece_arrive_unchanged(served: tuple[str, BrokerProcess], certificates: Path) -> None:
+    nats_url, broker = served
+    with _client(broker, tls_ca_file=str(certificates / "ca.pem")) as client:
+        client.create_stream("large", "large")
+        sent = [bytes([at]) * 900_000 for at in range(40)]
+        publish_acked(nats_url, "large", sent)
+        assert all_values(client, "large") == sent
+
+
+def test_only_the_authority_that_was_given_is_trusted(served: tuple[str, BrokerProcess], certificates: Path) -> None:
+    _, broker = served
+    with _client(broker) as client, pytest.raises(BrokerUnavailable, match="(?i)certificate"):
+        client.cluster()
+    plain = NatslogClient(broker.url.replace("https", "http"), ClientOptions(retries=0, timeout_s=5))
+    with plain, pytest.raises(BrokerUnavailable):
+        plain.cluster()
+    with _client(broker, tls_ca_file=str(certificates / "ca.pem")) as client:
+        assert client.cluster()["brokers"][0]["url"] == broker.url
+
+
+def test_command_line(served: tuple[str, BrokerProcess], certificates: Path) -> None:
+    _, broker = served
+    command = [sys.executable, "-m", "natslog", "--server", broker.url]
+    done = subprocess.run([*command, "stream", "ls"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "certificate" in done.stderr.lower()
+    command += ["--tls-ca", str(certificates / "ca.pem"), "stream", "create", "made", "--subject", "made"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_certificate_of_a_client_is_required(tmp_path: Path, certificates: Path) -> None:
+    settings = _settings(certificates) | {"tls_client_certs": "required"}
+    with running(tmp_path / "natslog", **settings) as (_, broker):
+        with _client(broker, tls_ca_file=str(certificates / "ca.pem")) as client, pytest.raises(BrokerUnavailable):
+            client.cluster()
+        with _client(broker, **_settings(certificates, "client")) as client:
+            assert client.cluster()["brokers"]
+
+
+def test_replaced_certificate_without_a_restart(tmp_path: Path) -> None:
+    settings, after = _make(tmp_path / "now"), _make(tmp_path / "next")
+    with running(tmp_path / "natslog", **settings) as (_, broker):
+        old = urllib3.HTTPSConnectionPool("127.0.0.1", broker.http_port, ca_certs=settings["tls_ca_file"], maxsize=1)
+        assert old.request("GET", "/healthz").status == 200
+        for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
+            Path(settings[name]).write_bytes(Path(after[name]).read_bytes())
+        eventually(broker.ready, 20, "it presents the certificate of the new authority")
+        assert old.request("GET", "/healthz").status == 200
+        assert old.num_connections == 1, "on the connection that was open"
+
+
+def test_handshakes_that_are_not_finished_delay_no_others(tmp_path: Path, certificates: Path) -> None:
+    with running(tmp_path / "natslog", **_settings(certificates)) as (_, broker), ExitStack() as opened:
+        for _ in range(_MANY_HANDSHAKES):
+            opened.enter_context(socket.create_connection(("127.0.0.1", broker.http_port)))
+        eventually(broker.ready, 15, "the silent ones were disconnected")
+
+
+def test_data_that_is_not_tls(served: tuple[str, BrokerProcess]) -> None:
+    _, broker = served
+    for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05hello", bytes(1000)):
+        with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
+            raw.settimeout(10)
+            raw.sendall(sent)
+            answer = b""
+            try:
+                while piece := raw.recv(1000):
+                    answer += piece
+            except ConnectionResetError:
+                pass
+            assert b"HTTP/1.1 200" not in answer
+    assert broker.ready()
+    assert "Traceback" not in broker.output()
+
+
+def test_wrong_files_end_the_start_with_the_remedy(tmp_path: Path, certificates: Path) -> None:
+    settings = _settings(certificates) | {"tls_key_file": str(certificates / "client-key.pem")}
+    broker = BrokerProcess(tmp_path / "natslog", "nats://127.0.0.1:1", **settings)
+    broker.spawn()
+    assert broker.wait(60) == 1
+    assert "both must be PEM files of one pair" in broker.output()
+
+
+def test_three_brokers_verify_each_other(tmp_path: Path, certificates: Path) -> None:
+    with three_brokers(tmp_path, **_settings(certificates)) as (server, brokers):
+        client = brokers[0].client()
+        client.create_stream("orders", "orders", replicas=3, min_isr=3)
+        sent = [b"%d" % at for at in range(1000)]
+        publish_acked(server.url, "orders", sent)
+        for broker in brokers:
+            assert all_values(broker.client(), "orders") == sent
+        with_none = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+        pool = urllib3.PoolManager(ssl_context=with_none, retries=False)
+        answer = pool.request("POST", brokers[0].url + "/internal/link", body=b"{}")
+        assert answer.status >= 400
+        assert b"must present a certificate" in answer.data
