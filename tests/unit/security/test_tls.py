@@ -130,7 +130,7 @@ def test_clients_are_verified_where_there_is_a_ca(tmp_path: Path) -> None:
 def test_old_versions_and_other_hosts_are_refused(tmp_path: Path) -> None:
     tls = BrokerTls(_made(tmp_path))
     old = _client(tmp_path)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(OSError):
         _handshake(tls.accepting, old)
