@@ -11,9 +11,8 @@ from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
-from natslog.log.segment import read_at
 from natslog.model import Epoch
-from natslog.node.replicas.fetch_sessions import from_offset
+from natslog.node.replicas.fetch_sessions import records_from
 from tests.conftest import open_log, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
@@ -23,11 +22,9 @@ def batches_of(log: ReplicaLog, start: int = 0) -> list[EncodedBatch]:
     """What a leader would send from `start` on, committed or not."""
     found: list[EncodedBatch] = []
     while start < log.log_end_offset:
-        with log.reader.plan_read(start, max_bytes=1 << 20, uncommitted=True) as plan:
-            for piece in plan.ranges:
-                data = from_offset(read_at(piece.fd, piece.position, piece.length), start)
-                found += [EncodedBatch(header, [message]) for header, message in ipc.split_messages(data, source="t")]
-            start = plan.next_offset
+        for data in records_from(log, start, 1 << 20):
+            found += [EncodedBatch(header, [message]) for header, message in ipc.split_messages(data, source="t")]
+        start = found[-1].header.end_offset
     return found
 
 

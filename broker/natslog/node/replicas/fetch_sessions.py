@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from natslog.arrow import ipc
 from natslog.cluster.roles import Fenced, FetchPosition, Matching
 from natslog.errors import CorruptLog, NatslogError
+from natslog.log import ReplicaLog
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
@@ -213,19 +214,14 @@ class FetchSession:
 
     @staticmethod
     def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
-        """Whole batches from `start` on, as they are in the files; one that begins below `start` is cut there.
-        Empty if they cannot be read now.
-        """
+        """As `records_from`. Empty if they cannot be read now."""
         try:
-            with stream.usable_log().reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
-                pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
-                begins_before = bool(pieces) and plan.ranges[0].start < start
+            return records_from(stream.usable_log(), start, max_bytes)
         except CorruptLog as error:
             stream.note_damage(error)
             return []
         except (NatslogError, OSError):
             return []  # for example removed by retention
-        return [from_offset(pieces[0], start), *pieces[1:]] if begins_before else pieces
 
     def close(self) -> None:
         for stream_id in self._positions:
@@ -234,10 +230,24 @@ class FetchSession:
         self._positions.clear()
 
 
-def from_offset(data: bytes, start: int) -> bytes:
+def records_from(log: ReplicaLog, start: int, max_bytes: int) -> list[bytes]:
+    """Whole batches from `start` on, as they are in the files, committed or not; one that begins below `start` is cut
+    there.
+
+    Args:
+        max_bytes: as `plan_read`.
+    """
+    with log.reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
+        pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
+        if pieces and plan.ranges[0].start < start:
+            pieces[0] = _cut_before(pieces[0], start)
+        return pieces
+
+
+def _cut_before(data: bytes, start: int) -> bytes:
     """Encoded batches without the first one's rows below `start`."""
     header = ipc.proven_header(data[: ipc.MAX_HEADER_BYTES])
-    if header is None or header.base_offset >= start:
+    if header is None:
         return data
     cut = ipc.clip_batch(data[: header.total_bytes], start, header.end_offset)
     return bytes(cut) + data[header.total_bytes :]
