@@ -27,7 +27,7 @@ def keep_memory_small() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in every libc; then memory is only less tidy
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1024 * 1024)
-        mallopt(_M_TRIM_THRESHOLD, 8 * 1024 * 1024)
+        mallopt(_M_TRIM_THRESHOLD, 2 * 1024 * 1024)
         mallopt(_M_ARENA_MAX, 2)
 
 

@@ -34,7 +34,7 @@ _MAX_REFUSED_BYTES = 4096
 
 def _require_certificate(request: web.Request) -> None:
     """With a CA, other brokers present a certificate, as clients may. Raises ClusterMismatch."""
-    tls, transport = request.app[BROKER].tls, request.transport
+    tls, transport = request.app[BROKER].cluster.tls, request.transport
     if tls is not None and tls.verifies_clients and not (transport and transport.get_extra_info("peercert")):
         raise ClusterMismatch(
             "a broker must present a certificate of the CA in tls_ca_file: set tls_cert_file and tls_key_file there"

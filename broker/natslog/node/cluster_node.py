@@ -93,7 +93,7 @@ class ClusterNode(Admission):
         data_dir: DataDir,
         *,
         secrets: Sequence[bytes],
-        tls: BrokerTls | None,
+        tls: BrokerTls | None = None,
         on_applied: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
@@ -107,6 +107,7 @@ class ClusterNode(Admission):
             raise_level=data_dir.raise_level,
         )
         super().__init__(config, data_dir, group, KeyRing(secrets))
+        self.tls = tls
         self.links = Links(self, None if tls is None else tls.dialling)
         self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)

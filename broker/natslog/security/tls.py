@@ -21,8 +21,6 @@ import time
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cryptography import x509
-
 from natslog.errors import ConfigError
 
 logger = logging.getLogger("natslog.tls")
@@ -169,6 +167,8 @@ def _reason(error: OSError) -> str:
 
 def _expiry_s(path: str) -> float:
     """Of the first certificate in the file."""
+    from cryptography import x509  # 2 MB of memory, which brokers without TLS do not need
+
     with open(path, "rb") as file:
         certificates = x509.load_pem_x509_certificates(file.read())
     return certificates[0].not_valid_after_utc.timestamp()
