@@ -224,10 +224,12 @@ def _check_tls(config: BrokerConfig) -> None:
         if config.tls_ca_file is not None:
             raise ConfigError("tls_ca_file needs tls_cert_file and tls_key_file: this broker serves HTTP without TLS")
         return
-    for name, urls in (("advertise_url", (config.advertise_url,)), ("peer_urls", config.peer_urls)):
+    advertised = () if config.advertise_url is None else (config.advertise_url,)
+    for name, urls in (("advertise_url", advertised), ("peer_urls", config.peer_urls), ("seeds", config.seeds)):
         for url in urls:
-            if url is not None and url.startswith("http://"):
+            if not normal_url(url).startswith("https://"):
                 raise ConfigError(
-                    f"{name} {without_secrets(url)} must begin with https://, because this broker serves TLS only",
+                    f"{name}: {without_secrets(url)} must begin with https://, because brokers with TLS serve nothing "
+                    "else",
                     setting=name,
                 )

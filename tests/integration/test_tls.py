@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from natslog.client import ClientOptions, NatslogClient
-from natslog.errors import BrokerUnavailable
+from natslog.errors import BrokerUnavailable, ConfigError
 from natslog.security.certificates import make_certificates
 from tests.bench.cluster_sides import three_brokers
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
@@ -111,6 +111,38 @@ def test_handshakes_that_are_not_finished_delay_no_others(tmp_path: Path, certif
         for _ in range(_MANY_HANDSHAKES):
             opened.enter_context(socket.create_connection(("127.0.0.1", broker.http_port)))
         eventually(broker.ready, 15, "the silent ones were disconnected")
+
+
+def test_readers_that_leave_early_are_noticed(served: tuple[str, BrokerProcess], certificates: Path) -> None:
+    nats_url, broker = served
+    with _client(broker, tls_ca_file=str(certificates / "ca.pem")) as client:
+        client.create_stream("left", "left")
+        publish_acked(nats_url, "left", [bytes(900_000)] * 40)
+        pool = urllib3.PoolManager(ca_certs=str(certificates / "ca.pem"), retries=False)
+        for _ in range(5):
+            answer = pool.request("GET", f"{broker.url}/v1/streams/left/messages?start=0", preload_content=False)
+            answer.read(100_000)
+            answer.close()
+        assert len(all_values(client, "left")) == 40
+    assert "SSL connection is closed" not in broker.output()
+
+
+def test_advice_of_the_client(served: tuple[str, BrokerProcess], certificates: Path, tmp_path: Path) -> None:
+    _, broker = served
+    with _client(broker) as client, pytest.raises(BrokerUnavailable, match="--tls-ca"):
+        client.cluster()
+    plain = NatslogClient(broker.url.replace("https", "http"), ClientOptions(retries=0, timeout_s=5))
+    with plain, pytest.raises(BrokerUnavailable, match="begins with https"):
+        plain.cluster()
+    with pytest.raises(ConfigError, match="belong together"):
+        _client(broker, tls_cert_file=str(certificates / "client.pem"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        _client(broker, tls_ca_file=str(certificates))
+    settings = _settings(certificates) | {"tls_client_certs": "required"}
+    with running(tmp_path / "natslog", **settings) as (_, strict):
+        with _client(strict, tls_ca_file=str(certificates / "ca.pem")) as client:
+            with pytest.raises(BrokerUnavailable, match="may require a client certificate"):
+                client.cluster()
 
 
 def test_data_that_is_not_tls(served: tuple[str, BrokerProcess]) -> None:

@@ -86,7 +86,8 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"NATSLOG_NATS_URL": self._nats_url},  # a password in it: every user sees arguments
+                env=_environment()
+                | {"NATSLOG_NATS_URL": self._nats_url},  # a password in it: every user sees arguments
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
@@ -115,6 +116,11 @@ class DevCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Without settings of TLS: these brokers are reached by `http` URLs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_TLS_")}
 
 
 def _is_ready(url: str) -> bool:

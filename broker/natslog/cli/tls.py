@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +10,6 @@ import typer
 from natslog.cli.common import JsonFlag, broker_extra, out, print_json
 
 app = typer.Typer(help="Certificates for TLS.", no_args_is_help=True)
-
-_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @app.callback()
@@ -38,19 +35,22 @@ def init(
 ) -> None:
     """Create a certificate authority (CA), a certificate for brokers and one for each client.
 
-    The certificate for brokers is valid for this machine (its name, localhost, 127.0.0.1, ::1) and for each --host. If
-    the folder has a CA already, it signs the new certificates.
+    The certificate for brokers is valid for this machine (its name, localhost, 127.0.0.1, ::1) and for each --host; all
+    brokers can use it. A CA and a certificate for brokers that are in the folder are kept, so that the same command
+    with --client adds a client.
     """
     with broker_extra("creating certificates"):
         from natslog.security.certificates import make_certificates
 
-    hosts = list(dict.fromkeys([*_HERE, socket.gethostname(), *(host or ())]))
-    written = make_certificates(folder, hosts, client or ["client"], days)
+    clients = client or ([] if (folder / "client.pem").exists() else ["client"])
+    made = make_certificates(folder, host or None, clients, days)
     if as_json:
-        print_json({"files": list(map(str, written)), "hosts": hosts})
+        print_json({"written": list(map(str, made.written)), "kept": list(map(str, made.kept))})
         return
-    for path in written:
+    for path in made.written:
         out.print(path)
+    for path in made.kept:
+        out.print(f"{path} (kept)")
     out.print(
         f"\nBrokers:  natslog server --tls-cert-file {folder / 'broker.pem'} "
         f"--tls-key-file {folder / 'broker-key.pem'} --tls-ca-file {folder / 'ca.pem'} …\n"

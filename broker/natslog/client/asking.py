@@ -137,8 +137,10 @@ class Asker:
         self.servers = parse_servers(servers)
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             file = getattr(options, name)
-            if file is not None and not os.access(file, os.R_OK):
+            if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
                 raise ConfigError(f"cannot read the {name.replace('_', ' ').replace('tls', 'TLS')} {file}", file=file)
+        if (options.tls_cert_file is None) != (options.tls_key_file is None):
+            raise ConfigError("the TLS client certificate and its key belong together: give both files, or none")
         self._start()
 
     def _start(self) -> None:
@@ -220,7 +222,7 @@ class Asker:
                     problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S, parts_until)
                     continue
                 except _TRANSPORT_ERRORS as failure:
-                    problem = f"{without_secrets(server)}: {_reason(failure)}"
+                    problem = f"{without_secrets(server)}: {_reason(failure)}{self._advice(server, failure)}"
                     patient_until = max(patient_until, parts_until)
                     _ask_last(server, waited_s=time.monotonic() - asked_at)
                     continue
@@ -236,6 +238,19 @@ class Asker:
             "server` is running there",
             servers=list(map(without_secrets, servers)),
         )
+
+    def _advice(self, server: str, failure: BaseException) -> str:
+        """What may be wrong with TLS, if anything looks like it."""
+        said, options = _reason(failure), self.options
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            return ": give the CA that signed the broker's certificate (--tls-ca, tlsCaFile), and a host that it is for"
+        if not isinstance(failure, urllib3.exceptions.ProtocolError):
+            return ""
+        if not server.startswith("https:"):
+            return " (if it serves TLS, its URL begins with https://)"
+        if options.tls_cert_file is None:
+            return " (it may require a client certificate: --tls-cert and --tls-key, tlsCertFile and tlsKeyFile)"
+        return " (it may refuse the client certificate: another CA signed it, or it has expired)"
 
     def _of_each(self, path: str, query: dict[str, Any] | None = None) -> Iterator[urllib3.BaseHTTPResponse]:
         """The response of each broker to one GET with a short timeout; brokers that do not respond are omitted."""

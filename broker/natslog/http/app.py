@@ -35,6 +35,7 @@ logger = logging.getLogger("natslog.http")
 _MAX_LINE_BYTES = 16 * 1024
 _FINISH_WITHIN_S = 0.5
 _REFRESH_TLS_S = 2.0
+_TLS_SHUTDOWN_S = 1.0  # for which a closed connection waits for the client's own end
 _LINGER_S = 2.0  # for which a refused body is read, so that the client reads the answer
 _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
@@ -91,6 +92,7 @@ class HttpServer:
                 backlog=_ACCEPTED_AT_ONCE,
                 ssl=None if self._tls is None else self._tls.accepting,
                 ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
+                ssl_shutdown_timeout=None if self._tls is None else _TLS_SHUTDOWN_S,
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -109,24 +111,22 @@ class HttpServer:
         return int(self._listening.sockets[0].getsockname()[1])
 
     def _refresh_tls(self, tls: BrokerTls) -> None:
-        tls.refresh()
         self._refreshing = asyncio.get_running_loop().call_later(_REFRESH_TLS_S, self._refresh_tls, tls)
+        tls.refresh()
 
     def _connection(self) -> Connection:
         """Raises ConnectionAbortedError: too many clients have not finished the TLS handshake; asyncio closes it."""
         server = self._runner.server
         assert server is not None, "the runner is set up"
-        connection = Connection(
+        return Connection(
             self._connections,
             server,
+            handshake=None if self._tls is None else self._connections.expect_handshake(),
             access_log=None,
             max_line_size=_MAX_LINE_BYTES,
             auto_decompress=False,
             lingering_time=_LINGER_S,
         )
-        if self._tls is not None:
-            self._connections.expect(connection)
-        return connection
 
     async def stop(self) -> None:
         """Answers that take longer than `_FINISH_WITHIN_S` are cut off."""

@@ -16,8 +16,8 @@ import asyncio
 import logging
 import resource
 from collections import Counter
+from itertools import count
 from typing import Any
-from weakref import WeakSet
 
 from aiohttp import web
 
@@ -37,6 +37,10 @@ TLS_HANDSHAKE_S = 5.0
 _MOST_HANDSHAKES = 512
 _RESERVED = 64
 _WARN_EVERY_S = 60.0
+_FULL = (
+    "%d HTTP connections are open, which is the limit: idle connections are closed to accept new ones; if no "
+    "connection is idle, new ones are refused. The limit is half of the files that this process may open, at most %d"
+)
 
 
 def raise_file_limit() -> int:
@@ -59,23 +63,35 @@ class Connections:
         self._most = most
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # the one that has been idle for the longest time first
-        self._handshaking: WeakSet[Connection] = WeakSet()  # asyncio does not tell when a handshake fails
+        self._handshakes: dict[int, float] = {}  # until when, by number; asyncio does not tell when one fails
+        self._numbers = count()
         self._warned_s = -_WARN_EVERY_S
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def expect(self, connection: Connection) -> None:
-        """It begins with a TLS handshake, before which it is not open. Raises ConnectionAbortedError: too many do."""
-        if len(self._handshaking) >= _MOST_HANDSHAKES:
+    def expect_handshake(self) -> int:
+        """A connection begins with a TLS handshake, before which it is not open. Returns the handshake's number.
+
+        Raises:
+            ConnectionAbortedError: too many are in progress.
+        """
+        now_s, handshakes = asyncio.get_running_loop().time(), self._handshakes
+        while handshakes and next(iter(handshakes.values())) < now_s:  # failed, or took too long
+            del handshakes[next(iter(handshakes))]
+        if len(handshakes) >= _MOST_HANDSHAKES:
+            self._warn(f"{len(handshakes)} TLS handshakes are in progress, which is the limit: others are refused")
             raise ConnectionAbortedError("too many TLS handshakes are in progress")
-        self._handshaking.add(connection)
+        number = next(self._numbers)
+        handshakes[number] = now_s + TLS_HANDSHAKE_S
+        return number
 
     def opened(self, connection: Connection) -> bool:
         """Returns whether it may stay."""
-        self._handshaking.discard(connection)
+        if connection.handshake is not None:
+            self._handshakes.pop(connection.handshake, None)
         if len(self._all) >= self._most:
-            self._warn()
+            self._warn(_FULL % (len(self._all), MOST_CONNECTIONS))
             if self._idle:
                 oldest = next(iter(self._idle))
                 self.closed(oldest)
@@ -107,25 +123,22 @@ class Connections:
             if connection.transport is not None:
                 connection.transport.abort()
 
-    def _warn(self) -> None:
+    def _warn(self, what: str) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
-            logger.warning(
-                "%d HTTP connections are open, which is the limit: idle connections are closed to accept new ones; "
-                "if no connection is idle, new ones are refused. The limit is half of the files that this process "
-                "may open, at most %d",
-                len(self._all),
-                MOST_CONNECTIONS,
-            )
+            logger.warning("%s", what)
 
 
 class Connection(web.RequestHandler):
-    """One client's. `is_reserved`: it came when there was no room."""
+    """One client's. `is_reserved`: it came when there was no room. `handshake`: the number of its TLS handshake."""
 
-    def __init__(self, connections: Connections, server: web.Server, **settings: Any) -> None:
+    def __init__(
+        self, connections: Connections, server: web.Server, *, handshake: int | None = None, **settings: Any
+    ) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
         self.is_reserved = False
+        self.handshake = handshake
         self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -115,11 +115,31 @@ class Body:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client disconnected")
+        if transport.get_extra_info("ssl_object") is not None:
+            await self._send_read(fd, position, length)
+            return
         if self._response.chunked:
             transport.write(b"%x\r\n" % length)
         await send_file(self._request, fd, position, length, self._readers)
         if self._response.chunked:
             transport.write(b"\r\n")
+
+    async def _send_read(self, fd: int, position: int, length: int) -> None:
+        """With TLS there is no sendfile: asyncio would read the file itself, and would not notice that the client has
+        disconnected. Raises as `send_file`.
+        """
+        end = position + length
+        while position < end:
+            try:
+                data = await in_thread(self._readers, os.pread, fd, min(_PIECE_BYTES, end - position), position)
+            except OSError as error:
+                self.abort()
+                raise UnreadableFile(f"cannot be read at byte {position}: {error}") from error
+            if not data:
+                self.abort()
+                raise UnreadableFile(f"ends at byte {position}, {end - position} bytes too early")
+            await self.send_bytes(data)
+            position += len(data)
 
     def abort(self) -> None:
         """Ends the connection: the client is to see that the answer is not whole."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from natslog.cluster.commands import Command
 from natslog.config import BrokerConfig
@@ -380,4 +381,5 @@ def _tls_of(config: BrokerConfig) -> BrokerTls | None:
     if config.tls_cert_file is None or config.tls_key_file is None:
         return None
     files = TlsFiles(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)
-    return BrokerTls(files, requires_clients=config.tls_client_certs == "required")
+    hosts = [urlsplit(url).hostname or "" for url in (*config.client_urls, *config.peer_urls)]
+    return BrokerTls(files, hosts=hosts, requires_clients=config.tls_client_certs == "required")

@@ -9,6 +9,7 @@ import datetime
 import ipaddress
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from natslog.errors import ConfigError
 
 _CLOCKS_APART = datetime.timedelta(hours=1)
 _CA_LASTS = datetime.timedelta(days=3650)
+_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
+_MOST_DNS_CHARS = 253
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")  # at most as long as a common name of RFC 5280
 
 Purpose = x509.ObjectIdentifier
@@ -45,48 +48,70 @@ class _Pair:
         )
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
-    """Writes `ca`, `broker`, and one certificate for each client, each as `NAME.pem` and `NAME-key.pem`. If the folder
-    has a CA already, it signs the others.
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The files that were written, and those that were kept."""
+
+    written: list[Path]
+    kept: list[Path]
+
+
+def make_certificates(folder: Path, hosts: Sequence[str] | None, clients: Sequence[str], days: int) -> Made:
+    """Writes the pairs `ca` and `broker`, and one for each client, each as `NAME.pem` and `NAME-key.pem`. A CA that is
+    in the folder is kept, and signs the others. A certificate of brokers that is there is kept too.
 
     Args:
-        hosts: DNS names and addresses of the brokers. `days`: for which the certificates are valid, of the CA apart.
-
-    Returns:
-        The files that were written.
+        hosts: further DNS names and addresses of the brokers, besides this machine's; None: a certificate of brokers
+            may be kept. `days`: for which the certificates are valid, the CA apart.
 
     Raises:
-        ConfigError: a file exists already, cannot be written, or a name cannot be used.
+        ConfigError: a file exists already, cannot be written, or a name cannot be used. Nothing is written then.
     """
-    names = ["broker", *clients]
-    for name in names:
-        _check_name(name, folder)
-    alternatives = [_host(host) for host in hosts]
-    made: list[tuple[str, _Pair]] = []
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (folder / "ca.pem").exists():
-            authority = _read_pair(folder / "ca.pem", folder / "ca-key.pem")
-        else:
-            authority = _authority()
-            made.append(("ca", authority))
-        lasts = datetime.timedelta(days=days)
+    _check_names(clients)
+    alternatives = [_host(host) for host in dict.fromkeys([*_here(), *(hosts or ())])]
+    has_ca, has_broker = (_has_pair(folder, name) for name in ("ca", "broker"))
+    if has_broker and (hosts is not None or not has_ca):
+        raise ConfigError(
+            f"{folder / 'broker.pem'} exists already: to make one for other hosts, or a new one, move broker.pem and "
+            "broker-key.pem to another place first, and name all hosts again"
+        )
+    for name in clients:
+        if _has_pair(folder, name):
+            raise ConfigError(f"{folder / f'{name}.pem'} exists already: choose another name with --client")
+    authority = _read_pair(folder / "ca.pem", folder / "ca-key.pem") if has_ca else _authority()
+    lasts = datetime.timedelta(days=days)
+    made = [] if has_ca else [("ca", authority)]
+    if not has_broker:
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]  # brokers dial each other
         made.append(("broker", _signed(authority, "broker", both, lasts, alternatives)))
-        made += [(name, _signed(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], lasts, [])) for name in clients]
-        return [_written(folder / f"{name}{rest}", data) for name, pair in made for rest, data in pair.pem()]
-    except OSError as error:
-        raise ConfigError(f"the certificates cannot be written to {folder}: {error.strerror}") from error
+    made += [(name, _signed(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], lasts, [])) for name in clients]
+    kept = [folder / f"{name}.pem" for name, is_kept in (("ca", has_ca), ("broker", has_broker)) if is_kept]
+    return Made(_written(folder, [(f"{name}{rest}", data) for name, pair in made for rest, data in pair.pem()]), kept)
 
 
-def _check_name(name: str, folder: Path) -> None:
-    if not _NAME.fullmatch(name) or name == "ca":
-        raise ConfigError(
-            f"{name!r} cannot be the name of a certificate: use at most 64 letters, digits, -, _ and ., and not ca"
-        )
-    for path in (folder / f"{name}.pem", folder / f"{name}-key.pem"):
-        if path.exists():
-            raise ConfigError(f"{path} exists already: delete it first, or choose another folder", file=str(path))
+def _check_names(clients: Sequence[str]) -> None:
+    for name in clients:
+        if not _NAME.fullmatch(name) or name in ("ca", "broker") or name.endswith("-key"):
+            raise ConfigError(
+                f"{name!r} cannot be the name of a certificate: use at most 64 letters, digits, -, _ and ., and not "
+                "ca, broker or a name that ends with -key"
+            )
+    if len(set(clients)) < len(clients):
+        raise ConfigError("a client is named twice: name each once")
+
+
+def _has_pair(folder: Path, name: str) -> bool:
+    """Raises ConfigError: only one of the two files is there."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    if certificate.exists() != key.exists():
+        raise ConfigError(f"only one of {certificate} and {key} exists: restore the other one, or delete it")
+    return certificate.exists()
+
+
+def _here() -> list[str]:
+    """The names of this machine that can be in a certificate."""
+    name = socket.gethostname()
+    return ["localhost", "127.0.0.1", "::1", *([name] if _DNS_NAME.fullmatch(name) else [])]
 
 
 def _authority() -> _Pair:
@@ -147,7 +172,7 @@ def _host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         pass
-    if not text or not text.isascii() or not text.replace("-", "").replace(".", "").replace("*", "").isalnum():
+    if not _DNS_NAME.fullmatch(text) or len(text) > _MOST_DNS_CHARS:
         raise ConfigError(f"{text!r} is not a host: write a DNS name or an IP address, without port")
     return x509.DNSName(text.lower())
 
@@ -166,8 +191,19 @@ def _read_pair(certificate: Path, key: Path) -> _Pair:
     return _Pair(read, private)
 
 
-def _written(path: Path, data: bytes) -> Path:
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-    return path
+def _written(folder: Path, files: Sequence[tuple[str, bytes]]) -> list[Path]:
+    """All of them or none. Raises ConfigError: they cannot be written."""
+    written: list[Path] = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, data in files:
+            mode = 0o600 if name.endswith("-key.pem") else 0o644
+            fd = os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+            written.append(folder / name)
+            with open(fd, "wb") as file:
+                file.write(data)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise ConfigError(f"the certificates cannot be written to {folder}: {error.strerror}") from error
+    return written

@@ -3,8 +3,8 @@
 Theory of operation. Two contexts are made at the start, one for each direction. Both present the broker's certificate.
 `refresh` compares the files with those that were loaded; if they were replaced, it loads them into the same contexts,
 so that new connections use them. Connections that are open keep the certificate of their handshake. Replaced files are
-first loaded into contexts that are thrown away: a certificate without its key, as between two steps of a renewal, would
-otherwise leave the broker without any.
+read once, and first loaded into contexts that are thrown away: a certificate without its key, as between two steps of a
+renewal, would otherwise leave the broker without any.
 
 Invariants. TLS 1.2 is the least version. A key that every user of the machine can read is refused, and so is one with a
 passphrase, because nobody is there to type it.
@@ -18,6 +18,8 @@ import logging
 import os
 import ssl
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,6 +29,7 @@ logger = logging.getLogger("natslog.tls")
 
 _EXPIRES_SOON_S = 14 * 24 * 3600.0
 _DAY_S = 24 * 3600.0
+_MOST_BYTES = 16 * 1024 * 1024
 
 _Seen: TypeAlias = tuple[tuple[int, int, int], ...]
 """Of each file: inode, size and time of its last change."""
@@ -51,6 +54,7 @@ class BrokerTls:
     """The contexts of one broker.
 
     Args:
+        hosts: at which this broker is dialled. Where there is `files.ca`, the certificate must be valid for them.
         requires_clients: whether clients must present a certificate; without it they may, if there is `files.ca`.
 
     Attributes:
@@ -61,12 +65,15 @@ class BrokerTls:
         ConfigError: a file cannot be used, with the remedy.
     """
 
-    def __init__(self, files: TlsFiles, *, requires_clients: bool = False) -> None:
+    def __init__(self, files: TlsFiles, *, hosts: Sequence[str] = (), requires_clients: bool = False) -> None:
         self._files = files
+        self._hosts = hosts
         self._requires_clients = requires_clients
-        self._seen = _seen(files)
-        self.accepting, self.dialling = self._contexts()
-        self.expires_s = _expiry_s(files.certificate)
+        self._complaint = ""
+        with _Copies(files) as copies:
+            self._seen = copies.seen
+            self.accepting, self.dialling = self._contexts(copies)
+            self.expires_s = _expiry_s(copies)
         self._warn_of_expiry()
 
     @property
@@ -74,41 +81,64 @@ class BrokerTls:
         return self._files.ca is not None
 
     def refresh(self) -> bool:
-        """Loads files that were replaced. Returns whether it did. What cannot be loaded is logged, once for each
-        change, and the present certificate stays in use.
+        """Loads files that were replaced. Returns whether it did. If they cannot be loaded, the present certificate
+        stays in use; the reason is logged, once, and the next call tries again.
         """
         try:
-            seen = _seen(self._files)
-            if seen == self._seen:
+            if _seen(self._files) == self._seen:
                 return False
-            self._seen = seen
-            self._contexts()
-            for context in (self.accepting, self.dialling):
-                _load(context, self._files)
+            with _Copies(self._files) as copies:
+                self._contexts(copies)
+                expires_s = _expiry_s(copies)
+                for context in (self.accepting, self.dialling):
+                    _load(context, copies)
+                self._seen = copies.seen
         except ConfigError as error:
-            logger.error("the changed TLS files are not used: %s", error.message)
+            if error.message != self._complaint:
+                self._complaint = error.message
+                logger.error("the changed TLS files are not used: %s", error.message)
             return False
-        self.expires_s = _expiry_s(self._files.certificate)
+        self.expires_s, self._complaint = expires_s, ""
         logger.info("the TLS files were loaded again")
         self._warn_of_expiry()
         return True
 
-    def _contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    def _contexts(self, copies: _Copies) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         accepting, dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for context in (accepting, dialling):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            _load(context, self._files)
+            _load(context, copies)
         if self._files.ca is None:
             dialling.load_default_certs()
         else:
             accepting.verify_mode = ssl.CERT_REQUIRED if self._requires_clients else ssl.CERT_OPTIONAL
+            for host in self._hosts:
+                self._check_own(accepting, dialling, host)
         return accepting, dialling
+
+    def _check_own(self, accepting: ssl.SSLContext, dialling: ssl.SSLContext, host: str) -> None:
+        """This broker dials itself, in memory. Raises ConfigError: other brokers could not dial it, or it them."""
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = dialling.wrap_bio(to_client, to_server, server_hostname=host)
+        waiting = [client, accepting.wrap_bio(to_server, to_client, server_side=True)]
+        try:
+            while waiting:
+                for side in list(waiting):
+                    with suppress(ssl.SSLWantReadError):
+                        side.do_handshake()
+                        waiting.remove(side)
+        except ssl.SSLError as error:
+            why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else _reason(error)
+            raise ConfigError(
+                f"the TLS certificate {self._files.certificate} is not accepted by a broker that connects to {host!r} "
+                f"({why.rstrip('.')}): it must be signed by a CA in {self._files.ca}, be valid now, for this host, and "
+                "for servers and clients (natslog tls init --host HOST makes one)",
+                file=self._files.certificate,
+            ) from error
 
     def _warn_of_expiry(self) -> None:
         left_s = self.expires_s - time.time()
-        if left_s < 0:
-            logger.error("the TLS certificate %s has expired: replace the file", self._files.certificate)
-        elif left_s < _EXPIRES_SOON_S:
+        if left_s < _EXPIRES_SOON_S:
             logger.warning(
                 "the TLS certificate %s expires in %.1f days: replace the file",
                 self._files.certificate,
@@ -117,27 +147,72 @@ class BrokerTls:
 
 
 def _seen(files: TlsFiles) -> _Seen:
-    """Raises ConfigError: one is not there, or everybody may read the key."""
+    """Raises ConfigError: one is not there."""
     found = []
     for path in files.paths:
         try:
             stat = os.stat(path)
-            with open(path, "rb"):
-                pass
         except OSError as error:
-            raise ConfigError(f"cannot read the TLS file {path}: {error.strerror}", file=path) from error
-        if path == files.key and stat.st_mode & 0o007:
-            raise ConfigError(
-                f"the TLS key {path} is readable or writable by every user of this machine: chmod 600 {path}", file=path
-            )
+            raise _unreadable(path, error) from error
         found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return tuple(found)
 
 
-def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot read the TLS file {path}: {error.strerror}", file=path)
+
+
+class _Copies:
+    """What the files contain at one moment, in memory, as files that OpenSSL can read: they may be replaced between two
+    readings. A context manager, which frees the memory.
+
+    Attributes:
+        seen: the files that were read. `paths`: of the copies, by the path of the original.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises ConfigError: one cannot be read, or everybody may read the key."""
+        self.files = files
+        self.paths: dict[str, str] = {}
+        self._fds: list[int] = []
+        seen = []
+        try:
+            for path in files.paths:
+                with open(path, "rb") as file:
+                    stat, data = os.fstat(file.fileno()), file.read(_MOST_BYTES)
+                if path == files.key and stat.st_mode & 0o007:
+                    raise ConfigError(
+                        f"the TLS key {path} is readable or writable by every user of this machine: chmod 600 {path}",
+                        file=path,
+                    )
+                seen.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+                self._fds.append(fd := os.memfd_create("tls"))
+                os.write(fd, data)
+                self.paths[path] = f"/proc/self/fd/{fd}"
+        except OSError as error:
+            self._close()
+            raise _unreadable(path, error) from error
+        except ConfigError:
+            self._close()
+            raise
+        self.seen: _Seen = tuple(seen)
+
+    def __enter__(self) -> _Copies:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+def _load(context: ssl.SSLContext, copies: _Copies) -> None:
     """Raises ConfigError: the files are not what they should be."""
+    files, paths = copies.files, copies.paths
     try:
-        context.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
+        context.load_cert_chain(paths[files.certificate], paths[files.key], password=_no_passphrase)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
             f"the TLS certificate {files.certificate} cannot be used with the key {files.key} ({_reason(error)}): both "
@@ -147,7 +222,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     if files.ca is None:
         return
     try:
-        context.load_verify_locations(files.ca)
+        context.load_verify_locations(paths[files.ca])
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
             f"{files.ca} has no CA certificates that can be used ({_reason(error)}): write a PEM file", file=files.ca
@@ -165,10 +240,16 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _expiry_s(path: str) -> float:
-    """Of the first certificate in the file."""
+def _expiry_s(copies: _Copies) -> float:
+    """Of the first certificate in the file. Raises ConfigError: it cannot be decoded."""
     from cryptography import x509  # 2 MB of memory, which brokers without TLS do not need
 
-    with open(path, "rb") as file:
-        certificates = x509.load_pem_x509_certificates(file.read())
+    path = copies.files.certificate
+    try:
+        with open(copies.paths[path], "rb") as file:
+            certificates = x509.load_pem_x509_certificates(file.read())
+    except ValueError as error:
+        raise ConfigError(
+            f"the TLS certificate {path} cannot be decoded: write the PEM form of an X.509 certificate", file=path
+        ) from error
     return certificates[0].not_valid_after_utc.timestamp()

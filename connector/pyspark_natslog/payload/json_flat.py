@@ -46,6 +46,7 @@ _KINDS: dict[type[DataType], tuple[int, int]] = {
 }
 """Kind and bits. Times are read as strings."""
 _LEAST_ITEM_BYTES = 3  # of a string in a list, with what follows it
+_MOST_BYTES = 256 * 1024 * 1024  # of the room for strings
 _MOST_ROOM = 64  # columns of strings: each has room for the whole text
 
 
@@ -69,19 +70,22 @@ class FlatJson:
         names = [inner.name.encode() for inner in schema.fields]
         self._names = np.frombuffer(b"".join(names) or b" ", np.uint8)
         name_ends = np.cumsum([len(name) for name in names])
-        self._columns = np.zeros((len(names), 5), np.int64)
-        self._slots = 0
+        self._columns = np.zeros((len(names), 6), np.int64)
+        self._slots = self._lists = 0
         for at, inner in enumerate(schema.fields):
             kind = _kind(inner.dataType)
             assert kind is not None, "the schema is supported"
-            self._columns[at] = (*kind, name_ends[at] - len(names[at]), name_ends[at], self._slots)
+            self._columns[at] = (*kind, name_ends[at] - len(names[at]), name_ends[at], self._slots, self._lists)
             self._slots += kind[0] >= TEXT
+            self._lists += kind[0] == TEXTS
         self._members, self._levels = np.zeros((MOST_MEMBERS, 3), np.int64), np.empty(MOST_NESTED, np.uint8)
 
     def decode(self, payloads: Payloads) -> Decoded | None:
         """The columns, equal to those of the other kernel; None if some payload is left to it."""
         text, rows = payloads.text.view(), len(payloads)
         text.flags.writeable = False  # always, so that one compiled form of the kernel is enough
+        if self._slots * len(text) > _MOST_BYTES:  # one very large payload
+            return None
         if not rows or not json_guards.is_utf8(pa.py_buffer(text)):
             return None
         width = len(self._columns)
@@ -89,7 +93,7 @@ class FlatJson:
         reals = np.empty(width * rows, np.float64)
         data = np.empty(max(self._slots, 1) * len(text), np.uint8)
         room = len(text) // _LEAST_ITEM_BYTES + 1  # for each list column: a zero, and the ends of its strings
-        item_ends = np.zeros(max(self._slots, 1) * room, np.int32)
+        item_ends = np.zeros(max(self._lists, 1) * room, np.int32)
         done = decode_flat(
             text, payloads.offsets, self._columns, self._names, valid, cells, reals, data, item_ends, room,
             self._members, self._levels,
@@ -98,11 +102,11 @@ class FlatJson:
             return None
         arrays = {}
         for at, inner in enumerate(self._types):
-            kind, _, _, _, slot = self._columns[at].tolist()
+            kind, _, _, _, slot, list_slot = self._columns[at].tolist()
             mine = slice(at * rows, (at + 1) * rows)
             base = slot * len(text)
             array = _array(
-                kind, inner.type, valid[mine], cells[mine], reals[mine], data[base:], item_ends[slot * room :]
+                kind, inner.type, valid[mine], cells[mine], reals[mine], data[base:], item_ends[list_slot * room :]
             )
             if (array := with_times(array, inner.type)) is None:
                 return None

@@ -34,9 +34,9 @@ from pyspark_natslog.payload.kernels_tokens import (
 
 WHOLE, REAL, BOOLEAN, TEXT, TEXTS = range(5)
 """What a column holds."""
-KIND, BITS, NAME, NAME_END, SLOT = range(5)
+KIND, BITS, NAME, NAME_END, SLOT, LIST_SLOT = range(6)
 """Of a column in `columns`: kind, bits of whole numbers, the place of its name in `names`, and its number among the
-columns of strings and of lists of strings.
+columns of strings and of lists of strings, and among the latter.
 """
 MOST_MEMBERS = 256
 
@@ -223,7 +223,7 @@ def _put_value(
         close = _put_string(text, at, end, data, base + before)
         cells[cell] = before + close - at - 1
         return close + 1 if close >= 0 else -1
-    at, count = _put_strings(text, at, end, data, base, item_ends, described[SLOT] * room, before)
+    at, count = _put_strings(text, at, end, data, base, item_ends, described[LIST_SLOT] * room, before)
     cells[cell] = count
     return at
 
@@ -237,7 +237,7 @@ def decode_flat(
 
     Args:
         text, offsets: payload `r` is `text[offsets[r]:offsets[r + 1]]`; UTF-8.
-        columns: (columns, 5), see `KIND`. `names`: their names, one after another.
+        columns: (columns, 6), see `KIND`. `names`: their names, one after another.
         valid: gets 1 for each value that is not null, column by column; zeros.
         cells: gets, column by column, whole numbers and booleans, where each string ends, and how many strings of lists
             there are so far. `reals`: gets the others.
@@ -259,7 +259,9 @@ def decode_flat(
                 return row
             length = members[member, _LENGTH]
             if member < known and at + length < end and _is_here(text, at, members[member, _START], length):
-                column, begin = members[member, _COLUMN], at + length
+                column, begin = members[member, _COLUMN], skip_blanks(text, at + length, end)
+                if begin >= end:
+                    return row
             else:
                 close = _plain_string_end(text, at + 1, end)
                 if close < 0:

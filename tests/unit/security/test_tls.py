@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import socket
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from natslog.config import load_config
 from natslog.errors import ConfigError
+from natslog.security import certificates
 from natslog.security.certificates import make_certificates
 from natslog.security.tls import BrokerTls, TlsFiles
 
@@ -62,45 +65,68 @@ def _client(folder: Path, name: str | None = None) -> ssl.SSLContext:
 def test_files_are_private_and_what_they_say(tmp_path: Path) -> None:
     os.umask(0o022)
     folder = tmp_path / "tls"
-    written = make_certificates(folder, ["log1.example.com", "10.0.0.5"], ["ada", "job-7"], 30)
+    written = make_certificates(folder, ["log1.example.com", "10.0.0.5"], ["ada", "job-7"], 30).written
     names = {"ca", "broker", "ada", "job-7"}
     assert {path.name for path in written} == {f"{name}{rest}" for name in names for rest in (".pem", "-key.pem")}
-    assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in written}
+    assert all(mode == (0o600 if name.endswith("-key.pem") else 0o644) for name, mode in modes.items())
     assert folder.stat().st_mode & 0o777 == 0o700
     broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
     found = broker.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert found.get_values_for_type(x509.DNSName) == ["log1.example.com"]
-    assert list(map(str, found.get_values_for_type(x509.IPAddress))) == ["10.0.0.5"]
+    assert {"localhost", "log1.example.com"} <= set(found.get_values_for_type(x509.DNSName))
+    assert list(map(str, found.get_values_for_type(x509.IPAddress))) == ["127.0.0.1", "::1", "10.0.0.5"]
     assert (broker.not_valid_after_utc - broker.not_valid_before_utc).days == 30
 
 
 def test_existing_certificates_stay_and_the_ca_signs_new_ones(tmp_path: Path) -> None:
     _made(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match=r"broker\.pem exists already"):
-        make_certificates(tmp_path, _HOSTS, ["other"], 30)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    for name in ("broker.pem", "broker-key.pem"):
-        (tmp_path / name).unlink()
-    written = make_certificates(tmp_path, _HOSTS, ["other"], 30)
-    assert {path.name for path in written} == {"broker.pem", "broker-key.pem", "other.pem", "other-key.pem"}
+    for hosts, clients, said in ((["log9"], ["other"], "broker"), (None, ["client"], "client")):
+        with pytest.raises(ConfigError, match=rf"{said}\.pem exists already"):
+            make_certificates(tmp_path, hosts, clients, 30)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    made = make_certificates(tmp_path, None, ["other"], 30)
+    assert {path.name for path in made.written} == {"other.pem", "other-key.pem"}
+    assert {path.name for path in made.kept} == {"ca.pem", "broker.pem"}
+    assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
     tls = BrokerTls(_files(tmp_path), requires_clients=True)
     assert _handshake(tls.accepting, _client(tmp_path, "client"))
     assert _handshake(tls.accepting, _client(tmp_path, "other"))
 
 
-@pytest.mark.parametrize("name", ["ca", "../up", "a/b", "a b", "", ".hidden", "-x", "x" * 65, "naïve", "a\nb"])
+@pytest.mark.parametrize(
+    "name",
+    ["ca", "broker", "broker-key", "ca-key", "../up", "a/b", "a b", "", ".hidden", "-x", "x" * 65, "naïve", "a\nb"],
+)
 def test_names_of_certificates_that_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError):
         make_certificates(tmp_path / "tls", _HOSTS, [name], 30)
     assert not (tmp_path / "tls").exists()
 
 
-@pytest.mark.parametrize("host", ["a b", "host:9292", "https://x", "", "a/b", "ü.de"])
+def test_half_a_folder_is_refused_and_nothing_is_written_where_something_fails(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="named twice"):
+        make_certificates(tmp_path / "tls", _HOSTS, ["a", "a"], 30)
+    assert not (tmp_path / "tls").exists()
+    (tmp_path / "tls").mkdir()
+    (tmp_path / "tls" / "ca-key.pem").touch()
+    with pytest.raises(ConfigError, match="only one of"):
+        make_certificates(tmp_path / "tls", _HOSTS, ["a"], 30)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_certificates(tmp_path / "file", _HOSTS, ["a"], 30)
+
+
+def test_name_of_this_machine_that_no_certificate_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a b")
+    assert make_certificates(tmp_path, ["build_host_1"], [], 30).written
+
+
+@pytest.mark.parametrize("host", ["a b", "a..b", "x" * 300, "host:9292", "https://x", "", "a/b", "ü.de"])
 def test_hosts_that_are_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="is not a host"):
         make_certificates(tmp_path / "tls", [host], [], 30)
-    assert not list((tmp_path / "tls").glob("*"))
+    assert not (tmp_path / "tls").exists()
 
 
 def test_a_ca_with_another_key_is_refused(tmp_path: Path) -> None:
@@ -110,7 +136,7 @@ def test_a_ca_with_another_key_is_refused(tmp_path: Path) -> None:
     for name in ("broker.pem", "broker-key.pem"):
         (tmp_path / "one" / name).unlink()
     with pytest.raises(ConfigError, match="is not the key of"):
-        make_certificates(tmp_path / "one", _HOSTS, ["more"], 30)
+        make_certificates(tmp_path / "one", None, ["more"], 30)
     assert not (tmp_path / "one" / "more.pem").exists()
 
 
@@ -168,6 +194,44 @@ def test_replaced_files_are_used_and_half_a_pair_is_not(tmp_path: Path, caplog: 
     (tmp_path / "now" / "broker.pem").unlink()
     assert not tls.refresh()
     assert _handshake(tls.accepting, _client(tmp_path / "next"))
+    (tmp_path / "now" / "broker.pem").write_bytes(b"-----BEGIN TRUSTED CERTIFICATE-----")
+    assert not tls.refresh()
+    _replace(tmp_path / "now", tmp_path / "next", "broker.pem")
+    assert tls.refresh()
+
+
+def _signed_for(folder: Path, name: str, hosts: list[str], days: float, *, serves: bool = True) -> None:
+    """Another certificate of the CA in the folder."""
+    authority = certificates._read_pair(folder / "ca.pem", folder / "ca-key.pem")
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if serves else [])]
+    lasts = datetime.timedelta(days=days)
+    pair = certificates._signed(authority, name, uses, lasts, [certificates._host(host) for host in hosts])
+    certificates._written(folder, [(f"{name}{rest}", data) for rest, data in pair.pem()])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "days", "is_for_both", "said"),
+    [
+        (["log9.example.com"], 30, True, "Hostname mismatch"),
+        (["log1.example.com"], -0.01, True, "certificate has expired"),
+        (["log1.example.com"], 30, False, "unsuitable certificate purpose|unsupported certificate purpose"),
+    ],
+)
+def test_certificate_that_other_brokers_would_refuse(
+    tmp_path: Path, hosts: list[str], days: float, is_for_both: bool, said: str
+) -> None:
+    _made(tmp_path)
+    _signed_for(tmp_path, "good", ["log1.example.com"], 30)
+    _signed_for(tmp_path, "bad", hosts, days, serves=is_for_both)
+    with pytest.raises(ConfigError, match=said):
+        BrokerTls(_files(tmp_path, "bad"), hosts=["log1.example.com"])
+    tls = BrokerTls(_files(tmp_path, "good"), hosts=["log1.example.com"])
+    client = _client(tmp_path)
+    before = _handshake(tls.accepting, client, "log1.example.com")["serialNumber"]
+    for rest in (".pem", "-key.pem"):
+        (tmp_path / f"good{rest}").write_bytes((tmp_path / f"bad{rest}").read_bytes())
+    assert not tls.refresh(), "a renewal is not worse than the certificate that is in use"
+    assert _handshake(tls.accepting, client, "log1.example.com")["serialNumber"] == before
 
 
 def test_certificates_about_to_expire_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,6 +276,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ({"tls_client_certs": "maybe"}, "optional or required"),
         ({"tls_cert_file": "a", "tls_key_file": "b", "advertise_url": "http://log1:9292"}, "must begin with https"),
         ({"tls_cert_file": "a", "tls_key_file": "b", "peer_urls": "http://log1:9292"}, "must begin with https"),
+        ({"tls_cert_file": "a", "tls_key_file": "b", "advertise_url": "HTTP://log1:9292"}, "must begin with https"),
+        ({"tls_cert_file": "a", "tls_key_file": "b", "seeds": "http://log1:9292"}, "must begin with https"),
     ],
 )
 def test_settings_that_do_not_fit_together(settings: dict[str, str], said: str) -> None:

@@ -169,6 +169,7 @@ def test_messages_of_one_kind_are_accepted() -> None:
         ['{"s":"é😀","z":"\\u00e9"}'.encode(), b'{"z":{"a":[1,{"b":"\\""}]},"s":"x"}'],
         [b'{"dt":"2024-02-29","ts":"2024-01-02T03:04:05.123Z","tn":"2024-01-02 03:04:05"}', b"{}"],
         [b'{"i":\n1 ,\r\n"s"\t:"x"\n}'],
+        [b'{"i":1,"s":"x"}', b'{"i": 2, "s": "y"}', b'{"i":  3,"s":"z"}'],
         [b'{"%b":1,"i":%d}' % (b"x" * 5000, at) for at in range(3)],
     ],
 )  # fmt: skip
@@ -196,6 +197,13 @@ def test_these_payloads_are_accepted(texts: list[bytes]) -> None:
 def test_these_payloads_are_refused(text: bytes) -> None:
     assert decoded(parse_ddl(EVERY), [text]) is None
     assert decoded(parse_ddl(EVERY), [b'{"i":1,"s":"x"}', text, b"{}"]) is None
+
+
+def test_payload_that_is_too_large_for_its_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'{"s":"%b"}' % (b"x" * 100)
+    assert decoded(parse_ddl(EVERY), [text]) is not None
+    monkeypatch.setattr("pyspark_natslog.payload.json_flat._MOST_BYTES", 500)
+    assert decoded(parse_ddl(EVERY), [text]) is None
 
 
 @pytest.mark.parametrize(
