@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,9 +16,10 @@ import urllib3
 
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import BrokerUnavailable, ConfigError
+from natslog.nats_server import NatsServer
 from natslog.security.certificates import make_certificates
 from tests.bench.cluster_sides import three_brokers
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, write_secret
 
 _MANY_HANDSHAKES = 600
 
@@ -72,6 +74,7 @@ def test_only_the_authority_that_was_given_is_trusted(served: tuple[str, BrokerP
         plain.cluster()
     with _client(broker, tls_ca_file=str(certificates / "ca.pem")) as client:
         assert client.cluster()["brokers"][0]["url"] == broker.url
+    assert broker.metrics()["natslog_tls_certificate_expires_seconds"] > time.time() + 29 * 24 * 3600
 
 
 def test_command_line(served: tuple[str, BrokerProcess], certificates: Path) -> None:
@@ -168,6 +171,32 @@ def test_wrong_files_end_the_start_with_the_remedy(tmp_path: Path, certificates:
     broker.spawn()
     assert broker.wait(60) == 1
     assert "both must be PEM files of one pair" in broker.output()
+
+
+def test_link_that_fails_because_of_tls_is_explained(tmp_path: Path, certificates: Path) -> None:
+    _make(tmp_path / "other")
+    secret = write_secret(tmp_path / "secret", "0123456789abcdef" * 2)
+    folders = {1: certificates, 2: tmp_path / "other"}
+    with ExitStack() as processes:
+        server = NatsServer(0, tmp_path / "nats.log").start()
+        processes.callback(server.stop)
+        brokers = [
+            BrokerProcess(
+                tmp_path / f"broker-{number}",
+                server.url,
+                broker_id=number,
+                cluster_secret_file=secret,
+                **_settings(folder),
+            )
+            for number, folder in folders.items()
+        ]
+        for broker in brokers:
+            broker.settings["seeds"] = ",".join(other.url for other in brokers)
+            broker.spawn()
+            processes.callback(broker.kill)
+        for broker, other in zip(brokers, reversed(brokers), strict=True):
+            said = f"{other.url}: the TLS handshake failed"
+            eventually(lambda broker=broker, said=said: said in broker.output(), 30, said)
 
 
 def test_three_brokers_verify_each_other(tmp_path: Path, certificates: Path) -> None:

@@ -45,9 +45,16 @@ def options(
     ] = None,
     token: Annotated[str | None, typer.Option("--token", help="Bearer token.")] = None,
     token_file: Annotated[str | None, typer.Option("--token-file", help="File with the bearer token.")] = None,
-    tls_ca: Annotated[str | None, typer.Option("--tls-ca", help="CA certificates to trust.")] = None,
-    tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Client certificate.")] = None,
-    tls_key: Annotated[str | None, typer.Option("--tls-key", help="Private key of the client certificate.")] = None,
+    tls_ca: Annotated[
+        str | None,
+        typer.Option("--tls-ca", envvar="NATSLOG_TLS_CA", help="CA certificates to trust; default: the system's."),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option("--tls-cert", envvar="NATSLOG_TLS_CERT", help="Client certificate.")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option("--tls-key", envvar="NATSLOG_TLS_KEY", help="Private key of the client certificate.")
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,

@@ -106,13 +106,17 @@ class DialledLink:
         match error:
             case NatslogError():
                 self.problem = error.message
+            case aiohttp.ClientConnectorCertificateError():
+                self.problem = f"the TLS handshake failed: {error.certificate_error}"
+            case aiohttp.ClientSSLError():
+                self.problem = f"the TLS handshake failed: {error.os_error}"
             case TimeoutError():
                 self.problem = f"no answer was received within {HANDSHAKE_S:g} s"
             case _:
                 self.problem = f"{type(error).__name__}: {error}"
         self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
         if (
-            isinstance(error, NatslogError)
+            isinstance(error, NatslogError | aiohttp.ClientSSLError)
             and not self.is_self
             and not isinstance(error, NotReady)  # it starts
             and time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S
