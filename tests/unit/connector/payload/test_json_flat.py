@@ -26,9 +26,9 @@ from tests.unit.connector.payload.test_json_arrow import (
     HOSTILE_NUMBERS,
     HOSTILE_STRINGS,
     HOSTILE_TIMES,
-    JUNK,
     NAMES,
     SCALARS,
+    break_one,
     check_equal,
     right,
 )
@@ -105,18 +105,8 @@ def test_hostile_payloads_equal_the_references_or_are_refused(case: tuple[Struct
 def test_broken_payloads_equal_the_references_or_are_refused(
     case: tuple[StructType, list[bytes]], data: st.DataObject
 ) -> None:
-    """Bytes cut out or inserted, a payload split in two, two in one."""
     schema, texts = case
-    at = data.draw(st.integers(0, len(texts) - 1))
-    low = data.draw(st.integers(0, len(texts[at])))
-    high = data.draw(st.integers(low, len(texts[at])) | st.just(low))
-    match data.draw(st.sampled_from(["change", "split", "join"])):
-        case "change":
-            texts[at] = texts[at][:low] + data.draw(st.sampled_from(JUNK)) + texts[at][high:]
-        case "split":
-            texts[at : at + 1] = [texts[at][:low], texts[at][low:]]
-        case "join":
-            texts[at] += data.draw(st.sampled_from([b"", b" ", b"\n", b"null", b" null "])) + texts[-1]
+    break_one(texts, data)
     decoded(schema, texts)
 
 
