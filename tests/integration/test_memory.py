@@ -14,24 +14,29 @@ import pytest
 from natslog.client.appending import PartUploader
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
-IDLE_BYTES = 150_000_000
+OWN_BYTES = 85_000_000
+WITH_LIBRARIES_BYTES = 175_000_000
+"""How much of its libraries is mapped is the kernel's choice: 60 MB, and 90 MB where they were just installed, because
+their pages are then in large pieces in the page cache.
+"""
 
 
-def resident_bytes(broker: BrokerProcess) -> int:
-    return int(psutil.Process(broker.pid).memory_info().rss)
+def is_small(broker: BrokerProcess) -> bool:
+    taken = psutil.Process(broker.pid).memory_info()
+    return bool(taken.rss - taken.shared < OWN_BYTES and taken.rss < WITH_LIBRARIES_BYTES)
 
 
-def test_idle_broker_with_one_stream_takes_less_than_150_mb(own: Path) -> None:
+def test_idle_broker_with_one_stream_is_small(own: Path) -> None:
     with running(own, retention_interval="200ms") as (nats, broker):
         client = broker.client()
         client.create_stream("orders", "orders")
-        eventually(lambda: resident_bytes(broker) < IDLE_BYTES, what="a broker that has just started is small")
+        eventually(lambda: is_small(broker), what="a broker that has just started is small")
         for _ in range(10):
             publish_acked(nats.url, "orders", [b"x"] * 100)
         assert len(all_values(client, "orders")) == 1000
         assert broker.metrics()
-        taken = resident_bytes(broker)
-        assert taken < IDLE_BYTES, f"{taken / 1e6:.0f} MB once it has done a little of everything"
+        taken = psutil.Process(broker.pid).memory_info()
+        assert is_small(broker), f"{taken} once it has done a little of everything"
         mapped = Path(f"/proc/{broker.pid}/maps").read_text()
         assert "numba" not in mapped, "the compiler is not loaded"
 
