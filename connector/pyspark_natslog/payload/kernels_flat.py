@@ -199,6 +199,27 @@ def _put_strings(
 
 
 @inlined
+def _value_start(text: Any, at: Word, end: Word, seen: Any, columns: Any, names: Any) -> Word:
+    """Where the value of the key at `at` starts; -1: the key is not plain.
+
+    Args:
+        seen: the member at this place of the payload before; gets this one.
+    """
+    length = seen[_LENGTH]
+    if length and at + length < end and _is_here(text, at, seen[_START], length):
+        begin = skip_blanks(text, at + length, end)
+    else:
+        begin, close = -1, _plain_string_end(text, at + 1, end)
+        if close >= 0:
+            colon = skip_blanks(text, close + 1, end)
+            if colon < end and text[colon] == COLON:
+                begin = skip_blanks(text, colon + 1, end)
+                seen[_START], seen[_LENGTH] = at, begin - at
+                seen[_COLUMN] = _column_named(text, at + 1, close, columns, names)
+    return begin if begin < end else -1
+
+
+@inlined
 def _put_value(
     text: Any, at: Word, end: Word, described: Any, cell: Word, before: Word, size: Word,
     cells: Any, reals: Any, data: Any, item_ends: Any, room: Word,
@@ -245,7 +266,8 @@ def decode_flat(
         item_ends: gets where each string of a list ends, behind a zero; `room` numbers for each such column; zeros.
         members: (MOST_MEMBERS, 3), `levels`: (MOST_NESTED,): work space.
     """
-    rows, size, known = len(offsets) - 1, len(text), 0
+    rows, size = len(offsets) - 1, len(text)
+    members[:, _LENGTH] = 0  # none is known yet
     for row in range(rows):
         at, end = offsets[row], offsets[row + 1] - 1
         if end <= at or text[at] != OPEN_OBJECT or text[end] != CLOSE_OBJECT:
@@ -257,24 +279,10 @@ def decode_flat(
         while at < end:
             if member == MOST_MEMBERS or text[at] != QUOTE:
                 return row
-            length = members[member, _LENGTH]
-            if member < known and at + length < end and _is_here(text, at, members[member, _START], length):
-                column, begin = members[member, _COLUMN], skip_blanks(text, at + length, end)
-                if begin >= end:
-                    return row
-            else:
-                close = _plain_string_end(text, at + 1, end)
-                if close < 0:
-                    return row
-                begin = skip_blanks(text, close + 1, end)
-                if begin >= end or text[begin] != COLON:
-                    return row
-                begin = skip_blanks(text, begin + 1, end)
-                if begin >= end:
-                    return row
-                column = _column_named(text, at + 1, close, columns, names)
-                members[member, _START], members[member, _LENGTH], members[member, _COLUMN] = at, begin - at, column
-                known = max(known, member + 1)
+            begin = _value_start(text, at, end, members[member], columns, names)
+            if begin < 0:
+                return row
+            column = members[member, _COLUMN]
             if column < 0:
                 at = value_end(text, begin, end, levels)
             else:
