@@ -86,11 +86,17 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=_environment()
-                | {"NATSLOG_NATS_URL": self._nats_url},  # a password in it: every user sees arguments
+                env=self._environment(),
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
+
+    def _environment(self) -> dict[str, str]:
+        """With the URL of NATS, in which a password may be: every user sees arguments. Without settings of TLS: these
+        brokers are reached by `http` URLs.
+        """
+        given = {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_TLS_")}
+        return given | {"NATSLOG_NATS_URL": self._nats_url}
 
     def _raise_if_ended(self) -> None:
         for number, process in enumerate(self._processes, start=1):
@@ -116,11 +122,6 @@ class DevCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Without settings of TLS: these brokers are reached by `http` URLs."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_TLS_")}
 
 
 def _is_ready(url: str) -> bool:

@@ -73,7 +73,7 @@ class HttpServer:
         self._connections = Connections(min(MOST_CONNECTIONS, raise_file_limit() // 2))
         self._listening: asyncio.Server | None = None
         self._config = config
-        self._tls = broker.tls
+        self._tls = broker.cluster.tls
         self._refreshing: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:

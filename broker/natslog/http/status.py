@@ -81,11 +81,11 @@ class _BrokerCollector:
             "Bytes of staged direct appends that are not committed yet",
             value=broker.staging.staged_bytes,
         )
-        if broker.tls is not None:
+        if (tls := broker.cluster.tls) is not None:
             yield GaugeMetricFamily(
                 "natslog_tls_certificate_expires_seconds",
                 "When the TLS certificate expires, in seconds since 1970",
-                value=broker.tls.expires_s,
+                value=tls.expires_s,
             )
         requests = CounterMetricFamily("natslog_http_requests", "HTTP requests, by path of the API", labels=["path"])
         for path, count in self._requests.items():

@@ -78,7 +78,7 @@ class Broker:
         self.readers = Threads(_READER_THREADS, "read")
         self._writers = Threads(_WRITER_THREADS, "write")
         secrets_of_cluster = config.secrets()
-        self.tls = _tls_of(config)
+        tls = _tls_of(config)
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
         credentials = NatsCredentials(
             creds_file=config.nats_creds_file,
@@ -100,7 +100,7 @@ class Broker:
                 config,
                 self._data_dir,
                 secrets=secrets_of_cluster,
-                tls=self.tls,
+                tls=tls,
                 on_applied=self._on_applied,
                 on_bug=self.halt,
             )
@@ -381,5 +381,7 @@ def _tls_of(config: BrokerConfig) -> BrokerTls | None:
     if config.tls_cert_file is None or config.tls_key_file is None:
         return None
     files = TlsFiles(config.tls_cert_file, config.tls_key_file, config.tls_ca_file)
-    hosts = [urlsplit(url).hostname or "" for url in (*config.client_urls, *config.peer_urls)]
-    return BrokerTls(files, hosts=hosts, requires_clients=config.tls_client_certs == "required")
+    hosts = [urlsplit(url).hostname for url in (*config.client_urls, *config.peer_urls)]
+    return BrokerTls(
+        files, hosts=[host for host in hosts if host], requires_clients=config.tls_client_certs == "required"
+    )

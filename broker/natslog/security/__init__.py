@@ -1,1 +1,1 @@
-"""Who may do what to which stream, and over which connections: TLS."""
+"""Connections that are encrypted and verified: TLS."""

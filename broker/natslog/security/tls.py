@@ -7,7 +7,7 @@ read once, and first loaded into contexts that are thrown away: a certificate wi
 renewal, would otherwise leave the broker without any.
 
 Invariants. TLS 1.2 is the least version. A key that every user of the machine can read is refused, and so is one with a
-passphrase, because nobody is there to type it.
+passphrase, because a broker cannot ask for it.
 
 Source: Python's `ssl`, whose defaults choose the ciphers.
 """
@@ -30,6 +30,7 @@ logger = logging.getLogger("natslog.tls")
 _EXPIRES_SOON_S = 14 * 24 * 3600.0
 _DAY_S = 24 * 3600.0
 _MOST_BYTES = 16 * 1024 * 1024
+_MOST_FLIGHTS = 10  # of a handshake, which has four
 
 _Seen: TypeAlias = tuple[tuple[int, int, int], ...]
 """Of each file: inode, size and time of its last change."""
@@ -122,11 +123,12 @@ class BrokerTls:
         client = dialling.wrap_bio(to_client, to_server, server_hostname=host)
         waiting = [client, accepting.wrap_bio(to_server, to_client, server_side=True)]
         try:
-            while waiting:
+            for _ in range(_MOST_FLIGHTS):
                 for side in list(waiting):
                     with suppress(ssl.SSLWantReadError):
                         side.do_handshake()
                         waiting.remove(side)
+            assert not waiting, "a handshake in memory succeeds or fails"
         except ssl.SSLError as error:
             why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else _reason(error)
             raise ConfigError(
@@ -138,7 +140,9 @@ class BrokerTls:
 
     def _warn_of_expiry(self) -> None:
         left_s = self.expires_s - time.time()
-        if left_s < _EXPIRES_SOON_S:
+        if left_s < 0:  # without a CA, nothing else finds it
+            logger.error("the TLS certificate %s has expired: replace the file", self._files.certificate)
+        elif left_s < _EXPIRES_SOON_S:
             logger.warning(
                 "the TLS certificate %s expires in %.1f days: replace the file",
                 self._files.certificate,
@@ -171,7 +175,7 @@ class _Copies:
     """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises ConfigError: one cannot be read, or everybody may read the key."""
+        """Raises ConfigError: one cannot be read, or every user may read the key."""
         self.files = files
         self.paths: dict[str, str] = {}
         self._fds: list[int] = []

@@ -1,4 +1,4 @@
-"""Tests of clients share a process, and so the epochs that it has heard of."""
+"""Tests of clients share a process, and so the leader epochs that it knows."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import logging
 import os
 import socket
@@ -115,6 +116,24 @@ def test_half_a_folder_is_refused_and_nothing_is_written_where_something_fails(t
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         make_certificates(tmp_path / "file", _HOSTS, ["a"], 30)
+
+
+def test_disk_that_is_full_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    real = os.open
+
+    def failing(path: str, flags: int, mode: int = 0o777) -> int:
+        opened.append(path)
+        if len(opened) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(certificates.os, "open", failing)
+    with pytest.raises(ConfigError, match="No space left"):
+        make_certificates(tmp_path / "tls", _HOSTS, ["a"], 30)
+    assert not list((tmp_path / "tls").iterdir())
+    monkeypatch.undo()
+    assert make_certificates(tmp_path / "tls", _HOSTS, ["a"], 30).written
 
 
 def test_name_of_this_machine_that_no_certificate_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,9 +256,15 @@ def test_certificate_that_other_brokers_would_refuse(
 def test_certificates_about_to_expire_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     BrokerTls(_made(tmp_path / "long", days=30))
     assert not caplog.records
-    BrokerTls(_made(tmp_path / "short", days=3))
-    (record,) = caplog.records
-    assert "expires in 3.0 days" in record.getMessage()
+    files = _made(tmp_path / "short", days=3)
+    BrokerTls(files)
+    _signed_for(tmp_path / "short", "old", ["localhost"], -0.01)
+    old = _files(tmp_path / "short", "old")
+    BrokerTls(TlsFiles(old.certificate, old.key))
+    soon, expired = caplog.records
+    assert "expires in 3.0 days" in soon.getMessage()
+    assert expired.levelname == "ERROR"
+    assert "has expired" in expired.getMessage()
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
