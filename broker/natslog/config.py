@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,6 +47,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_key_file: str | None = None
     tls_ca_file: str | None = None
     tls_client_certs: str = "optional"
+    tls_identity: Literal["cn", "san"] = "cn"
+    security: bool = False
+    insecure: bool = False
+    audit_file: str | None = None
+    new_admin_token: bool = False
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
@@ -114,6 +120,7 @@ _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
 _URLS = {"nats_url", "advertise_url", "seeds", "peer_urls"}
 _LEVELS = ("debug", "info", "warning", "error")
 _CLIENT_CERTS = ("optional", "required")
+_LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
 _BY_NAME = {name: name for name in SETTINGS} | {name.removesuffix("_s"): name for name in _SECONDS}
 """Setting by what it may be called: a duration says its unit itself (`segment_age = "1h"`)."""
@@ -192,6 +199,7 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
             except InvalidRequest as error:
                 raise ConfigError(f"{name}: {error.message}", setting=name) from error
     _check_tls(config)
+    _check_reach(config)
     if config.seeds and config.cluster_secret_file is None:
         raise ConfigError(
             "seeds require cluster_secret_file: a file with the same secret on all brokers of the cluster"
@@ -208,6 +216,26 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine reach a broker that listens on this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in _LOOPBACK_NAMES
+
+
+def _check_reach(config: BrokerConfig) -> None:
+    """Raises ConfigError: without security, other machines would reach this broker."""
+    if config.security or config.insecure or is_loopback(config.http_host):
+        return
+    raise ConfigError(
+        f"http_host {config.http_host} can be reached from other machines, and security is not enabled: everyone there "
+        "could read, change and delete all streams. Set security = true (docs/SECURITY.md), or insecure = true "
+        "(--insecure) if everyone in that network may do this",
+        setting="http_host",
+    )
 
 
 def _check_tls(config: BrokerConfig) -> None:

@@ -177,6 +177,42 @@ class ClusterMismatch(NatslogError):
     code, status = "cluster_mismatch", 403
 
 
+class Unauthorized(NatslogError):
+    """The request has no valid credentials: send a token or a client certificate that is valid."""
+
+    code, status = "unauthorized", 401
+
+
+class Forbidden(NatslogError):
+    """No access rule permits this to the identity: an administrator may add one."""
+
+    code, status = "forbidden", 403
+
+
+class QuotaExceeded(NatslogError):
+    """The identity has reached one of its limits; the facts name it. `retry_after_s`: when to repeat the request."""
+
+    code, status, retriable = "quota_exceeded", 429, True
+
+
+class StorageQuotaExceeded(NatslogError):
+    """The identity has as many streams, bytes or cursors as it may have: delete some, or get a higher quota."""
+
+    code, status = "storage_quota_exceeded", 403
+
+
+class SecurityConflict(NatslogError):
+    """The change of tokens, rules or roles contradicts those that exist; the message names the remedy."""
+
+    code, status = "security_conflict", 409
+
+
+class SecurityNotFound(NatslogError):
+    """There is no such token, rule, role or quota."""
+
+    code, status = "security_not_found", 404
+
+
 class OutdatedFolder(ClusterMismatch):
     """A broker's data folder is an older copy: the message names the broker that must get its newest one, or none."""
 

@@ -176,7 +176,8 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         log was created on their disk, so that a log that is missing there is damage. target_min_isr: `min_isr` once
         `target` is reached, where the number of replicas changes too; else 0. purged_below: messages below this offset
         were purged: they are no longer served, and their files are removed. sealed: nothing is added to the stream any
-        more, and nothing removed from it.
+        more, and nothing removed from it. former_subjects: subjects that the stream recorded before it was edited.
+        owner: the identity that created it; "" without security.
     """
 
     name: str
@@ -196,6 +197,13 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     target_min_isr: int = 0
     purged_below: Offset = Offset(0)
     sealed: bool = False
+    former_subjects: tuple[str, ...] = ()
+    owner: str = ""
+
+    @property
+    def recorded_subjects(self) -> tuple[str, ...]:
+        """Wildcards that cover the subjects of all messages of the stream."""
+        return (self.settings.subject, *self.former_subjects)
 
     @property
     def candidates(self) -> tuple[BrokerId, ...]:

@@ -23,11 +23,12 @@ def keep_files_private() -> None:
     os.umask(0o077)
 
 
-async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], None]) -> None:
+async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str | None], None]) -> None:
     """Returns after a clean stop.
 
     Args:
-        on_ready: called with the settings (the port filled in) once requests are served.
+        on_ready: called with the settings (the port filled in) once requests are served, and with the token of the
+            administrator, if this start has created it.
 
     Raises:
         NatslogError: it cannot start, with the remedy. The exception of a bug, if one stopped the broker.
@@ -43,7 +44,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig], No
         broker.use_config(config)
         if await _has_started(broker):
             release_what_only_the_start_needed()
-            on_ready(config)
+            on_ready(config, broker.take_admin_token())
             await broker.stopping_soon.wait()
         logger.info("stopping: committing and acking the received messages")
     finally:

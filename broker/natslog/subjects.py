@@ -88,6 +88,19 @@ def overlap(one: str, other: str) -> bool:
     return len(ours) == len(theirs)
 
 
+def includes(pattern: str, other: str) -> bool:
+    """Whether a wildcard (or plain subject) covers every subject that another one covers."""
+    ours, theirs = pattern.split("."), other.split(".")
+    for at, mine in enumerate(ours):
+        if at >= len(theirs):
+            return False
+        if mine == ">":
+            return True
+        if theirs[at] == ">" or (mine != "*" and mine != theirs[at]):
+            return False
+    return len(ours) == len(theirs)
+
+
 def covers(pattern: str, subject: str) -> bool:
     """Whether a wildcard (or plain subject) covers a plain subject."""
     return re.fullmatch(wildcard_regex(pattern), subject) is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli.common import broker_extra, out
-from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, load_config
+from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, is_loopback, load_config
 from natslog.errors import ConfigError
 from natslog.urls import without_secrets
 
@@ -35,13 +35,17 @@ def _run(config: BrokerConfig) -> None:
     with broker_extra("running a broker"):
         from natslog.runner import run_broker
 
-    def ready(config: BrokerConfig) -> None:
-        for line in [
-            _nats_line(config.nats_url),
-            f"HTTP   {config.url}",
-            f"data   {Path(config.data_dir).resolve()}",
-            "ready",
-        ]:
+    def ready(config: BrokerConfig, admin_token: str | None) -> None:
+        lines = [_nats_line(config.nats_url), f"HTTP   {config.url}", f"data   {Path(config.data_dir).resolve()}"]
+        if config.security:
+            lines.append("access tokens and client certificates, by the rules of natslog acl ls")
+        elif is_loopback(config.http_host):
+            lines.append("access from this machine only, without credentials (security is not enabled)")
+        else:
+            lines.append("access WITHOUT CREDENTIALS from every machine that reaches this address (insecure)")
+        if admin_token is not None:
+            lines += ["", "The token of the administrator, which is shown only now:", admin_token, ""]
+        for line in [*lines, "ready"]:
             out.print(line)
 
     asyncio.run(run_broker(config, ready))
@@ -150,6 +154,22 @@ def server(
     ] = None,
     tls_client_certs: Annotated[
         str | None, typer.Option(help="optional: clients may present a certificate; required: they must.")
+    ] = None,
+    tls_identity: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the identity of a client certificate is: cn (common name) or san (first URI, e-mail, DNS name)."
+        ),
+    ] = None,
+    security: Annotated[
+        bool | None, typer.Option("--security", help="Require tokens or client certificates, and apply access rules.")
+    ] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Listen on a network without security.")] = None,
+    audit_file: Annotated[
+        str | None, typer.Option(help="File for the audit log; default: the log of the broker.")
+    ] = None,
+    new_admin_token: Annotated[
+        bool | None, typer.Option("--new-admin-token", help="Create and print another token of the administrator.")
     ] = None,
     segment_bytes: Annotated[
         str | None, typer.Option(help="Size at which a segment is closed; default 128MiB.")

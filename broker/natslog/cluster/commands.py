@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from natslog.cluster.security_commands import AddRule, AssignRole, CreateToken, SecurityCommand, SetQuota
 from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
 
 
@@ -73,14 +74,15 @@ class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     broker: BrokerId
 
 
-class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`placement` names the brokers to hold it; the first leads."""
+class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`placement` names the brokers to hold it; the first leads. `owner`: its quotas count the stream (level 2)."""
 
     name: str
     id: StreamId
     settings: StreamSettings
     created_us: int
     placement: tuple[BrokerId, ...]
+    owner: str = ""
 
 
 class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -203,14 +205,17 @@ class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     moved_us: int
 
 
-class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Position of a named consumer in the stream of this id: the next offset that it has not read."""
+class SetCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Position of a named consumer in the stream of this id: the next offset that it has not read. `owner`: as in
+    `CreateStream`.
+    """
 
     consumer: str
     stream: str
     stream_id: StreamId
     offset: Offset
     set_us: int
+    owner: str = ""
 
 
 class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -246,6 +251,7 @@ Command: TypeAlias = (
     | SetCursor
     | DropCursor
     | FinalizeUpgrade
+    | SecurityCommand
 )
 
 _RETENTION = {"max_age_s", "max_bytes", "max_messages"}
@@ -257,7 +263,7 @@ def needs_room(command: Command) -> bool:
     """
     if isinstance(command, EditStream):
         return command.changed is None or not set(command.changed) <= _RETENTION
-    return isinstance(command, CreateStream | SetCursor)
+    return isinstance(command, CreateStream | SetCursor | CreateToken | AddRule | AssignRole | SetQuota)
 
 
 BackgroundCommand: TypeAlias = (

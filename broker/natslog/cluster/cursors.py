@@ -15,11 +15,12 @@ MAX_CURSORS = 1000
 """In a cluster. Each costs some 200 bytes of every broker's memory and snapshot."""
 
 
-class CursorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CursorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The position of `consumer` in a stream: the next `offset` that it has not read, as set at `set_us`.
 
     Attributes:
         rewound_from: its position when it was last moved back, at `rewound_us`; None where it never was.
+        owner: the identity that set it first; "" without security.
     """
 
     consumer: str
@@ -29,6 +30,7 @@ class CursorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     set_us: int
     rewound_from: Offset | None = None
     rewound_us: int | None = None
+    owner: str = ""
 
 
 def cursor_key(consumer: str, stream: str) -> str:
@@ -44,6 +46,7 @@ def moved(known: CursorRecord | None, command: SetCursor) -> CursorRecord:
         stream_id=command.stream_id,
         offset=command.offset,
         set_us=command.set_us,
+        owner=command.owner if known is None else known.owner,
     )
     if known is None:
         return record

@@ -9,7 +9,7 @@ downgraded. A level never goes back.
     level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
               the write-ahead log of the Raft store, outcomes of requests kept by age, where a stream's acks go,
               streams that are purged, sealed, or given another number of replicas, folders named after their streams,
-              digests of the rows of direct appends, batches of format 2, envelopes
+              digests of the rows of direct appends, batches of format 2, envelopes, tokens and access rules
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ STREAM_CHANGES_LEVEL = 2
 """From this level on, streams are purged and sealed, and their `replicas` and `min_isr` edited."""
 FOLDER_NAMES_LEVEL = 2
 RUN_DIGESTS_LEVEL = 2
+FORMER_SUBJECTS_LEVEL = 2
+"""From this level on, a stream keeps the subjects that it recorded before an edit."""
+SECURITY_LEVEL = 2
+"""From this level on, tokens, access rules and quotas are stored."""
 ENVELOPES_LEVEL = 2
 """From this level on, messages that carry many rows are stored as these rows."""
 BATCH_FORMAT_LEVEL = 2

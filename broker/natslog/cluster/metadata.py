@@ -49,9 +49,12 @@ from natslog.cluster.commands import (
     tombstone_key,
 )
 from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
-from natslog.cluster.features import FIRST_LEVEL, OUTCOMES_BY_AGE
+from natslog.cluster.features import FIRST_LEVEL, FORMER_SUBJECTS_LEVEL, OUTCOMES_BY_AGE
 from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
 from natslog.cluster.outcomes import RecentOutcomes
+from natslog.cluster.security_changes import changed_security
+from natslog.cluster.security_commands import SecurityCommand
+from natslog.cluster.storage_quotas import require_cursor, require_stream
 from natslog.cluster.stream_changes import (
     check_target,
     differences,
@@ -77,6 +80,7 @@ from natslog.errors import (
     TooManyCursors,
 )
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.security.records import ALL_SUBJECTS, Quota, Security, quota_of
 
 FIRST_EPOCH = Epoch(1)
 _OUTCOMES_KEPT = 1000  # at level 1
@@ -91,6 +95,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         cursors: by `cursor_key`.
         feature_level: what may be written, see `features`.
         answered: from level 2 on, outcomes by age.
+        security: None: it is not enabled, and every request is permitted.
     """
 
     cluster_id: str
@@ -103,6 +108,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     cursor_outcomes: dict[str, Outcome] = {}
     feature_level: int = FIRST_LEVEL
     answered: RecentOutcomes | None = None
+    security: Security | None = None
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -182,6 +188,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         return changed
 
     def _apply(self, command: Command) -> bool:
+        if isinstance(command, SecurityCommand):
+            before = self.security
+            self.security = changed_security(before, command)
+            return self.security is not before
         match command:
             case RegisterBroker() | DrainBroker() | ForgetBroker():
                 return self._apply_to_broker(command)
@@ -205,11 +215,18 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 del self.cursors[cursor_key(consumer, stream)]
                 return True
             case FinalizeUpgrade(level=level):
-                raised = level > self.feature_level
-                self.feature_level = max(level, self.feature_level)
-                return raised
+                return self._raise_level(level)
             case _:
                 assert_never(command)
+
+    def _raise_level(self, level: int) -> bool:
+        if level <= self.feature_level:
+            return False
+        if self.feature_level < FORMER_SUBJECTS_LEVEL <= level:  # before, changes of the subject were not recorded
+            for record in list(self.streams.values()):
+                self._replace(msgspec.structs.replace(record, former_subjects=(ALL_SUBJECTS,)))
+        self.feature_level = level
+        return True
 
     # ---- brokers ----
 
@@ -295,6 +312,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     settings=sorted(differing),
                 )
             return False
+        require_stream(self._quota_of(command.owner), command.owner, command.settings, self.streams.values())
         used = {record.id for record in self.streams.values()} | {one.id for one in self.tombstones.values()}
         if command.id in used:
             raise InvalidRequest(f"the id {command.id} was used before")
@@ -307,14 +325,23 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             leader_epoch=FIRST_EPOCH,
             replicas=command.placement,
             isr=command.placement,
+            owner=command.owner,
         )
         return True
+
+    def _quota_of(self, owner: str) -> Quota:
+        return Quota() if self.security is None or not owner else quota_of(self.security, owner)
 
     def _changed_by(self, command: EditStream | PauseStream | PurgeStream | SealStream) -> StreamRecord:
         record = self.stream(command.name)
         match command:
             case EditStream(settings=settings, changed=changed):
-                return edited(record, settings, changed, level=self.feature_level)
+                after = edited(record, settings, changed, level=self.feature_level)
+                if after.settings.max_bytes != record.settings.max_bytes:
+                    others = [one for one in self.streams.values() if one.name != record.name]
+                    quota = self._quota_of(record.owner)
+                    require_stream(quota, record.owner, after.settings, others, is_new=False)
+                return after
             case PauseStream(paused=paused):
                 return msgspec.structs.replace(record, paused=paused)
             case PurgeStream(id=stream_id, below=below):
@@ -358,6 +385,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 "have not been moved for a long time, natslog cursor rm removes one",
                 limit=MAX_CURSORS,
             )
+        if known is None:
+            require_cursor(self._quota_of(command.owner), command.owner, self.cursors.values())
         self.cursors[key] = moved(known, command)
         return self.cursors[key] != known
 

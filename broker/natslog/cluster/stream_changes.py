@@ -14,6 +14,9 @@ import msgspec
 from natslog.cluster.features import STREAM_CHANGES_LEVEL
 from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamRecreated, StreamSealed
 from natslog.model import MAX_REPLICAS, BrokerId, Epoch, Offset, StreamId, StreamRecord, StreamSettings
+from natslog.security.records import ALL_SUBJECTS
+
+_MOST_FORMER_SUBJECTS = 16
 
 
 def next_version(record: StreamRecord, **changes: Any) -> StreamRecord:
@@ -72,6 +75,9 @@ def edited(
             raise cannot_be_edited(name)
     if settings == record.settings:
         return record
+    if level >= STREAM_CHANGES_LEVEL and settings.subject != record.settings.subject:
+        former = dict.fromkeys((*record.former_subjects, record.settings.subject))
+        record = msgspec.structs.replace(record, former_subjects=_bounded(tuple(former)))
     was, min_isr = record.settings.min_isr, settings.min_isr
     if record.sealed and msgspec.structs.replace(settings, min_isr=was) != record.settings:
         raise sealed_already(record)
@@ -89,6 +95,11 @@ def edited(
         )
     # whoever is eligible is so because of the former min_isr: from now on a smaller ISR may commit without it
     return with_isr(msgspec.structs.replace(record, settings=settings), record.isr, unproven=record.unproven)
+
+
+def _bounded(subjects: tuple[str, ...]) -> tuple[str, ...]:
+    """At most so many; `>` covers them all."""
+    return subjects if len(subjects) <= _MOST_FORMER_SUBJECTS else (ALL_SUBJECTS,)
 
 
 def differences(existing: StreamSettings, asked: StreamSettings) -> dict[str, tuple[Any, Any]]:

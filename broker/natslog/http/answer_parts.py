@@ -26,7 +26,7 @@ from natslog.arrow.messages_json import json_lines
 from natslog.arrow.projection import schema_of
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.answers import Answer
-from natslog.http.context import ANSWERS, broker_of
+from natslog.http.context import ANSWERS, OWNER, broker_of
 from natslog.http.part import QUICK_BYTES, Part, Sendable
 from natslog.log import ReadPlan
 from natslog.log.segment import read_at
@@ -53,6 +53,7 @@ class Question:
         end: None means the high watermark.
         max_bytes: of one answer of one part; None means all of the range, in as many parts as it takes.
         exact: no rows outside the range; else stored batches may come whole, but for purged rows.
+        allowed: wildcards of subjects; messages of others are not sent. None: all.
         takes_columns: columns of stored batches may come whole too (`natslog.arrow.projection`).
     """
 
@@ -65,15 +66,21 @@ class Question:
     ndjson: bool
     exact: bool
     takes_columns: bool = False
+    allowed: tuple[str, ...] | None = None
 
     @property
     def changes_rows(self) -> bool:
-        return self.ndjson or self.subject is not None or self.columns is not None
+        return self.ndjson or self.filters or self.columns is not None
+
+    @property
+    def filters(self) -> bool:
+        """Whether it leaves out messages by their subjects."""
+        return self.subject is not None or self.allowed is not None
 
     @property
     def only_projects(self) -> bool:
         """Whether all that it leaves out are columns."""
-        return self.columns is not None and self.subject is None and not self.ndjson
+        return self.columns is not None and not self.filters and not self.ndjson
 
     @property
     def takes_whole(self) -> bool:
@@ -100,7 +107,7 @@ class PartMaker:
 
     def __init__(self, request: web.Request, stream: HostedStream, asked: Question) -> None:
         self._stream, self._asked = stream, asked
-        self._answers, self._host = request.app[ANSWERS], request.remote or ""
+        self._answers, self._host = request.app[ANSWERS], request[OWNER] or request.remote or ""
         self._readers = broker_of(request).readers
         self._projects = asked.only_projects
 
@@ -275,8 +282,9 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     offsets = table.column("offset")
     keep = pc.and_(pc.greater_equal(offsets, plan.start), pc.less(offsets, plan.next_offset))
     if asked.subject is not None:
-        matches = pc.match_substring_regex(table.column("subject"), wildcard_regex(asked.subject))
-        keep = pc.and_(keep, matches)
+        keep = pc.and_(keep, _within(table.column("subject"), (asked.subject,)))
+    if asked.allowed is not None:
+        keep = pc.and_(keep, _within(table.column("subject"), asked.allowed))
     table = table.filter(keep)
     if asked.columns is not None:
         table = table.select(list(asked.columns))
@@ -284,6 +292,11 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
         return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
     batches = table.combine_chunks().to_batches()
     return _messages_of(batches, asked) if batches else memoryview(b"")
+
+
+def _within(subjects: pa.ChunkedArray, patterns: tuple[str, ...]) -> pa.ChunkedArray:
+    """Whether each subject is covered by one of the wildcards."""
+    return pc.match_substring_regex(subjects, "|".join(map(wildcard_regex, patterns)))
 
 
 def _decoded(plan: ReadPlan, max_bytes: int) -> list[pa.RecordBatch]:

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
-from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, status, streams
+from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, security, status, streams
+from natslog.http.access import GATE, GUARD, LIMITS, Gate, name_requests, require_declared, state_request_id
 from natslog.http.answers import Answers
 from natslog.http.bodies import BODIES, Bodies
 from natslog.http.connections import (
@@ -28,6 +29,7 @@ from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
 from natslog.http.polls import POLLS, Polls
 from natslog.http.status import SCRAPES, Scrapes
 from natslog.node.broker import Broker
+from natslog.security.limits import Limits
 from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.http")
@@ -42,7 +44,13 @@ _ACCEPTED_AT_ONCE = 32
 
 
 def make_app(broker: Broker) -> web.Application:
-    app = web.Application(middlewares=[count_requests, errors_as_json, plain_bodies_only])
+    limits, guard = Limits(), broker.guard
+    gate = Gate(guard, limits, broker.audit)
+    app = web.Application(
+        middlewares=[name_requests, count_requests, errors_as_json, gate.middleware, plain_bodies_only]
+    )
+    app.on_response_prepare.append(state_request_id)
+    app[GUARD], app[LIMITS], app[GATE] = guard, limits, gate
     requests: Counter[str] = Counter()
     app[BODIES], app[REQUESTS], app[SCRAPES] = Bodies(), requests, Scrapes(broker, requests)
     app[BROKER] = broker
@@ -57,9 +65,11 @@ def make_app(broker: Broker) -> web.Application:
             *appends.routes,
             *status.routes,
             *cluster.routes,
+            *security.routes,
             *openapi.routes,
         ]
     )
+    require_declared(app)
     return app
 
 
@@ -68,7 +78,8 @@ class HttpServer:
 
     def __init__(self, broker: Broker, config: BrokerConfig) -> None:
         app = make_app(broker)
-        self._answers = app[ANSWERS]
+        self._broker = broker
+        self._answers, self._gate = app[ANSWERS], app[GATE]
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_FINISH_WITHIN_S)
         self._connections = Connections(min(MOST_CONNECTIONS, raise_file_limit() // 2))
         self._listening: asyncio.Server | None = None
@@ -108,6 +119,7 @@ class HttpServer:
                 same.listen(_BACKLOG)
         if self._tls is not None:
             self._refresh_tls(self._tls)
+        self._gate.start(lambda: self._broker.state.version)
         return int(self._listening.sockets[0].getsockname()[1])
 
     def _refresh_tls(self, tls: BrokerTls) -> None:
@@ -136,4 +148,5 @@ class HttpServer:
             self._listening.close()
         asyncio.get_running_loop().call_later(_FINISH_WITHIN_S, self._connections.abort)
         self._answers.close()
+        self._gate.stop()
         await self._runner.cleanup()

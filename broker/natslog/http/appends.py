@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.errors import InvalidRequest
+from natslog.http.access import LIMITS, access, limits_of, rights_of
 from natslog.http.bodies import read_body
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.ingest.staged_rows import RowRules
@@ -47,31 +48,37 @@ def _key(request: web.Request, stream: HostedStream) -> BatchKey:
     return stream.record.id, check_name(path["producer"], "producer"), batch
 
 
-def _rules(stream: HostedStream, given: str | None) -> RowRules:
-    """Raises InvalidRequest: the stream does not record the default subject."""
+def _rules(request: web.Request, stream: HostedStream, given: str | None) -> RowRules:
+    """Raises InvalidRequest: the stream does not record the default subject. Forbidden: the identity may not publish
+    to it.
+    """
     covered_by = stream.record.settings.subject
+    allowed = limits_of(request, "publish", stream.record)
     if given is None:
         has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
-        return RowRules(covered_by, None if has_wildcard else covered_by)
+        return RowRules(covered_by, None if has_wildcard else covered_by, allowed)
     check_subject(given, wildcards=False)
     if not covers(covered_by, given):
         raise InvalidRequest(f"the stream records {covered_by!r}, not the subject {given!r}", subject=given)
-    return RowRules(covered_by, given)
+    return RowRules(covered_by, given, allowed)
 
 
 @routes.put(_BATCH + "/parts/{part}")
+@access("stream", "publish")
 async def stage(request: web.Request) -> web.Response:
     values = query(request, "attempt", "subject")
     part, attempt = check_name(request.match_info["part"], "part"), int(whole(values, "attempt", 0))
     stream, broker = await leading(request), broker_of(request)
-    key, rules = _key(request, stream), _rules(stream, values.get("subject"))
+    key, rules = _key(request, stream), _rules(request, stream, values.get("subject"))
     if (request.content_length or 0) > broker.staging.max_bytes:
         raise broker.staging.too_large(request.content_length or 0)
-    staged = await broker.staging.receive(key, part, attempt, rules, request.content.iter_any())
+    chunks = request.app[LIMITS].received(rights_of(request), request.content.iter_any())
+    staged = await broker.staging.receive(key, part, attempt, rules, chunks)
     return web.json_response(msgspec.to_builtins(staged.receipt) | {"bytes": staged.size_bytes})
 
 
 @routes.post(_BATCH)
+@access("stream", "publish")
 async def commit_batch(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
@@ -99,6 +106,7 @@ async def _commit_body(request: web.Request) -> _CommitBody:
 
 
 @routes.delete(_BATCH)
+@access("stream", "publish")
 async def abort(request: web.Request) -> web.Response:
     """Deletes the staged parts; committed rows are not affected."""
     query(request)
@@ -108,6 +116,7 @@ async def abort(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/streams/{name}/appends/{producer}")
+@access("stream", "publish")
 async def last_batch(request: web.Request) -> web.Response:
     """The batch that this producer committed last, and where its uploads should go."""
     query(request)

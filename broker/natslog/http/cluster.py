@@ -17,6 +17,7 @@ from natslog.errors import (
     NotMetadataLeader,
     natslog_version,
 )
+from natslog.http.access import access
 from natslog.http.bodies import json_body, read_body
 from natslog.http.context import BROKER, broker_of, leading, query, request_id
 from natslog.model import BrokerId
@@ -42,6 +43,7 @@ def _require_certificate(request: web.Request) -> None:
 
 
 @routes.post(LINK_PATH)
+@access("peers")
 async def introduce(request: web.Request) -> web.Response:
     """Another broker identifies itself: `handshake`, the first step."""
     _require_certificate(request)
@@ -57,6 +59,7 @@ async def introduce(request: web.Request) -> web.Response:
 
 
 @routes.get(LINK_PATH)
+@access("peers")
 async def link(request: web.Request) -> web.WebSocketResponse:
     """Another broker opens its link: `handshake`, the last step."""
     _require_certificate(request)
@@ -87,6 +90,7 @@ async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:
 
 
 @routes.get("/v1/cluster")
+@access("credentials")
 async def cluster(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
@@ -159,6 +163,7 @@ def _is_broker_number(value: object) -> TypeGuard[int]:
 
 
 @routes.post("/v1/cluster/brokers")
+@access("cluster", "admin")
 async def add_broker(request: web.Request) -> web.Response:
     body = await json_body(request)
     url = body.get("url")
@@ -171,6 +176,7 @@ async def add_broker(request: web.Request) -> web.Response:
 
 
 @routes.patch("/v1/cluster/brokers/{id}")
+@access("cluster", "admin")
 async def drain_broker(request: web.Request) -> web.Response:
     """`{"draining": true}`: its replicas move to others, and its leaderships."""
     body = await json_body(request)
@@ -190,6 +196,7 @@ def _path_number(request: web.Request) -> BrokerId:
 
 
 @routes.delete("/v1/cluster/brokers/{id}")
+@access("cluster", "admin")
 async def remove_broker(request: web.Request) -> web.Response:
     """Removes the broker from the group. It must not hold any replica, unless `force=true`, for a permanently lost
     broker.
@@ -202,6 +209,7 @@ async def remove_broker(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/cluster/transfer")
+@access("cluster", "admin")
 async def transfer(request: web.Request) -> web.Response:
     """`{"metadata": true, "to": 2}`: the metadata leadership."""
     body = await json_body(request)
@@ -211,6 +219,7 @@ async def transfer(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/cluster/finalize-upgrade")
+@access("cluster", "admin")
 async def finalize_upgrade(request: web.Request) -> web.Response:
     """Raises the feature level permanently: afterwards no broker can be downgraded."""
     query(request)
@@ -220,6 +229,7 @@ async def finalize_upgrade(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/streams/{name}/leader")
+@access("stream", "admin")
 async def transfer_stream(request: web.Request) -> web.Response:
     """`{"to": 2}`: the preferred leader from now on. This broker stops accepting messages, waits until the other one
     has caught up, and proposes it.
@@ -248,6 +258,7 @@ async def transfer_stream(request: web.Request) -> web.Response:
 
 
 @routes.put("/v1/streams/{name}/replicas")
+@access("stream", "admin")
 async def move_stream(request: web.Request) -> web.Response:
     """`{"brokers": [1, 2, 4]}`: the new brokers of its replicas, the preferred leader first."""
     body, broker = await json_body(request), broker_of(request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,13 +25,15 @@ from natslog.node.broker import Broker
 from natslog.node.metadata.entries import Request
 from natslog.node.replicas.stream import HostedStream
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 Result = TypeVar("Result")
 
 BROKER = web.AppKey("broker", Broker)
 ANSWERS = web.AppKey("answers", Answers)
+REQUEST_ID = web.RequestKey("request_id", str)
+OWNER = web.RequestKey("owner", str)
+"""The identity behind the request; "" without security."""
 
 
 def broker_of(request: web.Request) -> Broker:
@@ -166,9 +167,9 @@ def request_id(request: web.Request) -> Request:
     InvalidRequest.
     """
     given = request.headers.get("Natslog-Request-Id")
-    if given is not None and not _REQUEST_ID.fullmatch(given):
+    if given is not None and given != request[REQUEST_ID]:
         raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
-    return Request(given or secrets.token_hex(16), request.remote or "")
+    return Request(request[REQUEST_ID], request[OWNER] or request.remote or "")
 
 
 def query(request: web.Request, *known: str) -> dict[str, str]:

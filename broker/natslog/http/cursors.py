@@ -9,6 +9,7 @@ from aiohttp import web
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
+from natslog.http.access import access, rights_of, shown_position
 from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
 from natslog.model import Offset, StreamId
@@ -37,6 +38,7 @@ def _cursor_json(cursor: CursorRecord) -> dict[str, Any]:
 
 
 @routes.get("/v1/cursors")
+@access("checked")
 async def list_cursors(request: web.Request) -> web.Response:
     """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer."""
     values, broker = query(request, "consumer", "stream"), broker_of(request)
@@ -46,22 +48,40 @@ async def list_cursors(request: web.Request) -> web.Response:
         for _, cursor in sorted(broker.state.cursors.items())
         if values.get("consumer", cursor.consumer) == cursor.consumer
         and values.get("stream", cursor.stream) == cursor.stream
+        and _may_see(request, cursor.stream)
     ]
     lags = await broker.lags.of_cursors(cursors)
-    return web.json_response([_cursor_json(cursor) | {"lag": lag} for cursor, lag in zip(cursors, lags, strict=True)])
+    shown = [
+        _cursor_json(cursor) | {"lag": _shown_lag(request, cursor.stream, lag)}
+        for cursor, lag in zip(cursors, lags, strict=True)
+    ]
+    return web.json_response(shown)
+
+
+def _may_see(request: web.Request, name: str) -> bool:
+    record = broker_of(request).state.streams.get(name)
+    return record is not None and rights_of(request).may_see(name, record.recorded_subjects)
+
+
+def _shown_lag(request: web.Request, name: str, lag: dict[str, Any] | None) -> dict[str, Any] | None:
+    """None where the identity may not see anything of the stream, or the stream is gone."""
+    record = broker_of(request).state.streams.get(name)
+    return None if record is None else shown_position(request, record, lag)
 
 
 @routes.get("/v1/cursors/{consumer}/{stream}")
+@access("stream", parameter="stream")
 async def show_cursor(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
     await broker.require_up_to_date()
     cursor = broker.state.cursor(*_names(request))
     (lag,) = await broker.lags.of_cursors([cursor])
-    return web.json_response(_cursor_json(cursor) | {"lag": lag})
+    return web.json_response(_cursor_json(cursor) | {"lag": _shown_lag(request, cursor.stream, lag)})
 
 
 @routes.put("/v1/cursors/{consumer}/{stream}")
+@access("stream", "cursor", parameter="stream")
 async def set_cursor(request: web.Request) -> web.Response:
     """`{"offset": 42}`: the next offset that the consumer has not read; with `"id"`, of the stream of that id only;
     with `"timestamp"`, the time of this position. The response to GET may be sent back unchanged.
@@ -85,12 +105,14 @@ async def set_cursor(request: web.Request) -> web.Response:
         stream_id=StreamId(stream_id or record.id),
         offset=Offset(offset),
         set_us=set_us,
+        owner=rights_of(request).owner,
     )
     await broker.change(command, request_id(request))
     return web.json_response(_cursor_json(broker.state.cursor(consumer, name)))
 
 
 @routes.delete("/v1/cursors/{consumer}/{stream}")
+@access("stream", "cursor", parameter="stream")
 async def drop_cursor(request: web.Request) -> web.Response:
     query(request)
     consumer, name = _names(request)
@@ -106,6 +128,7 @@ def _names(request: web.Request) -> tuple[str, str]:
 
 
 @routes.get("/v1/streams/{name}/lag")
+@access("stream", "read")
 async def stream_lag(request: web.Request) -> web.Response:
     """The messages between `offset` (or a consumer's `cursor`) and the high watermark."""
     values = query(request, "offset", "cursor")
@@ -118,10 +141,12 @@ async def stream_lag(request: web.Request) -> web.Response:
         offset = broker.state.cursor(consumer, stream.record.name).offset
     else:
         offset = position(values, "offset", 0, stream.usable_log())
-    return stated(request, stream, await broker.lags.of(stream, offset))
+    lag = await broker.lags.of(stream, offset)
+    return stated(request, stream, shown_position(request, stream.record, lag))
 
 
 @routes.post("/v1/lags")
+@access("checked", changes=False)
 async def lags(request: web.Request) -> web.Response:
     """`{"orders": 42, "returns": 7}`: the lag at each, in one answer; null where a stream's leader does not answer."""
     query(request)
@@ -129,8 +154,14 @@ async def lags(request: web.Request) -> web.Response:
     for name, offset in positions.items():
         check_name(name)
         _check_offset(offset)
+        if (record := broker.state.streams.get(name)) is None:
+            rights_of(request).require_name("read", name)
+        else:
+            rights_of(request).limits("read", name, record.recorded_subjects)
     found = await broker.lags.everywhere({name: [offset] for name, offset in positions.items()})
-    return web.json_response({name: found[name][0] if name in found else None for name in positions})
+    return web.json_response(
+        {name: _shown_lag(request, name, found[name][0]) if name in found else None for name in positions}
+    )
 
 
 def _check_offset(offset: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -44,7 +45,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def error_response(error: NatslogError, status_code: int | None = None) -> web.Response:
-    return web.json_response(error.to_json(), status=status_code or error.status, dumps=_dumps)
+    response = web.json_response(error.to_json(), status=status_code or error.status, dumps=_dumps)
+    if response.status == 429:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.facts.get("retry_after_s", 1))))
+    elif response.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="natslog"'
+    return response
 
 
 def _dumps(body: object) -> str:

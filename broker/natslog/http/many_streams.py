@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.errors import InvalidRequest, NatslogError
+from natslog.http.access import access, polling, rights_of, shown_position
 from natslog.http.bodies import read_body
 from natslog.http.context import broker_of, query
 from natslog.http.streams import MAX_SPLITS, READ_FROM, replica_urls, shown_problem, splits_json
@@ -76,6 +77,7 @@ async def _body(request: web.Request, kind: type[Any]) -> Any:
 
 
 @routes.post("/v1/positions")
+@access("checked", changes=False)
 async def positions(request: web.Request) -> web.Response:
     """The positions of streams. With `seen` and `wait_ms`, it waits until one of them differs from what was seen."""
     asked: _AskedPositions = await _body(request, _AskedPositions)
@@ -84,35 +86,63 @@ async def positions(request: web.Request) -> web.Response:
     if not 0 <= asked.wait_ms <= _MAX_WAIT_MS:
         raise InvalidRequest(f"wait_ms {asked.wait_ms} must be a whole number from 0 to {_MAX_WAIT_MS}")
     broker = broker_of(request)
+    _require_readable(request, asked.streams or ())
     if asked.wait_ms:
-        await broker.watching.everywhere(
-            asked.seen, asked.wait_ms, lambda: {(record.name, record.id) for record in asked.of(broker)}
-        )
+        with polling(request):
+            await broker.watching.everywhere(
+                asked.seen, asked.wait_ms, lambda: {(record.name, record.id) for record in _readable(request, asked)}
+            )
     is_current = await broker.up_to_date()
-    records = asked.of(broker)
+    _require_readable(request, asked.streams or ())
+    records = _readable(request, asked)
     found = await broker.positions.of_several(records)
-    shown = [_shown(broker, record, found.get(record.name)) for record in records]
+    shown = [_shown(broker, record, shown_position(request, record, found.get(record.name))) for record in records]
     return web.json_response(shown, headers={"Natslog-Current": str(is_current).lower()})
 
 
-def _shown(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
+def _require_readable(request: web.Request, names: Iterable[str]) -> None:
+    """Streams that are named. Raises Forbidden, Unauthorized: one of them may not be read."""
+    streams, rights = broker_of(request).state.streams, rights_of(request)
+    for name in names:
+        if (record := streams.get(name)) is None:
+            rights.require_name("read", name)
+        else:
+            rights.limits("read", name, record.recorded_subjects)
+
+
+def _readable(request: web.Request, asked: _AskedPositions) -> list[StreamRecord]:
+    """Of the streams that are asked for, those that the identity may read."""
+    rights = rights_of(request)
+    return [
+        record
+        for record in asked.of(broker_of(request))
+        if rights.subjects("read", record.name, record.recorded_subjects) != ()
+    ]
+
+
+def _shown(broker: Broker, record: StreamRecord, position: dict[str, Any] | None) -> dict[str, Any]:
     body: dict[str, Any] = {"name": record.name, "id": record.id, "leader_epoch": record.leader_epoch}
     return body | (position if position is not None else shown_problem(broker, record))
 
 
 @routes.post("/v1/splits")
+@access("checked", changes=False)
 async def splits(request: web.Request) -> web.Response:
     """Committed ranges of several streams, divided. Streams without a replica here are in `elsewhere`, by the URL of
     their leader; ranges that cannot be divided now are in neither: a request for that stream alone says why.
     """
     asked: _AskedSplits = await _body(request, _AskedSplits)
     _check(asked)
+    _require_readable(request, [one.stream for one in asked.ranges])
     broker = broker_of(request)
     served = {one.stream: (one, stream) for one in asked.ranges if (stream := _serving(broker, one)) is not None}
     work = [(one, stream.usable_log()) for one, stream in served.values()]
     found = await asyncio.get_running_loop().run_in_executor(broker.readers, _cut_all, asked, work)
     body = {
-        name: splits_json(cut, replica_urls(broker, served[name][1].record, asked.read_from, asked.rack))
+        name: [
+            shown_position(request, served[name][1].record, one)
+            for one in splits_json(cut, replica_urls(broker, served[name][1].record, asked.read_from, asked.rack))
+        ]
         for name, cut in found.items()
     }
     elsewhere: dict[str, list[str]] = {}

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from aiohttp import web
 
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OffsetOutOfRange, StorageUnavailable
+from natslog.http.access import LIMITS, access, limits_of, polling, rights_of
 from natslog.http.answer_parts import ARROW_STREAM, NDJSON, PartMaker, Question
 from natslog.http.context import (
     broker_of,
@@ -35,6 +37,7 @@ from natslog.http.polls import POLLS, Poll
 from natslog.http.sending import Body, disconnecting_slow_client
 from natslog.log import StreamLog
 from natslog.node.replicas.stream import HostedStream
+from natslog.security.decisions import is_whole
 from natslog.subjects import check_subject
 
 logger = logging.getLogger("natslog.http")
@@ -46,7 +49,8 @@ _MAX_BYTES = 1024 * 1024 * 1024
 _MAX_WAIT_MS = 60_000
 
 
-def _question(request: web.Request, log: StreamLog) -> Question:
+def _question(request: web.Request, stream: HostedStream) -> Question:
+    log = stream.usable_log()
     values = query(request, "start", "end", "max_bytes", "wait_ms", "subject", "columns", "exact")
     start = position(values, "start", log.first_readable_offset, log)
     end = position(values, "end", 0, log) if "end" in values else None
@@ -61,12 +65,16 @@ def _question(request: web.Request, log: StreamLog) -> Question:
             raise InvalidRequest(f"unknown column {name[:40]!r}; known are {', '.join(COLUMNS)}", column=name[:40])
     if columns is not None and len(set(columns)) < len(columns):
         raise InvalidRequest("a column is named twice: name each column once", parameter="columns")
+    allowed = limits_of(request, "read", stream.record)
+    if allowed is not None and subject is not None and is_whole(allowed, (subject,)):
+        allowed = None  # what is asked for leaves out the rest
     return Question(
         start=start,
         end=end,
         max_bytes=whole(values, "max_bytes", None, low=1, high=_MAX_BYTES),
         wait_ms=whole(values, "wait_ms", 0, high=_MAX_WAIT_MS),
         subject=subject,
+        allowed=allowed,
         columns=columns,
         ndjson=_wants_ndjson(request.headers.get("Accept", "")),
         exact=_wants_exact_rows(request, values),
@@ -92,16 +100,19 @@ def _wants_ndjson(accept: str) -> bool:
 
 
 @routes.get("/v1/streams/{name}/messages", allow_head=False)
+@access("stream", "read")
 async def messages(request: web.Request) -> web.StreamResponse:
     stream, asked, states_end = await _serving(request)
     with request.app[POLLS].poll(stream, asked) as poll:
-        await poll.turn()
+        with polling(request) if asked.wait_ms else nullcontext():
+            await poll.turn()
         return await _answered(request, stream, asked, states_end, poll)
 
 
 async def _answered(
     request: web.Request, stream: HostedStream, asked: Question, states_end: bool, poll: Poll
 ) -> web.StreamResponse:
+    limits, rights = request.app[LIMITS], rights_of(request)
     end = _end(stream.usable_log(), asked) if poll.end is None else poll.end
     maker = PartMaker(request, stream, asked)
     part = poll.take_part()
@@ -118,10 +129,12 @@ async def _answered(
         with disconnecting_slow_client(request):
             await body.send_bytes(opening)
             await part.send(body)
+    await limits.sent(rights, part.length)
     at = part.next_offset
     while not is_last and at < end:
         with await _further(request, stream, maker.part(at, end)) as part, disconnecting_slow_client(request):
             await part.send(body)
+        await limits.sent(rights, part.length)
         at = part.next_offset
     with disconnecting_slow_client(request):
         await body.send_bytes(ending)
@@ -167,11 +180,11 @@ async def _serving(request: web.Request) -> tuple[HostedStream, Question, bool]:
     """
     stream = broker_of(request).streams.get(request.match_info["name"])
     if stream is not None and stream.may_serve and not _names_position(request):
-        asked = _question(request, stream.usable_log())
+        asked = _question(request, stream)
         if _is_committed(asked, stream.usable_log()):
             return stream, asked, False
     stream = await leading(request)
-    return stream, _question(request, stream.usable_log()), True
+    return stream, _question(request, stream), True
 
 
 def _is_committed(asked: Question, log: StreamLog) -> bool:

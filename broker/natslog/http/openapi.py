@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from natslog.errors import natslog_version
+from natslog.http.access import access
 from natslog.model import SETTING_NAMES
 
 routes = web.RouteTableDef()
@@ -290,6 +291,7 @@ _SCHEMAS = {
 
 
 @routes.get("/openapi.json")
+@access("open")
 async def openapi(request: web.Request) -> web.Response:
     info = {"title": "natslog", "version": natslog_version()}
     return web.json_response({"openapi": "3.1.0", "info": info, "paths": _PATHS, "components": {"schemas": _SCHEMAS}})

@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.errors import natslog_version
+from natslog.http.access import access, rights_of
 from natslog.http.context import BROKER
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
@@ -25,12 +26,14 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/healthz")
+@access("open")
 async def healthz(request: web.Request) -> web.Response:
     """200 while the process runs its event loop."""
     return web.json_response({"status": "alive", "version": natslog_version()})
 
 
 @routes.get("/readyz")
+@access("open")
 async def readyz(request: web.Request) -> web.Response:
     """200 when messages are accepted and served; 503 with the reason otherwise. Streams with problems are named."""
     broker = request.app[BROKER]
@@ -38,12 +41,9 @@ async def readyz(request: web.Request) -> web.Response:
     troubled = {
         name: problem.message for name, stream in broker.streams.items() if (problem := stream.problem) is not None
     }
-    body = {
-        "status": "ready" if reason is None else "not ready",
-        "reason": reason,
-        "streams_with_problems": troubled,
-        "warnings": clock_warnings(list(broker.streams.values())),
-    }
+    body: dict[str, object] = {"status": "ready" if reason is None else "not ready", "reason": reason}
+    if rights_of(request).may("monitor"):  # names of streams are for those who may see them
+        body |= {"streams_with_problems": troubled, "warnings": clock_warnings(list(broker.streams.values()))}
     return web.json_response(body, status=200 if reason is None else 503)
 
 
@@ -257,5 +257,6 @@ SCRAPES = web.AppKey("scrapes", Scrapes)
 
 
 @routes.get("/metrics")
+@access("cluster", "monitor")
 async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=await request.app[SCRAPES].text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

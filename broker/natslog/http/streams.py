@@ -11,6 +11,7 @@ from aiohttp import web
 from natslog.cluster.features import ENVELOPES_LEVEL
 from natslog.cluster.stream_changes import cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamNotFound
+from natslog.http.access import access, rights_of, shown_position
 from natslog.http.bodies import json_body
 from natslog.http.context import (
     broker_of,
@@ -71,8 +72,10 @@ def shown_problem(broker: Broker, record: StreamRecord) -> dict[str, Any]:
 
 
 @routes.get("/v1/streams")
+@access("checked")
 async def list_streams(request: web.Request) -> web.Response:
-    """All streams; of a group, with names like a glob, or that record a plain subject, where those are given.
+    """All streams on which the identity may do anything; of a group, with names like a glob, or that record a plain
+    subject, where those are given.
 
     `Natslog-Current: false`: no majority confirmed that this broker has received all changes; the list may be outdated.
     """
@@ -86,10 +89,11 @@ async def list_streams(request: web.Request) -> web.Response:
     broker = broker_of(request)
     is_current = await broker.up_to_date()
     positions = await broker.positions.everywhere()
+    rights = rights_of(request)
     streams = [
-        stream_json(broker, record, positions.get(name))
+        stream_json(broker, record, shown_position(request, record, positions.get(name)))
         for name, record in sorted(broker.state.streams.items())
-        if _is_asked_for(record, values)
+        if _is_asked_for(record, values) and rights.may_see(name, record.recorded_subjects)
     ]
     return web.json_response(streams, headers={"Natslog-Current": str(is_current).lower()})
 
@@ -103,22 +107,27 @@ def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
 
 
 @routes.post("/v1/streams")
+@access("checked")
 async def create_stream(request: web.Request) -> web.Response:
     body = await json_body(request)
     name = check_name(body.pop("name", None))
     broker = broker_of(request)
-    creating = broker.stream_operations.create(name, parse_settings(body), request_id(request))
+    settings, rights = parse_settings(body), rights_of(request)
+    rights.require_whole("manage", name, (settings.subject,))
+    creating = broker.stream_operations.create(name, settings, request_id(request), owner=rights.owner)
     created = await broker.change_cluster(creating)
-    return web.json_response(await _shown(broker, name), status=201 if created else 200)
+    return web.json_response(await _shown(request, name), status=201 if created else 200)
 
 
-async def _shown(broker: Broker, name: str) -> dict[str, Any]:
+async def _shown(request: web.Request, name: str) -> dict[str, Any]:
     """After a change: as the metadata has it, and with the position that its leader states."""
+    broker = broker_of(request)
     record = broker.state.stream(name)
-    return stream_json(broker, record, await broker.positions.of_one(record))
+    return stream_json(broker, record, shown_position(request, record, await broker.positions.of_one(record)))
 
 
 @routes.get("/v1/streams/{name}")
+@access("stream")
 async def show_stream(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
@@ -128,10 +137,17 @@ async def show_stream(request: web.Request) -> web.Response:
         raise
     except NatslogError:  # shown all the same, with its problem
         return web.json_response(stream_json(broker, await broker.record(request.match_info["name"]), None))
-    return stated(request, stream, stream_json(broker, stream.record, broker.positions.of(stream)))
+    return stated(request, stream, _led_json(request, stream))
+
+
+def _led_json(request: web.Request, stream: HostedStream) -> dict[str, Any]:
+    """A stream that is led here."""
+    broker = broker_of(request)
+    return stream_json(broker, stream.record, shown_position(request, stream.record, broker.positions.of(stream)))
 
 
 @routes.patch("/v1/streams/{name}")
+@access("stream", "manage")
 async def edit_stream(request: web.Request) -> web.Response:
     broker, name, body = broker_of(request), request.match_info["name"], await json_body(request)
     record = await broker.record(name)
@@ -140,14 +156,18 @@ async def edit_stream(request: web.Request) -> web.Response:
         raise InvalidRequest("paused must be true or false")
     if "group" in body and body["group"] != record.settings.group:
         raise cannot_be_edited("group")
+    if "subject" in body:
+        subject = parse_settings({"subject": body["subject"]}, record.settings).subject
+        rights_of(request).require_whole("manage", name, (subject,))
     if body:
         await broker.change_cluster(broker.stream_operations.edit(record, body, request_id(request)))
     if paused is not None:
         await broker.change_cluster(broker.stream_operations.pause(name, paused))
-    return web.json_response(await _shown(broker, name))
+    return web.json_response(await _shown(request, name))
 
 
 @routes.post("/v1/streams/{name}/roll")
+@access("stream", "manage")
 async def roll_stream(request: web.Request) -> web.Response:
     """Closes the active segment at the leader, so that other programs can read all that was stored until now."""
     query(request)
@@ -157,6 +177,7 @@ async def roll_stream(request: web.Request) -> web.Response:
 
 
 @routes.post("/v1/streams/{name}/purge")
+@access("stream", "manage")
 async def purge_stream(request: web.Request) -> web.Response:
     """Removes the messages below an offset (`{"below": N}`), or all that are committed now. They are no longer served
     when this is answered; their files are removed in the background, whole segments at a time.
@@ -197,15 +218,17 @@ def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
 
 
 @routes.post("/v1/streams/{name}/seal")
+@access("stream", "manage")
 async def seal_stream(request: web.Request) -> web.Response:
     """Makes the stream permanently read-only; its active segment is closed in the background."""
     query(request)
     stream, broker = await leading(request), broker_of(request)
     await broker.change_cluster(broker.stream_operations.seal(stream, request_id(request)))
-    return stated(request, stream, stream_json(broker, stream.record, broker.positions.of(stream)))
+    return stated(request, stream, _led_json(request, stream))
 
 
 @routes.delete("/v1/streams/{name}")
+@access("stream", "manage")
 async def delete_stream(request: web.Request) -> web.Response:
     broker, name = broker_of(request), request.match_info["name"]
     await broker.change_cluster(broker.stream_operations.delete(name, request_id(request)))
@@ -213,6 +236,7 @@ async def delete_stream(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/streams/{name}/offsets")
+@access("stream", "read")
 async def offset_at(request: web.Request) -> web.Response:
     """The first offset at or after a time; beyond the newest message: the high watermark, and no timestamp."""
     values = query(request, "timestamp")
@@ -228,6 +252,7 @@ async def offset_at(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/streams/{name}/extent")
+@access("stream", "read")
 async def extent(request: web.Request) -> web.Response:
     """About how many bytes a range takes; with `max_bytes`, how far so many reach."""
     values = query(request, "start", "end", "max_bytes")
@@ -235,7 +260,8 @@ async def extent(request: web.Request) -> web.Response:
     start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
     found = await read_from_log(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
-    return stated(request, stream, {"start": found.start, "end": found.end, "bytes": found.bytes})
+    body = shown_position(request, stream.record, {"start": found.start, "end": found.end, "bytes": found.bytes})
+    return stated(request, stream, body)
 
 
 def _range(values: dict[str, str], log: StreamLog) -> tuple[int, int]:
@@ -244,6 +270,7 @@ def _range(values: dict[str, str], log: StreamLog) -> tuple[int, int]:
 
 
 @routes.get("/v1/streams/{name}/splits")
+@access("stream", "read")
 async def splits(request: web.Request) -> web.Response:
     values = query(request, "start", "end", "max_bytes", "max_rows", "min_splits", "rack", "read_from")
     stream, broker = await leading(request), broker_of(request)
@@ -262,7 +289,7 @@ async def splits(request: web.Request) -> web.Response:
     if read_from not in READ_FROM:
         raise InvalidRequest(f"read_from {read_from!r} must be {', '.join(READ_FROM)}", parameter="read_from")
     urls = replica_urls(broker, stream.record, read_from, values.get("rack"))
-    return stated(request, stream, splits_json(cut, urls))
+    return stated(request, stream, [shown_position(request, stream.record, one) for one in splits_json(cut, urls)])
 
 
 def splits_json(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[dict[str, Any]]:

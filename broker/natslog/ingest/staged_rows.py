@@ -30,7 +30,7 @@ from crc32c import crc32c
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.arrow.schema import HEADERS_TYPE
-from natslog.errors import InvalidRequest
+from natslog.errors import Forbidden, InvalidRequest
 from natslog.subjects import MAX_SUBJECT_BYTES, wildcard_regex
 
 GROUPED_BYTES = 8 * 1024 * 1024
@@ -58,10 +58,12 @@ class RowRules:
 
     Attributes:
         covered_by: the stream's subject. `default_subject`: of rows that come without a column `subject`.
+        allowed: wildcards of the subjects on which the identity may publish; None: all. It matters at the upload only.
     """
 
     covered_by: str
     default_subject: str | None
+    allowed: tuple[str, ...] | None = None
 
 
 def read_rows(
@@ -275,6 +277,7 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
             raise InvalidRequest(f"{what}: {problem}: row {first + row}{value}", row=first + row)
 
     refuse(batch.column("value").is_null(), "value is null")
+    _check_allowed(batch, rules, what)
     if "subject" in batch.schema.names:
         subject = batch.column("subject")
         refuse(subject.is_null(), "subject is null")
@@ -296,6 +299,22 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
             raise InvalidRequest(
                 f"{what}: a header's key or value is null, in rows {first} to {first + batch.num_rows}"
             )
+
+
+def _check_allowed(batch: pa.RecordBatch, rules: RowRules, what: str) -> None:
+    """Raises Forbidden: a row has a subject on which the identity may not publish."""
+    if rules.allowed is None:
+        return
+    has_subjects = "subject" in batch.schema.names
+    distinct = pc.unique(batch.column("subject")) if has_subjects else pa.array([rules.default_subject], pa.string())
+    pattern = "|".join(map(wildcard_regex, rules.allowed))
+    others = distinct.filter(pc.fill_null(pc.invert(pc.match_substring_regex(distinct, pattern)), False))
+    if len(others):
+        raise Forbidden(
+            f"{what}: you may publish only on the subjects {', '.join(rules.allowed)}, not on "
+            f"{others[0].as_py()[:200]!r}",
+            action="publish",
+        )
 
 
 def _payload(batch: pa.RecordBatch, rules: RowRules) -> pa.RecordBatch:

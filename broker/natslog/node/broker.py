@@ -42,10 +42,13 @@ from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.replicas.watching import Watching
+from natslog.node.security_start import enable_security
 from natslog.node.stream_operations import StreamOperations
 from natslog.node.threads import Threads
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
+from natslog.security.audit import AuditLog
+from natslog.security.guard import Guard
 from natslog.security.tls import BrokerTls, TlsFiles
 from natslog.wire.lanes import NatsLanes
 from natslog.wire.link import NatsCredentials
@@ -125,6 +128,13 @@ class Broker:
             link_to=self.cluster.link_to,
             on_bug=self.halt,
         )
+        self.guard = Guard(
+            lambda: self.cluster.state.security,
+            self.cluster.clock.latest_us,
+            is_required=config.security,
+            certificate_names=config.tls_identity,
+        )
+        self.audit = AuditLog(config.broker_id, config.audit_file)
         self.operations = Operations(self.cluster)
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
@@ -146,6 +156,12 @@ class Broker:
         self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
+        self.admin_token: str | None = None  # if this start has created it; shown once
+
+    def take_admin_token(self) -> str | None:
+        """The token that this start has created, once."""
+        token, self.admin_token = self.admin_token, None
+        return token
 
     def use_config(self, config: BrokerConfig) -> None:
         """The same settings with the port filled in that it listens on."""
@@ -162,6 +178,9 @@ class Broker:
         await loop.run_in_executor(self._writers, warm_up)
         await self.link.open()
         await self.cluster.start()
+        self.admin_token = await enable_security(
+            self.cluster, is_wanted=self.config.security, new_admin_token=self.config.new_admin_token
+        )
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()

@@ -70,11 +70,13 @@ class StreamOperations:
 
     # ---- creating ----
 
-    async def create(self, name: str, settings: StreamSettings, request: Request | None = None) -> bool:
+    async def create(
+        self, name: str, settings: StreamSettings, request: Request | None = None, *, owner: str = ""
+    ) -> bool:
         """Whether it is new (False: it was there with the same settings); by then its leader takes messages.
 
         Raises:
-            InvalidRequest, StreamConflict, NotEnoughBrokers.
+            InvalidRequest, StreamConflict, NotEnoughBrokers, StorageQuotaExceeded.
         """
         self._check(settings)
         check_name(name)
@@ -88,6 +90,7 @@ class StreamOperations:
             settings=settings,
             created_us=now_us(),
             placement=placement,
+            owner=owner,
         )
         created = await self._propose(command, request)
         await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)

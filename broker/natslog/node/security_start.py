@@ -1,0 +1,67 @@
+"""Enabling security at the start of a broker, and the token of its first administrator."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from natslog.cluster.features import SECURITY_LEVEL
+from natslog.cluster.security_commands import CreateToken, EnableSecurity
+from natslog.errors import ConfigError
+from natslog.node.cluster_node import ClusterNode
+from natslog.security import tokens
+from natslog.security.records import ADMIN_ROLE, TokenRecord
+
+logger = logging.getLogger("natslog.security")
+
+ADMIN = "admin"
+
+
+async def enable_security(cluster: ClusterNode, *, is_wanted: bool, new_admin_token: bool) -> str | None:
+    """Enables security in the cluster, if it is wanted and not enabled yet.
+
+    Args:
+        new_admin_token: whether to create another token for the administrator, because no valid one is left.
+
+    Returns:
+        The token of the administrator, if this broker has created it. It is not stored anywhere.
+
+    Raises:
+        ConfigError: it cannot be enabled, with the remedy. MetadataUnavailable.
+    """
+    await cluster.barrier()
+    state = cluster.state
+    if state.security is None and not is_wanted:
+        if new_admin_token:
+            raise ConfigError("--new-admin-token needs security = true")
+        return None
+    if not is_wanted:
+        logger.warning(
+            "security is enabled in this cluster, so it applies at this broker, too: set security = true in its "
+            "configuration"
+        )
+    if state.feature_level < SECURITY_LEVEL:
+        raise ConfigError(
+            f"security requires feature level {SECURITY_LEVEL}, but the cluster is at level {state.feature_level}: "
+            "start all brokers without it (insecure = true if they listen on a network), run natslog cluster "
+            "finalize-upgrade, then set security = true"
+        )
+    if state.security is not None and not new_admin_token:
+        return None
+    secret = tokens.new_secret()
+    record = TokenRecord(
+        id=tokens.token_id(secrets.token_hex(16)),
+        identity=ADMIN,
+        digest=tokens.digest_of(secret),
+        created_us=cluster.clock.latest_us(),
+        note="of the first start" if state.security is None else "of --new-admin-token",
+    )
+    if state.security is None:
+        await cluster.group.propose(EnableSecurity(token=record))
+    else:
+        await cluster.group.propose(CreateToken(token=record, roles=(ADMIN_ROLE,)))
+    security = cluster.state.security
+    if security is None or record.id not in security.tokens:
+        return None  # another broker has enabled it, and has the token
+    logger.info("security is enabled; the token %s of the administrator is printed once", record.id)
+    return tokens.text_of(record.id, secret)

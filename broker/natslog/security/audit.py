@@ -1,0 +1,76 @@
+"""The audit log: one line of JSON for each change, and for each access that was refused.
+
+A line names who (identity, id of the token), from where, what (method, path, and the route of the API), with which
+outcome (HTTP status and error code), when, at which broker, and the id of the request. It holds no body, no query and
+no credentials. JSON escapes all control characters, so no line can imitate another one, or send commands to a terminal.
+
+Refusals are logged at a bounded rate; the next line says how many were left out. Changes are always logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import Any
+
+from natslog.errors import ConfigError
+from natslog.times import format_timestamp_us
+
+_REFUSALS_PER_S = 20.0
+_BURST = 100.0
+_MOST_CHARS = 512
+
+
+class AuditLog:
+    """Of one broker.
+
+    Args:
+        file: lines are appended to it (it may be moved away, as logrotate does); None: they go to the broker's log, as
+            messages of `natslog.audit`.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+
+    def __init__(self, broker: int, file: str | None) -> None:
+        self._broker = broker
+        self._logger = logging.Logger("natslog.audit", logging.INFO) if file else logging.getLogger("natslog.audit")
+        self._handler: WatchedFileHandler | None = None
+        self._room, self._at_s, self._left_out = _BURST, time.monotonic(), 0
+        if file:
+            try:
+                self._handler = WatchedFileHandler(Path(file), encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"cannot open the audit_file {file}: {error.strerror}") from error
+            self._handler.setFormatter(logging.Formatter("%(message)s"))
+            self._logger.addHandler(self._handler)
+
+    def changed(self, **facts: Any) -> None:
+        """A change, whatever its outcome."""
+        self._write("change", facts)
+
+    def refused(self, **facts: Any) -> None:
+        """An access that was refused."""
+        now_s = time.monotonic()
+        self._room = min(_BURST, self._room + (now_s - self._at_s) * _REFUSALS_PER_S)
+        self._at_s = now_s
+        if self._room < 1:
+            self._left_out += 1
+            return
+        self._room -= 1
+        if self._left_out:
+            facts["refusals_left_out"] = self._left_out
+            self._left_out = 0
+        self._write("refused", facts)
+
+    def _write(self, event: str, facts: dict[str, Any]) -> None:
+        line = {"time": format_timestamp_us(time.time_ns() // 1000), "event": event, "broker": self._broker}
+        line |= {name: fact[:_MOST_CHARS] if isinstance(fact, str) else fact for name, fact in facts.items()}
+        self._logger.info("%s", json.dumps(line))
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self._handler.close()
