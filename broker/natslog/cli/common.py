@@ -51,18 +51,22 @@ class Global:
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
+    profile: str | None = None
 
     def client(self, patience_s: float = 0.0) -> NatslogClient:
         """Raises ConfigError where an option is wrong."""
         from natslog.client import ClientOptions, NatslogClient, parse_servers
+        from natslog.client.profiles import load_profile
 
-        servers = tuple(part for text in self.servers for part in parse_servers(text))
+        profile = load_profile(self.profile)
+        servers = tuple(part for text in self.servers or profile.servers for part in parse_servers(text))
+        has_certificate = self.tls_cert_file is not None
         options = ClientOptions(
             token=self.token,
-            token_file=self.token_file,
-            tls_ca_file=self.tls_ca_file,
-            tls_cert_file=self.tls_cert_file,
-            tls_key_file=self.tls_key_file,
+            token_file=self.token_file or (profile.token_file if self.token is None else None),
+            tls_ca_file=self.tls_ca_file or profile.tls_ca_file,
+            tls_cert_file=self.tls_cert_file if has_certificate else profile.tls_cert_file,
+            tls_key_file=self.tls_key_file if has_certificate else profile.tls_key_file,
             retries=_RETRIES,
             patience_s=patience_s,
         )

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from natslog.cli import bench, cat, cluster, cursor, pub, serve, standard_output, stream, tls, verify
+from natslog.cli import bench, cat, cluster, cursor, pub, security, serve, standard_output, stream, tls, verify
 from natslog.cli.common import Global, err
 from natslog.errors import NatslogError, natslog_version
 
@@ -23,6 +23,11 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(cursor.app, name="cursor")
 app.add_typer(bench.app, name="bench")
 app.add_typer(tls.app, name="tls")
+app.add_typer(security.token_app, name="token")
+app.add_typer(security.acl_app, name="acl")
+app.add_typer(security.role_app, name="role")
+app.add_typer(security.quota_app, name="quota")
+app.command("whoami")(security.whoami)
 app.command("dev")(serve.dev)
 app.command("server")(serve.server)
 app.command("pub")(pub.pub)
@@ -43,8 +48,17 @@ def options(
         list[str] | None,
         typer.Option("--server", envvar="NATSLOG_SERVER", help="Broker URL. May be given several times."),
     ] = None,
-    token: Annotated[str | None, typer.Option("--token", help="Bearer token.")] = None,
-    token_file: Annotated[str | None, typer.Option("--token-file", help="File with the bearer token.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="NATSLOG_TOKEN",
+            help="Bearer token. Other users of this machine can see it in the list of processes: use --token-file.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option("--token-file", envvar="NATSLOG_TOKEN_FILE", help="File with the bearer token.")
+    ] = None,
     tls_ca: Annotated[
         str | None,
         typer.Option("--tls-ca", envvar="NATSLOG_TLS_CA", help="CA certificates to trust; default: the system's."),
@@ -54,6 +68,14 @@ def options(
     ] = None,
     tls_key: Annotated[
         str | None, typer.Option("--tls-key", envvar="NATSLOG_TLS_KEY", help="Private key of the client certificate.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            envvar="NATSLOG_PROFILE",
+            help="Servers and credentials of ~/.config/natslog/config.toml; the options above override it.",
+        ),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -67,10 +89,11 @@ def options(
         tls_ca_file=tls_ca,
         tls_cert_file=tls_cert,
         tls_key_file=tls_key,
+        profile=profile,
     )
 
 
-_GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cert", "--tls-key")
+_GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--profile")
 
 
 def _global_options_first(arguments: list[str]) -> list[str]:

@@ -47,6 +47,7 @@ LEADER_WITHIN_S = 15.0
 _ASK_EACH_WITHIN_S = 2.0
 _ASKED_LAST_S = 15.0
 _ASKED_LAST_WAITS = 10  # times the wait for the missing response: a paused broker takes at most a tenth of the time
+_MOST_WAIT_S = 30.0
 _NEED_TOKEN = (401, 403)
 _OF_A_PROXY = (502, 503, 504)
 _TOKEN_NOT_SENT = (
@@ -202,12 +203,12 @@ class Asker:
         named = dict(headers)
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
-        problem, attempt, started = "", 0, time.monotonic()
+        problem, attempt, started, asked_to_wait_s = "", 0, time.monotonic(), 0.0
         patient_until, parts_until = started + self.options.patience_s, started + parts_within_s
         while attempt <= self.options.retries or time.monotonic() < patient_until:
             if attempt:
-                time.sleep(self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT))
-            attempt += 1
+                time.sleep(max(asked_to_wait_s, self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT)))
+            attempt, asked_to_wait_s = attempt + 1, 0.0
             for server in servers:
                 asked_at = time.monotonic()
                 try:
@@ -229,6 +230,7 @@ class Asker:
                 if not error.retriable:
                     raise error
                 problem = f"{without_secrets(server)}: {error.message}"
+                asked_to_wait_s = max(asked_to_wait_s, _wait_of(error))
                 if response.status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S, parts_until)
                 elif isinstance(error, PartsUnavailable):
@@ -379,6 +381,12 @@ def _encoded(body: Any) -> tuple[Any, dict[str, str]]:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request cannot be written as JSON ({error}): correct its values") from error
     return text.encode(), {"Content-Type": "application/json"}
+
+
+def _wait_of(error: NatslogError) -> float:
+    """How long the broker asks this client to wait before it repeats the request, in seconds."""
+    stated = error.facts.get("retry_after_s")
+    return min(float(stated), _MOST_WAIT_S) if isinstance(stated, int | float) and stated > 0 else 0.0
 
 
 def _ask_last(server: str, *, waited_s: float) -> None:

@@ -29,6 +29,7 @@ from natslog.client.asking import ClientOptions, Facts, leader_epochs, parse_ser
 from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
+from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
 from natslog.errors import (
     CorruptAnswer,
@@ -84,7 +85,7 @@ class _Extent(msgspec.Struct):
     bytes: int
 
 
-class NatslogClient(AppendAsker, CursorCalls, StreamCalls):
+class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
     """The client of a cluster; see `Asker` for servers and retries."""
 
     # ---- cluster and streams ----

@@ -16,7 +16,7 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -227,8 +227,11 @@ class Gate:
     async def _authorized(self, request: web.Request, handler: Handler, needed: Access) -> web.StreamResponse:
         identity = NO_CREDENTIALS
         try:
-            if needed.kind != "open" or "Authorization" in request.headers:
+            if needed.kind != "open":
                 identity = self._identify(request)
+            elif "Authorization" in request.headers:
+                with suppress(Unauthorized):  # what needs no credentials is answered with wrong ones, too
+                    identity = self._identify(request)
             rights = request[RIGHTS] = self._guard.rights(identity)
             request[OWNER] = rights.owner
             with ExitStack() as held:

@@ -43,6 +43,20 @@ _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
 
 
+ROUTES = [
+    *streams.routes,
+    *many_streams.routes,
+    *cursors.routes,
+    *messages.routes,
+    *appends.routes,
+    *status.routes,
+    *cluster.routes,
+    *security.routes,
+    *openapi.routes,
+]
+"""Every call of the server."""
+
+
 def make_app(broker: Broker) -> web.Application:
     limits, guard = Limits(), broker.guard
     gate = Gate(guard, limits, broker.audit)
@@ -56,19 +70,7 @@ def make_app(broker: Broker) -> web.Application:
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
-    app.add_routes(
-        [
-            *streams.routes,
-            *many_streams.routes,
-            *cursors.routes,
-            *messages.routes,
-            *appends.routes,
-            *status.routes,
-            *cluster.routes,
-            *security.routes,
-            *openapi.routes,
-        ]
-    )
+    app.add_routes(ROUTES)
     require_declared(app)
     return app
 

@@ -93,7 +93,7 @@ async def whoami(request: web.Request) -> web.Response:
         "token": identity.token or None,
         "expires": None if identity.expires_us is None else format_timestamp_us(identity.expires_us),
         "roles": list(rights.roles()),
-        "rules": msgspec.to_builtins(rules),
+        "rules": [_rule_json(rule) for rule in rules],
         "quota": _quota_json(rights.quota()),
         "cluster_id": broker.cluster.cluster_id,
     }
@@ -194,7 +194,11 @@ async def revoke_token(request: web.Request) -> web.Response:
 async def list_rules(request: web.Request) -> web.Response:
     query(request)
     await broker_of(request).require_up_to_date()
-    return web.json_response(msgspec.to_builtins(list(_security(request).rules.values())))
+    return web.json_response([_rule_json(rule) for rule in _security(request).rules.values()])
+
+
+def _rule_json(rule: Rule) -> dict[str, Any]:
+    return msgspec.structs.asdict(rule)
 
 
 @routes.post("/v1/acl")
@@ -216,7 +220,7 @@ async def add_rule(request: web.Request) -> web.Response:
     wanted = command.who, command.action, command.stream, command.subject
     for rule in _security(request).rules.values():
         if (rule.who, rule.action, rule.stream, rule.subject) == wanted:
-            return web.json_response(msgspec.to_builtins(rule), status=201 if added else 200)
+            return web.json_response(_rule_json(rule), status=201 if added else 200)
     raise SecurityNotFound("the rule was removed again by another request")
 
 
@@ -256,7 +260,7 @@ async def check_rule(request: web.Request) -> web.Response:
         "subjects": list(subjects),
         "allowed": limits is None,
         "allowed_subjects": list(subjects) if limits is None else list(limits),
-        "rule": None if rule is None else msgspec.to_builtins(rule),
+        "rule": None if rule is None else _rule_json(rule),
     }
     return web.json_response(body)
 

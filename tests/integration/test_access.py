@@ -1,0 +1,390 @@
+"""Every call of the API by every kind of identity: what is permitted, and what is refused.
+
+The calls are those of the server (`ROUTES`); what each needs is written here once more, by hand, so that a call whose
+declaration is wrong, or that is new, fails the test. `docs/SECURITY-TESTS.md` states the size of the table.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from natslog.http.app import ROUTES
+from natslog.node.peers.handshake import LINK_PATH
+from tests.harness import BrokerProcess, eventually, publish_acked, running
+
+STREAM, SUBJECT = "orders", "orders.>"
+
+# What a call needs: "open", "peers", "credentials", an action on everything ("all:ACTION"), or on the stream ("ACTION";
+# "see": any action).
+NEEDS = {
+    "GET /healthz": "open",
+    "GET /readyz": "open",
+    "GET /openapi.json": "open",
+    "GET /metrics": "all:monitor",
+    f"GET {LINK_PATH}": "peers",
+    f"POST {LINK_PATH}": "peers",
+    "GET /v1/cluster": "credentials",
+    "POST /v1/cluster/brokers": "all:admin",
+    "PATCH /v1/cluster/brokers/{id}": "all:admin",
+    "DELETE /v1/cluster/brokers/{id}": "all:admin",
+    "POST /v1/cluster/transfer": "all:admin",
+    "POST /v1/cluster/finalize-upgrade": "all:admin",
+    "POST /v1/streams/{name}/leader": "admin",
+    "PUT /v1/streams/{name}/replicas": "admin",
+    "GET /v1/streams": "credentials",
+    "POST /v1/streams": "manage",
+    "GET /v1/streams/{name}": "see",
+    "PATCH /v1/streams/{name}": "manage",
+    "DELETE /v1/streams/{name}": "manage",
+    "POST /v1/streams/{name}/roll": "manage",
+    "POST /v1/streams/{name}/purge": "manage",
+    "POST /v1/streams/{name}/seal": "manage",
+    "GET /v1/streams/{name}/offsets": "read",
+    "GET /v1/streams/{name}/extent": "read",
+    "GET /v1/streams/{name}/splits": "read",
+    "GET /v1/streams/{name}/messages": "read",
+    "GET /v1/streams/{name}/lag": "read",
+    "POST /v1/positions": "read",
+    "POST /v1/splits": "read",
+    "POST /v1/lags": "read",
+    "GET /v1/cursors": "credentials",
+    "GET /v1/cursors/{consumer}/{stream}": "see",
+    "PUT /v1/cursors/{consumer}/{stream}": "cursor",
+    "DELETE /v1/cursors/{consumer}/{stream}": "cursor",
+    "PUT /v1/streams/{name}/appends/{producer}/{batch}/parts/{part}": "publish",
+    "POST /v1/streams/{name}/appends/{producer}/{batch}": "publish",
+    "DELETE /v1/streams/{name}/appends/{producer}/{batch}": "publish",
+    "GET /v1/streams/{name}/appends/{producer}": "publish",
+    "GET /v1/whoami": "credentials",
+    "GET /v1/tokens": "all:admin",
+    "POST /v1/tokens": "all:admin",
+    "DELETE /v1/tokens/{id}": "all:admin",
+    "GET /v1/acl": "all:admin",
+    "POST /v1/acl": "all:admin",
+    "DELETE /v1/acl/{id}": "all:admin",
+    "GET /v1/acl/check": "credentials",
+    "GET /v1/roles": "all:admin",
+    "PUT /v1/roles/{role}": "all:admin",
+    "DELETE /v1/roles/{role}": "all:admin",
+    "GET /v1/quotas": "all:admin",
+    "PUT /v1/quotas": "all:admin",
+    "DELETE /v1/quotas": "all:admin",
+}
+
+IN_PATH = {"name": STREAM, "stream": STREAM, "consumer": "c", "producer": "p", "batch": "0", "part": "a", "role": "x"}
+BODIES: dict[str, Any] = {
+    "POST /v1/streams": {"name": STREAM, "subject": SUBJECT},
+    "POST /v1/positions": {"streams": [STREAM]},
+    "POST /v1/splits": {"ranges": [{"stream": STREAM, "id": "0", "start": 0, "end": 1}]},
+    "POST /v1/lags": {STREAM: 0},
+    "PUT /v1/cursors/{consumer}/{stream}": {"offset": 0},
+}
+OWN_ACTIONS = ("read", "publish", "manage", "cursor")
+
+IDENTITIES = {
+    "none": "no credentials",
+    "wrong": "a token that never existed",
+    "expired": "an expired token",
+    "revoked": "a revoked token",
+    "nothing": "a token without any rule",
+    "reader": "may read the stream",
+    "publisher": "may publish to the stream",
+    "manager": "may manage the stream",
+    "other-stream": "may do all of this to another stream",
+    "part": "may do all of this on some subjects of the stream",
+    "other-subject": "may do all of this on subjects that the stream does not record",
+    "monitor": "may read metrics",
+    "admin": "may do everything",
+}
+
+
+def permitted(identity: str, needed: str) -> bool:
+    """Whether the identity may make a call that needs this."""
+    if needed in ("open", "peers"):
+        return needed == "open"
+    match identity:
+        case "none" | "wrong" | "expired" | "revoked":
+            return False
+        case "admin":
+            return True
+        case "reader":
+            return needed in ("credentials", "see", "read")
+        case "publisher":
+            return needed in ("credentials", "see", "publish")
+        case "manager":
+            return needed in ("credentials", "see", "manage")
+        case "part":
+            return needed in ("credentials", "see", "read", "publish", "cursor")
+        case "monitor":
+            return needed in ("credentials", "see", "all:monitor")
+        case _:
+            return needed == "credentials"
+
+
+@dataclass
+class Secured:
+    """A broker with security, and a token of each identity."""
+
+    broker: BrokerProcess
+    tokens: dict[str, str | None]
+
+    def ask(
+        self,
+        call: str,
+        identity: str = "admin",
+        *,
+        query: str = "",
+        body: Any = None,
+        path: dict[str, str] | None = None,
+    ) -> tuple[int, Any, dict[str, str]]:
+        method, pattern = call.split(" ")
+        token = self.tokens[identity]
+        given = BODIES.get(call) if body is None else body
+        connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=20)
+        try:
+            connection.request(
+                method,
+                pattern.format(**(IN_PATH | {"id": "999"} | (path or {}))) + query,
+                body=None if given is None else json.dumps(given),
+                headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            )
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
+        return answer.status, json.loads(data) if is_json and data else data, dict(answer.getheaders())
+
+
+def admin_token(broker: BrokerProcess) -> str:
+    """As the first start printed it."""
+    return next(line for line in broker.output().splitlines() if line.startswith("nlt_"))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("access")
+    with running(folder, environment={"NATSLOG_SECURITY": "true"}) as (server, broker):
+        found = Secured(broker, {"admin": admin_token(broker), "none": None, "wrong": f"nlt_{'0' * 12}_{'A' * 43}"})
+        for name in IDENTITIES:
+            if name not in found.tokens:
+                body = {"identity": name, "expires": "1s" if name == "expired" else "1h"}
+                status, created, _ = found.ask("POST /v1/tokens", body=body)
+                assert status == 201
+                found.tokens[name] = created["token"]
+                if name == "revoked":
+                    assert found.ask("DELETE /v1/tokens/{id}", path={"id": created["id"]})[0] == 204
+        rules = [("reader", "read", STREAM, ">"), ("publisher", "publish", STREAM, ">")]
+        rules += [("manager", "manage", STREAM, ">"), ("monitor", "monitor", "*", ">")]
+        for action in OWN_ACTIONS:
+            rules += [("other-stream", action, "other", ">"), ("part", action, STREAM, "orders.eu.>")]
+            rules += [("other-subject", action, STREAM, "returns.>")]
+        for who, action, stream, subject in rules:
+            rule = {"who": who, "action": action, "stream": stream, "subject": subject}
+            assert found.ask("POST /v1/acl", body=rule)[0] == 201
+        assert found.ask("POST /v1/streams")[0] == 201
+        publish_acked(server.url, "orders.eu.a", [b"mine"] * 3)
+        publish_acked(server.url, "orders.us.b", [b"theirs"] * 3)
+        eventually(lambda: found.ask("GET /v1/whoami", "expired")[0] == 401, what="the token expires")
+        yield found
+
+
+def calls() -> list[str]:
+    defined = [route for route in ROUTES if isinstance(route, web.RouteDef)]
+    return [f"{route.method} {route.path}" for route in defined]
+
+
+def test_every_call_of_the_server_is_in_the_table() -> None:
+    assert sorted(calls()) == sorted(NEEDS)
+
+
+def test_every_call_by_every_identity_is_permitted_or_refused_as_the_table_says(
+    secured: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, seen = [], Counter[str]()
+    for call, needed in NEEDS.items():
+        if needed == "peers":
+            continue
+        for identity in IDENTITIES:
+            assert secured.ask("POST /v1/streams")[0] in (200, 201), "a permitted call may have deleted it"
+            status, body, _ = secured.ask(call, identity)
+            is_refused = status in (401, 403)
+            expected = 401 if identity in ("none", "wrong", "expired", "revoked") else 403
+            seen["refused" if is_refused else "permitted"] += 1
+            if is_refused == permitted(identity, needed) or (is_refused and status != expected) or status >= 500:
+                wrong.append((call, identity, status, body))
+    with capsys.disabled():
+        print(f"\naccess table: {len(NEEDS)} calls, {len(IDENTITIES)} identities, {dict(seen)}")
+    assert not wrong
+
+
+def test_a_refusal_says_what_to_do_and_changes_nothing(secured: Secured) -> None:
+    status, body, headers = secured.ask("GET /v1/streams", "none")
+    assert status == 401
+    assert headers["WWW-Authenticate"].startswith("Bearer")
+    assert "token" in body["error"]["message"]
+    status, body, _ = secured.ask("DELETE /v1/streams/{name}", "reader")
+    assert status == 403
+    assert "natslog acl add reader manage orders" in body["error"]["message"]
+    assert secured.ask("GET /v1/streams/{name}")[0] == 200
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+def test_the_link_between_brokers_is_not_reached_with_any_credentials(secured: Secured, identity: str) -> None:
+    status, body, _ = secured.ask(f"POST {LINK_PATH}", identity, body={"cluster_id": "x"})
+    assert status in (400, 403)
+    assert body["error"]["code"] in ("cluster_mismatch", "invalid_request")
+    assert secured.ask(f"GET {LINK_PATH}", identity)[0] in (400, 403, 426)
+
+
+def test_lists_show_only_streams_on_which_something_is_permitted(secured: Secured) -> None:
+    secured.ask("POST /v1/streams", body={"name": "other", "subject": "other"})
+    for identity, names in (("reader", ["orders"]), ("other-stream", ["other"]), ("admin", ["orders", "other"])):
+        assert [one["name"] for one in secured.ask("GET /v1/streams", identity)[1]] == names
+        assert [one["name"] for one in secured.ask("POST /v1/positions", identity, body={})[1]] == names
+    assert secured.ask("GET /v1/streams", "other-subject")[1] == []
+    assert secured.ask("POST /v1/positions", "other-subject", body={})[1] == []
+
+
+def rows_of(secured: Secured, identity: str, query: str = "") -> list[dict[str, Any]]:
+    """As lines of JSON."""
+    token = secured.tokens[identity]
+    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/x-ndjson"}
+    connection.request("GET", f"/v1/streams/{STREAM}/messages?start=0{query}", headers=headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    lines = [json.loads(line) for line in answer.read().splitlines()]
+    connection.close()
+    return lines
+
+
+def test_an_identity_limited_to_subjects_is_sent_their_rows_only_and_no_counts(secured: Secured) -> None:
+    create_again(secured)
+    for query in ("", "&subject=orders.%3E", "&subject=orders.eu.a", "&end=6", "&exact=false", "&max_bytes=1000000"):
+        assert {row["subject"] for row in rows_of(secured, "part", query)} == {"orders.eu.a"}, query
+    assert rows_of(secured, "part", "&subject=orders.us.%3E") == []
+    assert {row["subject"] for row in rows_of(secured, "reader")} == {"orders.eu.a", "orders.us.b"}
+    status, stream, _ = secured.ask("GET /v1/streams/{name}", "part")
+    assert (status, stream["high_watermark"], stream["bytes"], stream["segments"]) == (200, 6, None, None)
+    assert secured.ask("GET /v1/streams/{name}", "reader")[1]["bytes"] > 0
+    for call, query in (("lag", "?offset=0"), ("extent", ""), ("splits", "")):
+        status, found, _ = secured.ask(f"GET /v1/streams/{{name}}/{call}", "part", query=query)
+        one = found[0] if isinstance(found, list) else found
+        assert status == 200
+        assert one["bytes"] is None, call
+        assert one.get("rows") is None, call
+    assert secured.ask("POST /v1/lags", "part")[1][STREAM]["rows"] is None
+    assert secured.ask("POST /v1/positions", "part")[1][0]["bytes"] is None
+
+
+def create_again(secured: Secured) -> None:
+    """The stream with three messages on each of two subjects."""
+    secured.ask("DELETE /v1/streams/{name}")
+    assert secured.ask("POST /v1/streams")[0] == 201
+    publish_acked(secured.broker.nats_url, "orders.eu.a", [b"mine"] * 3)
+    publish_acked(secured.broker.nats_url, "orders.us.b", [b"theirs"] * 3)
+
+
+def test_messages_from_before_an_edit_of_the_subject_stay_limited(secured: Secured) -> None:
+    """The stream records only what the identity may read now, but it has recorded more."""
+    create_again(secured)
+    assert secured.ask("PATCH /v1/streams/{name}", body={"subject": "orders.eu.>"})[0] == 200
+    assert {row["subject"] for row in rows_of(secured, "part")} == {"orders.eu.a"}
+    assert secured.ask("DELETE /v1/streams/{name}", "part")[0] == 403
+    create_again(secured)
+
+
+def test_a_stream_of_other_subjects_cannot_be_created_or_edited_to_record_them(secured: Secured) -> None:
+    wanted = {"name": STREAM, "subject": "payments.>"}
+    assert secured.ask("POST /v1/streams", "part", body=wanted)[0] == 403
+    assert secured.ask("POST /v1/streams", "part", body=wanted | {"subject": ">", "acks": "never"})[0] == 403
+    assert secured.ask("POST /v1/acl", body={"who": "owner", "action": "manage", "stream": "own-*", "subject": "own.>"})
+    status, created, _ = secured.ask("POST /v1/tokens", body={"identity": "owner"})
+    secured.tokens["owner"] = created["token"]
+    assert secured.ask("POST /v1/streams", "owner", body={"name": "own-1", "subject": "own.a"})[0] == 201
+    assert secured.ask("PATCH /v1/streams/{name}", "owner", path={"name": "own-1"}, body={"subject": "own.*"})[0] == 200
+    status, _, _ = secured.ask("PATCH /v1/streams/{name}", "owner", path={"name": "own-1"}, body={"subject": "pay"})
+    assert status == 403
+    assert secured.ask("DELETE /v1/streams/{name}", "owner", path={"name": "own-1"})[0] == 204
+
+
+def test_the_check_names_the_rule_that_decides(secured: Secured) -> None:
+    query = "?identity=part&action=read&stream=orders"
+    status, found, _ = secured.ask("GET /v1/acl/check", query=query + "&subject=orders.eu.x")
+    assert (status, found["allowed"], found["rule"]["who"], found["rule"]["subject"]) == (
+        200,
+        True,
+        "part",
+        "orders.eu.>",
+    )
+    found = secured.ask("GET /v1/acl/check", query=query)[1]
+    assert (found["allowed"], found["allowed_subjects"], found["rule"]) == (False, ["orders.eu.>"], None)
+    assert secured.ask("GET /v1/acl/check", "part", query="?identity=admin&action=read&stream=orders")[0] == 403
+    assert secured.ask("GET /v1/acl/check", "part", query="?action=read&stream=orders")[0] == 200
+
+
+def test_the_last_rule_of_an_administrator_cannot_be_removed(secured: Secured) -> None:
+    assert secured.ask("DELETE /v1/acl/{id}", path={"id": "r1"})[0] == 409
+    assert secured.ask("DELETE /v1/roles/{role}", path={"role": "admin"}, query="?identity=admin")[0] == 409
+    assert secured.ask("GET /v1/tokens")[0] == 200
+
+
+def test_a_repeated_request_for_a_token_never_returns_a_token_that_is_not_valid(secured: Secured) -> None:
+    answers = []
+    for _ in range(2):
+        connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+        headers = {"Authorization": f"Bearer {secured.tokens['admin']}", "Natslog-Request-Id": "the-same-request-1"}
+        connection.request("POST", "/v1/tokens", body=json.dumps({"identity": "twice"}), headers=headers)
+        answer = connection.getresponse()
+        assert answer.getheader("Natslog-Request-Id") == "the-same-request-1"
+        answers.append((answer.status, json.loads(answer.read())))
+        connection.close()
+    assert [status for status, _ in answers] == [201, 409]
+    assert answers[0][1]["id"] in answers[1][1]["error"]["message"]
+
+
+def test_what_is_needed_for_a_long_poll_is_checked_again_while_it_waits(secured: Secured) -> None:
+    """A rule that is removed, and a token that is revoked, end it within 5 s."""
+    create_again(secured)
+    for how in ("rule", "token"):
+        _, created, _ = secured.ask("POST /v1/tokens", body={"identity": "poller"})
+        _, rule, _ = secured.ask("POST /v1/acl", body={"who": "poller", "action": "read", "stream": STREAM})
+        secured.tokens["poller"] = created["token"]
+        connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
+        headers = {"Authorization": f"Bearer {created['token']}"}
+        connection.request("GET", f"/v1/streams/{STREAM}/messages?start=6&wait_ms=30000", headers=headers)
+        time.sleep(0.5)
+        started = time.monotonic()
+        if how == "rule":
+            assert secured.ask("DELETE /v1/acl/{id}", path={"id": rule["id"]})[0] == 204
+        else:
+            assert secured.ask("DELETE /v1/tokens/{id}", path={"id": created["id"]})[0] == 204
+        answer = connection.getresponse()
+        assert answer.status == (403 if how == "rule" else 401)
+        assert time.monotonic() - started < 5
+        connection.close()
+
+
+def test_the_audit_log_has_changes_and_refusals_and_no_secrets(secured: Secured) -> None:
+    secured.ask("POST /v1/streams", "none", body={"name": "x\n2026 forged", "subject": "x"})
+    secured.ask("GET /v1/streams/{name}", "nothing", path={"name": "a%1B%5B2Jb"})
+    lines = [
+        line.split("natslog.audit: ", 1)[1] for line in secured.broker.output().splitlines() if "natslog.audit" in line
+    ]
+    events = [json.loads(line) for line in lines]
+    assert {"change", "refused"} == {event["event"] for event in events}
+    assert all({"time", "identity", "from", "method", "path", "status", "request_id"} <= set(event) for event in events)
+    assert any(event["identity"] == "admin" and event["route"] == "/v1/tokens" for event in events)
+    assert not any("\x1b" in line for line in lines)
+    secrets = [token for name, token in secured.tokens.items() if token and name != "admin"]
+    assert not any(secret in secured.broker.output() for secret in secrets)
