@@ -49,6 +49,7 @@ class ClusterBroker(BrokerProcess):
     def __init__(self, number: int, folder: Path, nats_url: str, host: str, port: int, **settings: Any) -> None:
         super().__init__(folder, nats_url, broker_id=number, http_host=host, **settings)
         self.number = number
+        self.environment = {"NATSLOG_INSECURE": "true"}  # networks of the tests have no other users
         self.http_port, self.url = port, f"http://{host}:{port}"
         self.disk: Disk | None = None
         self.is_paused = False
