@@ -24,7 +24,7 @@ from aiohttp import web
 from natslog.errors import InvalidRequest, NatslogError, Overloaded
 from natslog.http.errors_as_json import error_response
 from natslog.node.peers.handshake import LINK_PATH
-from natslog.security.limits import Limits
+from natslog.security.limits import Limits, Usage
 from natslog.security.records import Quota
 
 logger = logging.getLogger("natslog.http")
@@ -141,7 +141,7 @@ class Connection(web.RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
         self.is_reserved = False
         self.handshake = handshake
-        self._counted: tuple[str, Limits] | None = None  # the identity whose quota counts it
+        self._counted: tuple[str, Usage] | None = None  # the identity whose quota counts it
         self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,20 +152,22 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.closed(self)
-        if self._counted is not None:
-            name, limits = self._counted
-            self._counted = None
-            limits.disconnected(name)
+        self._leave()
         super().connection_lost(exc)
 
     def belongs_to(self, name: str, limits: Limits, quota: Quota) -> None:
         """A request of this identity has come on it. Raises QuotaExceeded: it has too many connections."""
         if self._counted is not None and self._counted[0] == name:
             return
-        limits.connected(name, quota)
+        usage = limits.connected(name, quota)
+        self._leave()
+        self._counted = name, usage
+
+    def _leave(self) -> None:
+        """No identity's quota counts it any more."""
         if self._counted is not None:
-            limits.disconnected(self._counted[0])
-        self._counted = name, limits
+            self._counted[1].connections -= 1
+            self._counted = None
 
     def handle_error(
         self,
