@@ -232,7 +232,7 @@ def _check_reach(config: BrokerConfig) -> None:
         return
     raise ConfigError(
         f"http_host {config.http_host} can be reached from other machines, and security is not enabled: everyone there "
-        "could read, change and delete all streams. Set security = true (docs/SECURITY.md), or insecure = true "
+        "could read, change and delete all streams. Set security = true (see SECURITY.md), or insecure = true "
         "(--insecure) if everyone in that network may do this",
         setting="http_host",
     )

@@ -167,7 +167,11 @@ class Secured:
 
 def admin_token(broker: BrokerProcess) -> str:
     """As the first start printed it."""
-    return next(line for line in broker.output().splitlines() if line.startswith("nlt_"))
+
+    def printed() -> list[str]:
+        return [line for line in broker.output().splitlines() if line.startswith("nlt_")]
+
+    return eventually(printed, what="it is printed when the broker is ready")[0]
 
 
 @pytest.fixture(scope="module")
