@@ -169,6 +169,5 @@ async def main(kind: str, url: str, stream: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    for file in sys.argv[5:6]:
-        _credentials.append(f"Authorization: Bearer {Path(file).read_text().strip()}")
+    _credentials.extend(f"Authorization: Bearer {Path(file).read_text().strip()}" for file in sys.argv[5:6])
     asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
