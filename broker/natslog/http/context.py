@@ -20,6 +20,7 @@ from natslog.errors import (
     did_you_mean,
 )
 from natslog.http.answers import Answers
+from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
@@ -98,14 +99,14 @@ def no_leader(broker: Broker, record: StreamRecord) -> NoLeader:
     )
 
 
-def stated(request: web.Request, stream: HostedStream, body: Any) -> web.Response:
+def stated(request: web.Request, stream: HostedStream, body: object) -> web.Response:
     """An answer that states positions, made from what `stream` holds. It is checked last, when nothing more is read.
 
     Raises:
         As `leading`: this broker does not lead the stream any more, or its session has ended meanwhile.
     """
     check_still_leading(request, stream)
-    return web.json_response(body, headers=epoch_headers(stream))
+    return shape_response(body, headers=epoch_headers(stream))
 
 
 def check_still_leading(request: web.Request, stream: HostedStream) -> None:
@@ -148,6 +149,11 @@ async def confirmed_out_of_range(
     if stream.leader_epoch != epoch:
         raise no_leader(broker_of(request), stream.record)
     return out_of_range(stream, error)
+
+
+def current_headers(is_current: bool) -> dict[str, str]:
+    """`false`: no majority confirmed that this broker has received all changes; the answer may be outdated."""
+    return {"Natslog-Current": str(is_current).lower()}
 
 
 def out_of_range(stream: HostedStream, error: OffsetOutOfRange) -> OffsetOutOfRange:

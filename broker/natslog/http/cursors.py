@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
+from natslog.http import shapes
 from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
+from natslog.http.shapes import MAX_OFFSET, NewCursor, shape_response
 from natslog.model import Offset, StreamId
 from natslog.node.clock import now_us
+from natslog.node.replicas.lags import LagJson
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
 
-_MAX_OFFSET = 2**62
-_BODY = ("offset", "timestamp", "id", "consumer", "stream", "rewound", "lag")
+_BODY = NewCursor.__struct_fields__
 
 
-def _cursor_json(cursor: CursorRecord) -> dict[str, Any]:
+def _shown(cursor: CursorRecord) -> shapes.Cursor:
     rewound = None
     if cursor.rewound_from is not None and cursor.rewound_us is not None:
-        rewound = {"from": cursor.rewound_from, "timestamp": format_timestamp_us(cursor.rewound_us)}
-    return {
-        "consumer": cursor.consumer,
-        "stream": cursor.stream,
-        "id": cursor.stream_id,
-        "offset": cursor.offset,
-        "timestamp": format_timestamp_us(cursor.set_us),
-        "rewound": rewound,
-    }
+        rewound = shapes.Rewound(cursor.rewound_from, format_timestamp_us(cursor.rewound_us))
+    set_at = format_timestamp_us(cursor.set_us)
+    return shapes.Cursor(cursor.consumer, cursor.stream, cursor.stream_id, cursor.offset, set_at, rewound)
+
+
+def _shown_with_lag(cursor: CursorRecord, lag: LagJson | None) -> shapes.Cursor:
+    shown = _shown(cursor)
+    shown.lag = _shown_lag(lag)
+    return shown
+
+
+def _shown_lag(lag: LagJson | None) -> shapes.Lag | None:
+    """As a leader states it, which may be a broker of another version."""
+    return msgspec.convert(lag, shapes.Lag | None)
 
 
 @routes.get("/v1/cursors")
@@ -48,7 +54,7 @@ async def list_cursors(request: web.Request) -> web.Response:
         and values.get("stream", cursor.stream) == cursor.stream
     ]
     lags = await broker.lags.of_cursors(cursors)
-    return web.json_response([_cursor_json(cursor) | {"lag": lag} for cursor, lag in zip(cursors, lags, strict=True)])
+    return shape_response(list(map(_shown_with_lag, cursors, lags)))
 
 
 @routes.get("/v1/cursors/{consumer}/{stream}")
@@ -58,7 +64,7 @@ async def show_cursor(request: web.Request) -> web.Response:
     await broker.require_up_to_date()
     cursor = broker.state.cursor(*_names(request))
     (lag,) = await broker.lags.of_cursors([cursor])
-    return web.json_response(_cursor_json(cursor) | {"lag": lag})
+    return shape_response(_shown_with_lag(cursor, lag))
 
 
 @routes.put("/v1/cursors/{consumer}/{stream}")
@@ -87,7 +93,7 @@ async def set_cursor(request: web.Request) -> web.Response:
         set_us=set_us,
     )
     await broker.change(command, request_id(request))
-    return web.json_response(_cursor_json(broker.state.cursor(consumer, name)))
+    return shape_response(_shown(broker.state.cursor(consumer, name)))
 
 
 @routes.delete("/v1/cursors/{consumer}/{stream}")
@@ -118,7 +124,7 @@ async def stream_lag(request: web.Request) -> web.Response:
         offset = broker.state.cursor(consumer, stream.record.name).offset
     else:
         offset = position(values, "offset", 0, stream.usable_log())
-    return stated(request, stream, await broker.lags.of(stream, offset))
+    return stated(request, stream, _shown_lag(await broker.lags.of(stream, offset)))
 
 
 @routes.post("/v1/lags")
@@ -130,10 +136,10 @@ async def lags(request: web.Request) -> web.Response:
         check_name(name)
         _check_offset(offset)
     found = await broker.lags.everywhere({name: [offset] for name, offset in positions.items()})
-    return web.json_response({name: found[name][0] if name in found else None for name in positions})
+    return shape_response({name: _shown_lag(found[name][0]) if name in found else None for name in positions})
 
 
 def _check_offset(offset: object) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
-        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {_MAX_OFFSET}", field="offset")
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
+        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {MAX_OFFSET}", field="offset")
     return offset

@@ -13,7 +13,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.errors import natslog_version
+from natslog.http import shapes
 from natslog.http.context import BROKER
+from natslog.http.shapes import shape_response
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
 from natslog.node.replicas.lags import CursorLag
@@ -27,7 +29,7 @@ routes = web.RouteTableDef()
 @routes.get("/healthz")
 async def healthz(request: web.Request) -> web.Response:
     """200 while the process runs its event loop."""
-    return web.json_response({"status": "alive", "version": natslog_version()})
+    return shape_response(shapes.Health("alive", natslog_version()))
 
 
 @routes.get("/readyz")
@@ -38,13 +40,13 @@ async def readyz(request: web.Request) -> web.Response:
     troubled = {
         name: problem.message for name, stream in broker.streams.items() if (problem := stream.problem) is not None
     }
-    body = {
-        "status": "ready" if reason is None else "not ready",
-        "reason": reason,
-        "streams_with_problems": troubled,
-        "warnings": clock_warnings(list(broker.streams.values())),
-    }
-    return web.json_response(body, status=200 if reason is None else 503)
+    body = shapes.Readiness(
+        status="ready" if reason is None else "not ready",
+        reason=reason,
+        streams_with_problems=troubled,
+        warnings=clock_warnings(list(broker.streams.values())),
+    )
+    return shape_response(body, status=200 if reason is None else 503)
 
 
 class _BrokerCollector:

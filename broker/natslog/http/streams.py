@@ -5,15 +5,17 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from natslog.cluster.features import ENVELOPES_LEVEL
 from natslog.cluster.stream_changes import cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamNotFound
+from natslog.http import shapes
 from natslog.http.bodies import json_body
 from natslog.http.context import (
     broker_of,
+    current_headers,
     leading,
     no_leader,
     out_of_range,
@@ -24,6 +26,7 @@ from natslog.http.context import (
     stated,
     whole,
 )
+from natslog.http.shapes import MAX_SPLITS, shape_response
 from natslog.log import StreamLog
 from natslog.model import Offset, Split, StreamRecord, parse_settings
 from natslog.node.broker import Broker
@@ -33,41 +36,51 @@ from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
 
-MAX_SPLITS = 100_000
 READ_FROM = ("nearest", "leader", "any")
 
 
-def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
+def shown_stream(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> shapes.Stream:
     """A stream as the API shows it. Without a position, which its leader alone states, with the reason as `problem`."""
-    body: dict[str, Any] = {"name": record.name, "id": record.id} | record.settings.to_json()
-    body |= {
-        "paused": record.paused,
-        "sealed": record.sealed,
-        "envelopes": broker.cluster.state.feature_level >= ENVELOPES_LEVEL,
-        "created": format_timestamp_us(record.created_us),
-        "leader": record.leader,
-        "leader_epoch": record.leader_epoch,
-        "replicas": record.settings.replicas,
-        "replica_ids": list(record.replicas),
-        "isr": list(record.isr),
-    }
-    if record.target:
-        body["target_replica_ids"] = list(record.target)
-    if position is not None:
-        body |= position
-    stream = broker.streams.get(record.name)
-    problem = stream.problem if stream is not None else None
+    shown = shapes.Stream(
+        name=record.name,
+        id=record.id,
+        **record.settings.to_json(),
+        paused=record.paused,
+        sealed=record.sealed,
+        envelopes=broker.cluster.state.feature_level >= ENVELOPES_LEVEL,
+        created=format_timestamp_us(record.created_us),
+        leader=record.leader,
+        leader_epoch=record.leader_epoch,
+        replica_ids=list(record.replicas),
+        isr=list(record.isr),
+        target_replica_ids=list(record.target) if record.target else UNSET,
+    )
     if position is None:
-        return body | shown_problem(broker, record)
-    return body | ({"problem": problem.to_json()["error"]} if problem else {})
+        shown.problem = problem_of(broker, record)
+        return shown
+    set_position(shown, position)
+    stream = broker.streams.get(record.name)
+    if stream is not None and stream.problem is not None:
+        shown.problem = stream.problem.to_json()["error"]
+    return shown
 
 
-def shown_problem(broker: Broker, record: StreamRecord) -> dict[str, Any]:
-    """Why the leader of a stream states no position, as `problem`."""
+def set_position(shown: shapes.Stream | shapes.Position, position: dict[str, int]) -> None:
+    """The position that the leader states."""
+    shown.leader_epoch = position["leader_epoch"]
+    shown.log_start_offset = position["log_start_offset"]
+    shown.high_watermark = position["high_watermark"]
+    shown.bytes = position["bytes"]
+    shown.segments = position["segments"]
+
+
+def problem_of(broker: Broker, record: StreamRecord) -> dict[str, Any]:
+    """Why the leader of a stream states no position."""
     stream = broker.streams.get(record.name)
     problem = stream.problem if stream is not None else None
     told = stream.as_told(problem) if stream is not None and problem is not None else no_leader(broker, record)
-    return {"problem": told.to_json()["error"]}
+    body: dict[str, Any] = told.to_json()["error"]
+    return body
 
 
 @routes.get("/v1/streams")
@@ -87,11 +100,11 @@ async def list_streams(request: web.Request) -> web.Response:
     is_current = await broker.up_to_date()
     positions = await broker.positions.everywhere()
     streams = [
-        stream_json(broker, record, positions.get(name))
+        shown_stream(broker, record, positions.get(name))
         for name, record in sorted(broker.state.streams.items())
         if _is_asked_for(record, values)
     ]
-    return web.json_response(streams, headers={"Natslog-Current": str(is_current).lower()})
+    return shape_response(streams, headers=current_headers(is_current))
 
 
 def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
@@ -109,13 +122,13 @@ async def create_stream(request: web.Request) -> web.Response:
     broker = broker_of(request)
     creating = broker.stream_operations.create(name, parse_settings(body), request_id(request))
     created = await broker.change_cluster(creating)
-    return web.json_response(await _shown(broker, name), status=201 if created else 200)
+    return shape_response(await _shown(broker, name), status=201 if created else 200)
 
 
-async def _shown(broker: Broker, name: str) -> dict[str, Any]:
+async def _shown(broker: Broker, name: str) -> shapes.Stream:
     """After a change: as the metadata has it, and with the position that its leader states."""
     record = broker.state.stream(name)
-    return stream_json(broker, record, await broker.positions.of_one(record))
+    return shown_stream(broker, record, await broker.positions.of_one(record))
 
 
 @routes.get("/v1/streams/{name}")
@@ -127,8 +140,8 @@ async def show_stream(request: web.Request) -> web.Response:
     except StreamNotFound:
         raise
     except NatslogError:  # shown all the same, with its problem
-        return web.json_response(stream_json(broker, await broker.record(request.match_info["name"]), None))
-    return stated(request, stream, stream_json(broker, stream.record, broker.positions.of(stream)))
+        return shape_response(shown_stream(broker, await broker.record(request.match_info["name"]), None))
+    return stated(request, stream, shown_stream(broker, stream.record, broker.positions.of(stream)))
 
 
 @routes.patch("/v1/streams/{name}")
@@ -144,7 +157,7 @@ async def edit_stream(request: web.Request) -> web.Response:
         await broker.change_cluster(broker.stream_operations.edit(record, body, request_id(request)))
     if paused is not None:
         await broker.change_cluster(broker.stream_operations.pause(name, paused))
-    return web.json_response(await _shown(broker, name))
+    return shape_response(await _shown(broker, name))
 
 
 @routes.post("/v1/streams/{name}/roll")
@@ -153,7 +166,7 @@ async def roll_stream(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
     sealed_end = await broker.upkeep.roll(stream)
-    return stated(request, stream, {"name": stream.name, "sealed_end": sealed_end, "folder": str(stream.folder)})
+    return stated(request, stream, shapes.Rolled(stream.name, sealed_end, str(stream.folder)))
 
 
 @routes.post("/v1/streams/{name}/purge")
@@ -169,8 +182,7 @@ async def purge_stream(request: web.Request) -> web.Response:
     started_at = log.first_readable_offset
     await broker.change_cluster(broker.stream_operations.purge(stream, below, request_id(request)))
     start = log.first_readable_offset
-    found = {"name": stream.name, "log_start_offset": start, "purged": start - started_at}
-    return stated(request, stream, found | {"high_watermark": log.high_watermark})
+    return stated(request, stream, shapes.Purged(stream.name, start, start - started_at, log.high_watermark))
 
 
 def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
@@ -202,7 +214,7 @@ async def seal_stream(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
     await broker.change_cluster(broker.stream_operations.seal(stream, request_id(request)))
-    return stated(request, stream, stream_json(broker, stream.record, broker.positions.of(stream)))
+    return stated(request, stream, shown_stream(broker, stream.record, broker.positions.of(stream)))
 
 
 @routes.delete("/v1/streams/{name}")
@@ -224,7 +236,7 @@ async def offset_at(request: web.Request) -> web.Response:
         request, stream, lambda log: log.reader.offset_at(timestamp_us, log.first_readable_offset)
     )
     found = None if found_us is None else format_timestamp_us(found_us)
-    return stated(request, stream, {"offset": offset, "timestamp": found})
+    return stated(request, stream, shapes.OffsetAt(offset, found))
 
 
 @routes.get("/v1/streams/{name}/extent")
@@ -235,7 +247,7 @@ async def extent(request: web.Request) -> web.Response:
     start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
     found = await read_from_log(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
-    return stated(request, stream, {"start": found.start, "end": found.end, "bytes": found.bytes})
+    return stated(request, stream, shapes.Extent(found.start, found.end, found.bytes))
 
 
 def _range(values: dict[str, str], log: StreamLog) -> tuple[int, int]:
@@ -262,13 +274,13 @@ async def splits(request: web.Request) -> web.Response:
     if read_from not in READ_FROM:
         raise InvalidRequest(f"read_from {read_from!r} must be {', '.join(READ_FROM)}", parameter="read_from")
     urls = replica_urls(broker, stream.record, read_from, values.get("rack"))
-    return stated(request, stream, splits_json(cut, urls))
+    return stated(request, stream, shown_splits(cut, urls))
 
 
-def splits_json(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[dict[str, Any]]:
+def shown_splits(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[shapes.Split]:
     """Splits as the API shows them. `urls`: of replicas, as from `replica_urls`."""
     return [
-        msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
+        shapes.Split(split.start, split.end, split.rows, split.bytes, _in_turn(urls, number))
         for number, split in enumerate(cut)
     ]
 
