@@ -427,3 +427,18 @@ def test_roll_makes_all_that_is_stored_readable_as_arrow_files(
 def test_names_that_are_natslogs_own_are_refused(client: NatslogClient) -> None:
     with pytest.raises(InvalidRequest, match="begin with '__'"):
         client.create_stream("__inner", "inner")
+
+
+def test_request_id_of_another_change_is_no_retry(broker: BrokerProcess, client: NatslogClient, name: str) -> None:
+    """A client that reuses an id would otherwise be told that a change was made which was not."""
+    same = {"Natslog-Request-Id": "used-for-everything"}
+    one, other = f"/v1/streams/{name}", f"/v1/streams/{name}-other"
+    for path in (one, other):
+        created = ask(broker, "POST", "/v1/streams", {"name": path.split("/")[-1], "subject": path[12:]}, **same)
+        assert created.status == 201, created.data
+    for max_age in ("1h", "2h"):
+        assert ask(broker, "PATCH", one, {"max_age": max_age}, **same).json()["max_age"] == max_age
+    assert ask(broker, "DELETE", one, **same).status == 204
+    assert ask(broker, "GET", one).status == 404
+    assert ask(broker, "DELETE", one, **same).status == 204, "this is a retry"
+    assert ask(broker, "GET", other).status == 200

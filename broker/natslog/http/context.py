@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from natslog.errors import (
     did_you_mean,
 )
 from natslog.http.answers import Answers
+from natslog.http.bodies import BODY
 from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
@@ -168,13 +170,17 @@ def _has_come_around(request: web.Request) -> bool:
 
 
 def request_id(request: web.Request) -> Request:
-    """The id that a client gives its change, so that a retry is applied once, and the client's host. Raises
-    InvalidRequest.
+    """The id of a change, so that a retry is applied once, and the client's host. It is made of the id that the client
+    gives, the call and its body: a client that uses an id for two changes makes both. Raises InvalidRequest.
     """
     given = request.headers.get("Natslog-Request-Id")
-    if given is not None and not _REQUEST_ID.fullmatch(given):
+    if given is None:
+        return Request(secrets.token_hex(16), request.remote or "")
+    if not _REQUEST_ID.fullmatch(given):
         raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
-    return Request(given or secrets.token_hex(16), request.remote or "")
+    stated = f"{given}\n{request.method} {request.path_qs}\n".encode("utf-8", "surrogatepass")
+    made = hashlib.sha256(stated + request.get(BODY, b""))
+    return Request(made.hexdigest()[:32], request.remote or "")
 
 
 def query(request: web.Request, *known: str) -> dict[str, str]:
