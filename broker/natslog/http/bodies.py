@@ -12,6 +12,7 @@ from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
 
 MAX_BODY_BYTES = 64 * 1024
 """Of all requests but uploads and commits."""
+BODY = "body"
 _LARGE_BYTES = 64 * 1024 * 1024
 _WITHIN_S = 30.0
 
@@ -56,9 +57,14 @@ async def read_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> b
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:
-    """Raises as `Bodies.read`; InvalidRequest: it is no JSON object."""
+    """Keeps what was received as `BODY` of the request.
+
+    Raises:
+        As `Bodies.read`; InvalidRequest: it is no JSON object.
+    """
+    request[BODY] = await read_body(request)
     try:
-        body = json.loads(await read_body(request))
+        body = json.loads(request[BODY])
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

@@ -73,6 +73,29 @@ def test_every_stream_with_waiting_rows_has_its_turn(
     assert not waited, "rows of these were never taken"
 
 
+@given(
+    st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), min_size=1),
+    st.integers(1, 100_000),
+    st.integers(1, 500),
+    st.data(),
+)
+def test_limit_of_bytes_holds_where_sizes_are_unknown(
+    waiting: dict[str, int], max_bytes: int, row_bytes: int, data: st.DataObject
+) -> None:
+    """The broker applies each stream's share, whether it states sizes or not."""
+    unknown = data.draw(st.sets(st.sampled_from(sorted(waiting)), min_size=1))
+    admitter = Admitter(Admission(max_rows=None, max_bytes=max_bytes, min_rows=None, max_delay_s=0))
+
+    def reach(name: str, given: int | None) -> tuple[int, int | None]:
+        rows = waiting[name] if given is None else min(waiting[name], max(1, given // row_bytes))
+        return rows, None if name in unknown else rows * row_bytes
+
+    admitted = admitter.admit(waiting, reach, drains=False)
+    behind = [name for name, rows in waiting.items() if rows]
+    assert all(0 < admitted[name] <= waiting[name] for name in behind)
+    assert sum(admitted.values()) * row_bytes <= max_bytes + len(behind) * row_bytes or not unknown & set(behind)
+
+
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), min_size=1), st.integers(1, 2000))
 def test_limit_is_shared_in_proportion_and_used_up(waiting: dict[str, int], limit: int) -> None:
     shares = share_limit(waiting, limit)
