@@ -22,7 +22,7 @@ from natslog.client.publisher import Publisher, Rows
 from natslog.errors import ConfigError, NatsLoginRefused, NatsUnavailable
 from natslog.nats_server import free_port
 from natslog.wire.link import NatsCredentials, NatsLink
-from tests.harness import BrokerProcess, all_values, eventually, natslog
+from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal
 from tests.nats_login import (
     METHODS,
     Accounts,
@@ -254,6 +254,11 @@ def test_key_with_a_passphrase_is_refused_and_no_terminal_is_asked(tmp_path: Pat
     given = NatsCredentials(tls_cert_file=str(tmp_path / "tls" / "client.pem"), tls_key_file=str(key))
     with pytest.raises(ConfigError, match="must have no passphrase"):
         given.check()
+    options = ["--nats-tls-cert-file", str(given.tls_cert_file), "--nats-tls-key-file", str(key)]
+    code, shown = on_terminal("pub", "a", "b", "--nats-url", "nats://127.0.0.1:1", *options, types="passphrase\n")
+    assert code == 1
+    assert "must have no passphrase" in shown
+    assert "Enter" not in shown
 
 
 def test_credentials_file_with_the_line_ends_of_windows(tmp_path: Path) -> None:

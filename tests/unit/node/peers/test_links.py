@@ -21,6 +21,7 @@ from natslog.model import BrokerId, Epoch, StreamId
 from natslog.nats_server import free_port
 from natslog.node.operations import Operations
 from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Met
+from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.messages import (
     FetchAnswer,
     FetchRequest,
@@ -30,7 +31,7 @@ from natslog.node.peers.messages import (
     encode_frame,
 )
 from natslog.node.peers.reception import MAX_PLACES_OF_ONE_ADDRESS
-from tests.unit.node.peers.nodes import Node, Wire, node, two, until
+from tests.unit.node.peers.nodes import SECRET, Node, Wire, node, two, until
 
 
 async def linked(one: Node, url: str) -> None:
@@ -310,6 +311,33 @@ def test_frame_without_a_seal_ends_an_open_link(tmp_path: Path, caplog: pytest.L
             assert (await socket.receive(5)).type is aiohttp.WSMsgType.CLOSE
             assert "numbers that no broker sends" in caplog.text
             assert other.frames == []
+
+    asyncio.run(main())
+
+
+# ---- secrets that are changed ----
+
+
+def test_links_stay_when_the_secrets_change_and_new_ones_use_the_new_secret(tmp_path: Path) -> None:
+    new = b"the secret of tomorrow"
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            await linked(one, other.config.url)
+            link = one.links.to(other.config.url)
+            assert link is not None
+            assert link.peer is not None
+            for secrets in ((SECRET, new), (new, SECRET), (new,)):
+                for each in (one, other):
+                    each.keys.use(secrets)
+                assert link.send(NatsReachability(True))
+            await until(lambda: len(other.frames) == 3)
+            assert link.peer.keys == KeyRing([SECRET]).ids, "it is the same link"
+            link.hang_up()
+            await until(lambda: link.is_up and link.peer is not None and link.peer.keys == KeyRing([new]).ids)
+            one.keys.use([SECRET])
+            link.hang_up()
+            await until(lambda: "has another cluster secret" in link.problem)
 
     asyncio.run(main())
 
