@@ -117,18 +117,21 @@ def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
     node, state = broker.cluster, broker.state
     member, known = broker.operations.member(number), state.brokers.get(number)
     records = state.streams.values()
+    url = known.url if known else member.url if member else None
+    alive = number == node.me or node.link_to(number) is not None
+    link = None if alive or url is None else node.links.to(url)
     return {
         "id": number,
-        "url": known.url if known else member.url if member else None,
+        "url": url,
         "rack": known.rack if known else "",
-        "alive": number == node.me or node.link_to(number) is not None,
+        "alive": alive,
         "role": "none" if member is None else "voter" if member.is_voter else "learner",
         "draining": known.is_draining if known else False,
         "leads": sum(one.leader == number for one in records),
         "replicas": sum(number in one.replicas for one in records),
         "in_sync": sum(number in one.isr for one in records),
         "clock_apart_s": round(node.clock.apart_s.get(number, 0.0), 1),
-    }
+    } | ({} if link is None else {"problem": link.failure.to_json()["error"]})
 
 
 def _at_metadata_leader(request: web.Request) -> Broker:

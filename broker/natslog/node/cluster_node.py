@@ -109,7 +109,7 @@ class ClusterNode(Admission):
         )
         super().__init__(config, data_dir, group, KeyRing(secrets))
         self.tls = tls
-        self.links = Links(self, None if tls is None else tls.dialling)
+        self.links = Links(self, tls)
         self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)
