@@ -319,6 +319,22 @@ def test_tls_is_used_where_the_server_only_offers_it(tmp_path: Path) -> None:
             Publisher(server.url, credentials=NatsCredentials(**login.wrong), connect_timeout_s=2).__enter__()
 
 
+def test_websocket_with_tls(tmp_path: Path) -> None:
+    login, port = tls_and_user(tmp_path), free_port()
+    at = tmp_path / "tls"
+    pair = f'cert_file: "{at}/broker.pem", key_file: "{at}/broker-key.pem"'
+    configuration = f"{login.configuration}\nwebsocket {{ port: {port}, tls {{ {pair} }} }}\n"
+    with server_with(tmp_path, configuration):
+        url = f"wss://127.0.0.1:{port}"
+        with Publisher(url, credentials=NatsCredentials(**login.right)) as publisher:
+            publisher.publish(rows("orders", 10), "flush")
+        with pytest.raises(NatsLoginRefused, match=re.escape(login.said)):
+            Publisher(url, credentials=NatsCredentials(**login.wrong), connect_timeout_s=3).__enter__()
+        plain = Publisher(url.replace("wss", "ws"), credentials=NatsCredentials(**login.right), connect_timeout_s=2)
+        with pytest.raises(NatsUnavailable), plain:
+            pass
+
+
 def test_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     login = tls(tmp_path)
     with server_with(tmp_path, login.configuration) as server:
