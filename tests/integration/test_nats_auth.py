@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
+import signal
 import socket
 import ssl
 import threading
@@ -143,6 +145,22 @@ def test_rotated_files_are_used_at_the_next_connection(tmp_path: Path, method: C
             with Publisher(url, credentials=NatsCredentials(**rotated.right)) as publisher:
                 publisher.publish(rows("orders", 10), "stored")
             assert len(all_values(client, "orders")) == 20
+
+
+def test_server_that_reloads_other_users_while_the_broker_is_connected(tmp_path: Path) -> None:
+    """It ends the connection with an error, after which nats-py alone does not connect again."""
+    (tmp_path / "next").mkdir()
+    login, rotated = user_and_password(tmp_path), user_and_password(tmp_path / "next")
+    with server_with(tmp_path, login.configuration) as server:
+        with broker_with(tmp_path, server.url, login.right) as broker:
+            broker.start()
+            (tmp_path / "nats.conf").write_text(rotated.configuration)
+            os.kill(server.pid, signal.SIGHUP)
+            said = f"correct the user 'natslog' or the password in {login.right['password_file']}"
+            eventually(lambda: said in broker.output(), 20, said)
+            assert not broker.ready()
+            _other(login, rotated)
+            eventually(broker.ready, 20, "the broker has connected with the rotated file")
 
 
 def test_file_that_is_missing_during_a_rotation_is_named_and_used_when_it_is_back(
