@@ -34,12 +34,15 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     rack: str = ""
     nats_url: str = DEFAULT_NATS_URL
     nats_creds_file: str | None = None
+    nats_nkey_file: str | None = None
     nats_user: str | None = None
+    nats_user_file: str | None = None
     nats_password_file: str | None = None
     nats_token_file: str | None = None
     nats_tls_ca_file: str | None = None
     nats_tls_cert_file: str | None = None
     nats_tls_key_file: str | None = None
+    nats_tls_handshake_first: bool = False
     http_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     advertise_url: str | None = None

@@ -17,7 +17,7 @@ from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange, StreamConflict, StreamNotFound, StreamRecreated
 from natslog.http.openapi import document
 from natslog.nats_server import NatsServer
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, stream_folder
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, stream_folder, write_secret
 from tests.integration.asking import ask, error
 
 
@@ -317,8 +317,7 @@ def test_what_cannot_be_edited_is_named(broker: BrokerProcess, filled: str) -> N
 
 
 def test_broker_logs_in_to_nats_with_a_token(tmp_path: Path) -> None:
-    secret = tmp_path / "token"
-    secret.write_text("s3cret\n")
+    secret = write_secret(tmp_path / "token", "s3cret\n")
     server = NatsServer(0, tmp_path / "nats.log", arguments=("--auth", "s3cret")).start()
     broker = BrokerProcess(tmp_path / "data", server.url, nats_token_file=secret)
     try:

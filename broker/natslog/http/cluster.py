@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, TypeGuard
 
 from aiohttp import web
+from msgspec import UNSET
 
 from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
 from natslog.consensus import MAX_BROKER_ID
@@ -123,17 +124,21 @@ def _shown(broker: Broker, number: BrokerId) -> shapes.Broker:
     node, state = broker.cluster, broker.state
     member, known = broker.operations.member(number), state.brokers.get(number)
     records = state.streams.values()
+    url = known.url if known else member.url if member else None
+    alive = number == node.me or node.link_to(number) is not None
+    link = None if alive or url is None else node.links.to(url)
     return shapes.Broker(
         id=number,
-        url=known.url if known else member.url if member else None,
+        url=url,
         rack=known.rack if known else "",
-        alive=number == node.me or node.link_to(number) is not None,
+        alive=alive,
         role="none" if member is None else "voter" if member.is_voter else "learner",
         draining=known.is_draining if known else False,
         leads=sum(one.leader == number for one in records),
         replicas=sum(number in one.replicas for one in records),
         in_sync=sum(number in one.isr for one in records),
         clock_apart_s=round(node.clock.apart_s.get(number, 0.0), 1),
+        problem=UNSET if link is None else link.failure.to_json()["error"],
     )
 
 

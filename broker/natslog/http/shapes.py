@@ -69,7 +69,9 @@ class Error(msgspec.Struct):
 
 
 class Broker(msgspec.Struct):
-    """A broker of the cluster. `url` is null until the broker has registered itself."""
+    """A broker of the cluster. `url` is null until the broker has registered itself. `problem`: why there is no link to
+    it.
+    """
 
     id: BrokerNumber
     url: str | None
@@ -81,6 +83,7 @@ class Broker(msgspec.Struct):
     replicas: Count
     in_sync: Count
     clock_apart_s: float
+    problem: AnyProblem | UnsetType = UNSET
 
 
 class Cluster(msgspec.Struct):
