@@ -13,7 +13,7 @@ from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
 from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, status, streams
 from natslog.http.answers import Answers
-from natslog.http.bodies import BODIES, Bodies
+from natslog.http.bodies import BODIES, Bodies, ignore_unknown_expectations
 from natslog.http.connections import (
     MOST_CONNECTIONS,
     REQUESTS,
@@ -60,6 +60,7 @@ def make_app(broker: Broker) -> web.Application:
             *openapi.routes,
         ]
     )
+    ignore_unknown_expectations(app)
     return app
 
 
