@@ -65,4 +65,4 @@ demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=eve
 	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)")
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis .schemathesis build dist

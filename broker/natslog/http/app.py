@@ -14,7 +14,7 @@ from natslog.errors import ConfigError
 from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, security, status, streams
 from natslog.http.access import GATE, GUARD, LIMITS, Gate, name_requests, require_declared, state_request_id
 from natslog.http.answers import Answers
-from natslog.http.bodies import BODIES, Bodies
+from natslog.http.bodies import BODIES, Bodies, ignore_unknown_expectations
 from natslog.http.connections import (
     MOST_CONNECTIONS,
     REQUESTS,
@@ -71,6 +71,7 @@ def make_app(broker: Broker) -> web.Application:
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(ROUTES)
     require_declared(app)
+    ignore_unknown_expectations(app)
     return app
 
 

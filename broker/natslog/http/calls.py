@@ -15,7 +15,7 @@ from natslog.http import shapes
 from natslog.http.answer_parts import ARROW_STREAM, NDJSON
 from natslog.model import Appended
 from natslog.security.records import ACTIONS
-from natslog.subjects import MAX_NAME_CHARS, NAME_PATTERN
+from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
 Json: TypeAlias = dict[str, Any]
 
@@ -32,6 +32,7 @@ _METADATA_LEADER = (307, 421)
 _OFFSET = {"type": "integer", "minimum": 0, "maximum": shapes.MAX_OFFSET}
 _POSITION = {"anyOf": [_OFFSET, {"enum": ["earliest", "latest"]}]}
 _TEXT = {"type": "string"}
+_SUBJECT = {"type": "string", "minLength": 1, "maxLength": MAX_SUBJECT_BYTES}
 _YES_OR_NO = {"type": "boolean"}
 _NAMED = {"type": "string", "pattern": f"^{NAME_PATTERN}$", "maxLength": MAX_NAME_CHARS}
 
@@ -70,7 +71,7 @@ _REQUEST_ID = _in_header(
     {"type": "string", "pattern": "^[A-Za-z0-9-]{8,64}$"},
 )
 _OF_IDENTITY = _in_query("identity", "name of the identity", required=True)
-_REDIRECTED = _in_header("Natslog-Redirected", "true: answer 421 instead of 307", {"enum": ["true"]})
+_REDIRECTED = _in_header("Natslog-Redirected", "true: answer 421 instead of 307", _TEXT)
 _MESSAGES = (
     *_RANGE,
     _in_query(
@@ -82,7 +83,7 @@ _MESSAGES = (
         "exact", "false: stored batches are returned whole and may begin before start and end after end", _YES_OR_NO
     ),
     _in_query("wait_ms", "wait for new messages", _whole(0, shapes.MAX_WAIT_MS)),
-    _in_query("subject", "NATS wildcard"),
+    _in_query("subject", "NATS wildcard", _SUBJECT),
     _in_query(
         "columns",
         "comma-separated names; the other columns are not sent",
@@ -212,7 +213,7 @@ CALLS: dict[str, dict[str, Call]] = {
             headers=_CURRENT,
             parameters=(
                 _in_query("pattern", "names that match this glob", _TEXT | {"maxLength": MAX_NAME_CHARS}),
-                _in_query("subject", "streams that record this plain subject"),
+                _in_query("subject", "streams that record this plain subject", _SUBJECT),
                 _in_query("group", "of this group"),
             ),
         ),
@@ -222,7 +223,7 @@ CALLS: dict[str, dict[str, Call]] = {
             201,
             also={200: shapes.Stream},
             body=shapes.NewStream,
-            statuses=_CHANGE,
+            statuses=(*_CHANGE, 404),
             parameters=(_REQUEST_ID,),
         ),
     },
@@ -403,7 +404,7 @@ CALLS: dict[str, dict[str, Call]] = {
             statuses=_LEADER,
             parameters=(
                 _in_query("attempt", "attempts do not replace each other", _whole(0)),
-                _in_query("subject", "subject of the rows if they have no column subject"),
+                _in_query("subject", "subject of the rows if they have no column subject", _SUBJECT),
                 _REDIRECTED,
             ),
         )

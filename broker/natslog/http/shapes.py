@@ -21,13 +21,14 @@ from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import KINDS
 from natslog.model import MAX_REPLICAS, Acks, Compression, OnConflict, PartReceipt
 from natslog.security.records import IDENTITY_PATTERN, Action
-from natslog.subjects import MAX_NAME_CHARS, NAME_PATTERN
+from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
 MAX_OFFSET = 2**62
 MAX_SPLITS = 100_000
 MAX_WAIT_MS = 60_000
 
 Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$", max_length=MAX_NAME_CHARS)]
+Subject = Annotated[str, Meta(min_length=1, max_length=MAX_SUBJECT_BYTES)]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Count = Annotated[int, Meta(ge=0)]
 BrokerNumber = Annotated[int, Meta(ge=1, le=MAX_BROKER_ID)]
@@ -135,7 +136,7 @@ class Upgraded(msgspec.Struct):
 class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of a stream. Durations are seconds or text such as `7d`, sizes are bytes or text such as `10GiB`."""
 
-    subject: str | UnsetType = UNSET
+    subject: Subject | UnsetType = UNSET
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
     min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
     group: Name | UnsetType | None = UNSET
@@ -152,7 +153,7 @@ class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Name, subject and settings of a stream. Durations and sizes as for `ChangedStream`."""
 
     name: Name
-    subject: str
+    subject: Subject
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
     min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
     group: Name | UnsetType | None = UNSET
@@ -253,7 +254,7 @@ class Led(msgspec.Struct):
 class Replicas(msgspec.Struct):
     """The brokers of the replicas of a stream, the preferred leader first."""
 
-    brokers: list[BrokerNumber]
+    brokers: Annotated[list[BrokerNumber], Meta(min_length=1, max_length=MAX_REPLICAS)]
 
 
 class Moving(msgspec.Struct):

@@ -51,7 +51,7 @@ def test_a_token_is_the_identity_that_it_was_created_for() -> None:
         "Bearer",
         "Bearer ",
         "Basic YWxpY2U6c2VjcmV0",
-        f"Bearer {tokens.text_of(TOKEN.id, "B" * 43)}",
+        f"Bearer {tokens.text_of(TOKEN.id, 'B' * 43)}",
         f"Bearer {tokens.text_of('0' * 12, SECRET)}",
         f"Bearer {tokens.text_of(TOKEN.id, SECRET)}x",
         f"Bearer {SECRET}",
