@@ -61,8 +61,8 @@ soak: java $(STAMP) ## Spark jobs while brokers, NATS and drivers are killed, th
 bench: java $(STAMP) ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv)
-	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)")
+demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv; TLS=1: with TLS, users, tokens)
+	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)") $(if $(TLS),--tls)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis .schemathesis build dist

@@ -2,11 +2,12 @@
 
     python spark_jobs/demo.py                          live telemetry of this host
     python spark_jobs/demo.py --file earthquakes.csv   the rows of a CSV file
+    python spark_jobs/demo.py --tls                    with TLS, users, tokens and access rules (`demo_tls`)
 
 Theory of operation. Everything is started as a user would start it, as processes of its own on free ports, with state
 and logs in a temporary folder:
 
-1. `natslog dev`: a NATS server and a broker.
+1. `natslog dev`: a NATS server and a broker. With `--tls`: `nats-server` and `natslog server`.
 2. Two streams: `events` records what is published, `alerts` what Spark writes back.
 3. Events are published: live, a thread reads psutil and publishes JSON until step 4 ends; with a file, `natslog pub`.
 4. `detect_and_publish.py` reads `events` and publishes windows in which a measurement reached the threshold. Live, it
@@ -42,6 +43,7 @@ import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 from demo_stage import STEP_WITHIN_S, DemoFailed, Stage, job, natslog, open_stage
+from demo_tls import Secured
 from fields import as_number, measurement_field, source_field
 from rich.console import Console
 from rich.table import Table
@@ -81,11 +83,16 @@ def say(number: int, text: str) -> None:
 # ---- 1 and 2: broker and streams ----
 
 
-def start_broker(stage: Stage) -> None:
+def start_broker(stage: Stage, secured: Secured | None) -> None:
     """Returns when the broker is ready."""
-    name = "natslog-dev"
     data = stage.folder / "data"
-    child = stage.start(name, natslog("dev", "--data-dir", str(data), "--nats-port", "0", "--http-port", "0"))
+    if secured is None:
+        name = "natslog-dev"
+        command = natslog("dev", "--data-dir", str(data), "--nats-port", "0", "--http-port", "0")
+    else:
+        secured.start_nats()
+        name, command = "natslog-server", secured.broker_command(data)
+    child = stage.start(name, command)
 
     def ready() -> dict[str, str] | None:
         lines = stage.log_path(name).read_text(errors="replace").splitlines()
@@ -97,9 +104,9 @@ def start_broker(stage: Stage) -> None:
     stage.servers, stage.nats_url = said["HTTP"], said["NATS"]
 
 
-def create_streams(stage: Stage) -> None:
+def create_streams(stage: Stage, secured: Secured | None) -> None:
     """Creates `events` and `alerts`; the latter stores one alert per window, however often it is sent."""
-    with stage.client() as client:
+    with stage.client() if secured is None else secured.admin() as client:
         client.create_stream(EVENTS, f"{EVENTS}.>")
         client.create_stream(ALERTS, f"{ALERTS}.>", dedupe_window="1h")
 
@@ -131,10 +138,10 @@ def telemetry(before: tuple[Any, Any]) -> tuple[list[tuple[str, dict[str, Any]]]
 class TelemetryPublisher:
     """Publishes this host's telemetry from a thread until it is stopped; every row is acked by the stream."""
 
-    def __init__(self, nats_url: str) -> None:
+    def __init__(self, stage: Stage) -> None:
         self.percents: list[float] = []
         self.rows = 0
-        self._nats_url = nats_url
+        self._stage = stage
         self._stop = threading.Event()
         self._failure: NatslogError | None = None
         self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
@@ -159,7 +166,7 @@ class TelemetryPublisher:
 
     def _work(self) -> None:
         try:
-            with Publisher(self._nats_url, name="natslog-demo") as publisher:
+            with Publisher(self._stage.nats_url, credentials=self._stage.credentials, name="natslog-demo") as publisher:
                 self._publish(publisher)
         except NatslogError as error:
             self._failure = error
@@ -221,7 +228,7 @@ def detect_command(stage: Stage, watch: Watch, *more: str) -> list[str]:
     return job(
         "detect_and_publish.py", "--stream", EVENTS, "--field", watch.field, *group,
         "--threshold", str(watch.threshold), "--alert-subject", ALERT_SUBJECT, "--ack", "stored",
-        "--checkpoint", str(stage.folder / "checkpoint"), *more,
+        "--checkpoint", str(stage.folder / "checkpoint"), *stage.reading, *stage.publishing, *more,
     )  # fmt: skip
 
 
@@ -255,7 +262,7 @@ def show_events(stage: Stage) -> None:
     with stage.client() as client:
         start = time_at(client, max(0, int(client.position(EVENTS)["high_watermark"]) - SHOWN_ROWS))
     command = job("stream_to_console.py", "--stream", EVENTS, "--from", start, "--available-now", "--full")
-    text = stage.run("console", [*command, "--rows", str(SHOWN_ROWS)])
+    text = stage.run("console", [*command, "--rows", str(SHOWN_ROWS), *stage.reading])
     table = [line for line in text.splitlines() if line.startswith(("+-", "|"))]
     if len(table) <= 4:
         raise DemoFailed(f"stream_to_console.py showed no rows; see {stage.log_path('console')}")
@@ -269,9 +276,8 @@ def backfill(stage: Stage) -> str:
         end = time_at(client, int(client.position(EVENTS)["high_watermark"]) // 2)
         expected = client.offset_at(EVENTS, end)[0]
     output = stage.folder / "parquet"
-    text = stage.run(
-        "backfill", job("backfill_to_parquet.py", "--stream", EVENTS, "--to", end, "--output", str(output))
-    )
+    command = job("backfill_to_parquet.py", "--stream", EVENTS, "--to", end, "--output", str(output))
+    text = stage.run("backfill", [*command, *stage.reading])
     rows = pq.read_table(output).num_rows
     if rows != expected:
         raise DemoFailed(f"Parquet holds {rows} rows instead of {expected}; see {stage.log_path('backfill')}")
@@ -312,7 +318,7 @@ def detect_on_file(stage: Stage, arguments: argparse.Namespace) -> None:
 def detect_on_telemetry(stage: Stage, arguments: argparse.Namespace) -> None:
     """Steps 3 and 4 with what this host does now."""
     say(3, f"publishing telemetry of this host: cpu, memory, disk, network, every {SAMPLE_EVERY_S:g} s")
-    with TelemetryPublisher(stage.nats_url) as publisher:
+    with TelemetryPublisher(stage) as publisher:
         publisher.wait_for_rows(arguments.seconds)
         if not publisher.percents:
             raise DemoFailed(f"no telemetry was stored within {arguments.seconds:g} s: set --seconds 10")
@@ -333,11 +339,25 @@ def announce_detection(watch: Watch) -> None:
 
 def play(stage: Stage, arguments: argparse.Namespace) -> None:
     """All steps. Raises DemoFailed or NatslogError."""
-    say(1, "starting a NATS server and a broker (natslog dev)")
-    start_broker(stage)
+    secured = Secured(stage, EVENTS, ALERTS) if arguments.tls else None
+    if secured is None:
+        say(1, "starting a NATS server and a broker (natslog dev)")
+    else:
+        say(1, "starting a NATS server with TLS and users, and a broker with TLS and security (natslog tls init)")
+    start_broker(stage, secured)
     out.print(f"      {stage.nats_url}, {stage.servers}")
-    say(2, f"creating streams {EVENTS} and {ALERTS}")
-    create_streams(stage)
+    if secured is None:
+        say(2, f"creating streams {EVENTS} and {ALERTS}")
+        create_streams(stage, secured)
+    else:
+        say(
+            2,
+            f"creating streams {EVENTS} and {ALERTS}, tokens and access rules (natslog token create, natslog acl add)",
+        )
+        create_streams(stage, secured)
+        secured.permit()
+        for line in [*secured.identities(), *secured.check_refusals()]:
+            out.print(f"      {line}")
     (detect_on_file if arguments.file else detect_on_telemetry)(stage, arguments)
     say(5, "Spark: the newest events on the console (stream_to_console.py)")
     show_events(stage)
@@ -363,7 +383,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="how long telemetry is published before Spark starts (default: 5)"
     )
+    parser.add_argument("--tls", action="store_true", help="with TLS, users of NATS, tokens and access rules")
     arguments = parser.parse_args()
+    if arguments.tls and arguments.file:
+        parser.error("--tls and --file cannot be combined")
     if (arguments.field or arguments.group_field) and not arguments.file:
         parser.error("--field and --group-field are for --file")
     return arguments

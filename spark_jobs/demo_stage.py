@@ -17,6 +17,7 @@ from typing import TypeVar
 import psutil  # type: ignore[import-untyped]
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.wire.link import NatsCredentials
 
 Result = TypeVar("Result")
 
@@ -33,22 +34,33 @@ class DemoFailed(Exception):
 
 @dataclass(slots=True)
 class Stage:
-    """The demo's folders, addresses and processes, which end with it."""
+    """The demo's folders, addresses and processes, which end with it.
+
+    Attributes:
+        options, credentials: with which the demo itself reads and publishes.
+        reading, publishing: arguments with which jobs log in to the broker, and to NATS.
+    """
 
     folder: Path
     servers: str = ""
     nats_url: str = ""
+    options: ClientOptions = field(default_factory=lambda: ClientOptions(retries=2))
+    credentials: NatsCredentials = field(default_factory=NatsCredentials)
+    reading: tuple[str, ...] = ()
+    publishing: tuple[str, ...] = ()
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def log_path(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
     def client(self) -> NatslogClient:
-        return NatslogClient(self.servers, ClientOptions(retries=2))
+        return NatslogClient(self.servers, self.options)
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """A process whose output goes to its log; in a session of its own, so that ^C reaches only the demo."""
-        environment = os.environ | {
+        given = {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_")}
+        environment = given | {
+            "NATSLOG_CONFIG": os.devnull,  # no profile of the user
             "NATSLOG_SERVER": self.servers,
             "NATS_URL": self.nats_url,
             "PYSPARK_PYTHON": sys.executable,
@@ -123,8 +135,10 @@ def open_stage() -> Iterator[Stage]:
     except BaseException:
         stage.end_all()
         for part in stage.folder.iterdir():
-            if part.name != "logs":
+            if part.name != "logs" and part.is_dir():
                 rmtree(part, ignore_errors=True)
+            elif part.is_file():
+                part.unlink()
         raise
     stage.end_all()
     rmtree(stage.folder, ignore_errors=True)

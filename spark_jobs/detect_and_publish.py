@@ -33,6 +33,7 @@ import sys
 from typing import Any
 
 from fields import as_number, json_rows, measurement_field
+from job_credentials import add_nats_login, nats_credentials, nats_login
 from job_support import (
     StopRequest,
     add_streaming_arguments,
@@ -99,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
         default="flush",
         help="a batch is done when alerts are sent; the server has them; a stream has stored them (default: flush)",
     )
+    add_nats_login(parser)
     return parser
 
 
@@ -135,7 +137,7 @@ def check_before_start(arguments: argparse.Namespace) -> str:
                 "alerts would be read as messages; choose another subject"
             )
         field = arguments.field or _found_field(client, info, arguments.subject_filter)
-    with Publisher(arguments.nats):
+    with Publisher(arguments.nats, credentials=nats_credentials(arguments)):
         return field
 
 
@@ -225,6 +227,7 @@ def started(messages: DataFrame, arguments: argparse.Namespace, field: str) -> S
         "subject": arguments.alert_subject,
         "ack": arguments.ack,
         "msgIdColumn": "id",
+        **nats_login(arguments),
     }
 
     def publish(batch: DataFrame, _batch_id: int) -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoints import Folder, unfinished_for_s
+from job_credentials import nats_login
 from job_support import (
     StopRequest,
     add_streaming_arguments,
@@ -264,6 +265,7 @@ def started(
         "ack": "stored",
         "msgIdColumn": "id",
         "ackTimeout": f"{arguments.ack_timeout}s",
+        **nats_login(arguments),
     }
     writer = outgoing(rows, target).writeStream.outputMode("append").format("natslog").options(**sink)
     writer = writer.option("checkpointLocation", arguments.checkpoint)

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from job_credentials import add_broker_login, broker_login, client_options
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from natslog.client import ClientOptions, NatslogClient
+from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest, NatslogError
 from natslog.times import format_timestamp_us, parse_timestamp_us
 from natslog.units import parse_duration_s, parse_size_bytes
@@ -115,6 +116,7 @@ def job_parser(name: str, description: str, epilog: str) -> argparse.ArgumentPar
         "--servers", help="broker URLs, comma-separated (default: NATSLOG_SERVER, else http://127.0.0.1:9292)"
     )
     parser.add_argument("--subject-filter", metavar="SUBJECT", help="only subjects this NATS wildcard covers")
+    add_broker_login(parser)
     return parser
 
 
@@ -179,7 +181,7 @@ def duration_s(text: str) -> float:
 
 def client_of(arguments: argparse.Namespace) -> NatslogClient:
     """A client for checks before Spark starts, so that errors are reported at once."""
-    return NatslogClient(arguments.servers, ClientOptions(retries=2))
+    return NatslogClient(arguments.servers, client_options(arguments))
 
 
 def source_options(arguments: argparse.Namespace, columns: str) -> dict[str, str]:
@@ -194,7 +196,7 @@ def source_options(arguments: argparse.Namespace, columns: str) -> dict[str, str
         asked |= position_option("starting", arguments.start)
     if "max_offsets_per_trigger" in arguments:
         asked["maxOffsetsPerTrigger"] = arguments.max_offsets_per_trigger
-    return {name: str(value) for name, value in asked.items() if value is not None}
+    return {name: str(value) for name, value in asked.items() if value is not None} | broker_login(arguments)
 
 
 def position_option(which: str, text: str) -> dict[str, str]:

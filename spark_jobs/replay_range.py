@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from job_credentials import nats_login
 from job_support import (
     Interrupted,
     StopRequest,
@@ -141,6 +142,7 @@ def planned(arguments: argparse.Namespace) -> Replay:
             "ack": ack,
             "msgIdColumn": "id",
             "ackTimeout": f"{arguments.ack_timeout}s",
+            **nats_login(arguments),
         },
     )
 

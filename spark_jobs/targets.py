@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Any
 
+from job_credentials import add_nats_login, nats_credentials
 from job_support import duration_s
 from pyspark.sql import Column
 from pyspark.sql import functions as f
@@ -39,6 +40,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="fail after this time without an ack (30s)",
     )
+    add_nats_login(parser)
 
 
 def nats_url(arguments: argparse.Namespace) -> str:
@@ -58,7 +60,7 @@ def checked_mapping(arguments: argparse.Namespace, info: dict[str, Any]) -> Subj
             f"--to-subject {arguments.to_subject} is recorded by stream {info['name']} itself ({info['subject']}): "
             "published messages would be read again; choose other subjects"
         )
-    with Publisher(nats_url(arguments)):
+    with Publisher(nats_url(arguments), credentials=nats_credentials(arguments)):
         return mapping
 
 

@@ -69,7 +69,14 @@ def decoded(message: bytes) -> pa.RecordBatch:
     return ipc.decode_batch(message)
 
 
-OWN_SPARKS = ("test_jobs.py", "test_newcomer.py", "test_notebook.py", "test_places.py")
+OWN_SPARKS = (
+    "test_demo_tls.py",
+    "test_jobs.py",
+    "test_newcomer.py",
+    "test_notebook.py",
+    "test_places.py",
+    "test_secrets.py",
+)
 """Files of `tests/spark` whose tests start a Spark each: they stay by themselves."""
 
 

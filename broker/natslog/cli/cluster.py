@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -302,6 +303,7 @@ def recover(
     """
     from natslog.node.metadata.recover import recover as recover_folder
 
+    os.umask(0o077)  # files that are created here are readable by their owner only
     planned = recover_folder(folder, is_dry_run=True)
     if not yes:
         out.print(

@@ -43,7 +43,9 @@ def _run(config: BrokerConfig) -> None:
             lines.append("access from this machine only, without credentials (security is not enabled)")
         else:
             lines.append("access WITHOUT CREDENTIALS from every machine that reaches this address (insecure)")
-        if admin_token is not None:
+        if admin_token is not None and config.admin_token_file is not None:
+            lines.append(f"token  of the administrator: in {config.admin_token_file}")
+        elif admin_token is not None:
             lines += ["", "The token of the administrator, which is shown only now:", admin_token, ""]
         for line in [*lines, "ready"]:
             out.print(line)
@@ -176,6 +178,10 @@ def server(
     ] = None,
     new_admin_token: Annotated[
         bool | None, typer.Option("--new-admin-token", help="Create and print another token of the administrator.")
+    ] = None,
+    admin_token_file: Annotated[
+        str | None,
+        typer.Option(help="File that a new token of the administrator is written to; default: standard output."),
     ] = None,
     segment_bytes: Annotated[
         str | None, typer.Option(help="Size at which a segment is closed; default 128MiB.")

@@ -169,8 +169,12 @@ class Broker:
         await loop.run_in_executor(self._writers, warm_up)
         await self.link.open()
         await self.cluster.start()
+        token_file = self.config.admin_token_file
         self.admin_token = await enable_security(
-            self.cluster, is_wanted=self.config.security, new_admin_token=self.config.new_admin_token
+            self.cluster,
+            is_wanted=self.config.security,
+            new_admin_token=self.config.new_admin_token,
+            token_file=None if token_file is None else Path(token_file),
         )
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)

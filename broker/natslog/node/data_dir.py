@@ -7,6 +7,10 @@ DIR/raft/            the metadata group's log and snapshot
 DIR/streams/<name>.<id>/
                      one log each, with at most 64 bytes of its stream's name; <id>/ where it was created at feature
                      level 1. With the suffix .removed it is being removed, with .damaged-N it was set aside
+
+DIR itself may be a symbolic link: the operator chose it. Nothing below it may be one, or a pipe or device: a start
+refuses it, because writes, truncations and reads would affect a file elsewhere, for example after a copy of unknown
+origin was restored. While the broker runs, no other user can add one, because DIR must not be writable for everyone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import os
 import re
 import secrets
 import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -92,6 +98,35 @@ def folders_by_id(streams: Path) -> dict[str, Path]:
     return found
 
 
+def _require_own(folder: Path) -> None:
+    """Raises DataDirError: every user may write to it, or it holds links to other places."""
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise DataDirError(
+            f"every user of this machine may write to the data folder {folder}: run chmod 700 {folder}, or choose a "
+            "folder inside it, which the broker creates for its user only",
+            data_dir=str(folder),
+        )
+    for path in _neither_file_nor_folder(folder):
+        raise DataDirError(
+            f"{path} is a symbolic link, pipe or device, and a data folder must hold files and folders only: move what "
+            "it refers to into the data folder, or mount the other disk there (mount --bind)",
+            data_dir=str(folder),
+            file=str(path),
+        )
+
+
+def _neither_file_nor_folder(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _neither_file_nor_folder(Path(entry.path))
+                elif not entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path)
+    except PermissionError:
+        return  # for example lost+found: the broker does not use it
+
+
 class DataDir:
     """Locks a folder for this process; `release` unlocks it.
 
@@ -102,7 +137,7 @@ class DataDir:
         life: this start, and those before it.
 
     Raises:
-        DataDirError: another broker's, of a newer format, in use, or not writable, with what to do.
+        DataDirError: another broker's, of a newer format, in use, not writable, or not private, with what to do.
         CorruptLog: its identity or life is damaged, with what to do.
     """
 
@@ -114,6 +149,7 @@ class DataDir:
         self._is_stored = True
         try:
             make_folder(path)
+            _require_own(path)
             make_folder(self.streams)
             self._stream_folders = folders_by_id(self.streams)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from natslog.cluster.features import SECURITY_LEVEL
 from natslog.cluster.security_commands import CreateToken, EnableSecurity
@@ -17,14 +21,17 @@ logger = logging.getLogger("natslog.security")
 ADMIN = "admin"
 
 
-async def enable_security(cluster: ClusterNode, *, is_wanted: bool, new_admin_token: bool) -> str | None:
+async def enable_security(
+    cluster: ClusterNode, *, is_wanted: bool, new_admin_token: bool, token_file: Path | None = None
+) -> str | None:
     """Enables security in the cluster, if it is wanted and not enabled yet.
 
     Args:
         new_admin_token: whether to create another token for the administrator, because no valid one is left.
+        token_file: where to write it; None: nowhere.
 
     Returns:
-        The token of the administrator, if this broker has created it. It is not stored anywhere.
+        The token of the administrator, if this broker has created it. It is not stored anywhere else.
 
     Raises:
         ConfigError: it cannot be enabled, with the remedy. MetadataUnavailable.
@@ -56,12 +63,41 @@ async def enable_security(cluster: ClusterNode, *, is_wanted: bool, new_admin_to
         created_us=cluster.clock.latest_us(),
         note="of the first start" if state.security is None else "of --new-admin-token",
     )
-    if state.security is None:
-        await cluster.group.propose(EnableSecurity(token=record))
-    else:
-        await cluster.group.propose(CreateToken(token=record, roles=(ADMIN_ROLE,)))
-    security = cluster.state.security
-    if security is None or record.id not in security.tokens:
-        return None  # another broker has enabled it, and has the token
-    logger.info("security is enabled; the token %s of the administrator is printed once", record.id)
-    return tokens.text_of(record.id, secret)
+    token = tokens.text_of(record.id, secret)
+    with _beside(token_file, token) as beside:
+        if state.security is None:
+            await cluster.group.propose(EnableSecurity(token=record))
+        else:
+            await cluster.group.propose(CreateToken(token=record, roles=(ADMIN_ROLE,)))
+        security = cluster.state.security
+        if security is None or record.id not in security.tokens:
+            return None  # another broker has enabled it, and has the token
+        if beside is not None:
+            os.replace(beside, str(token_file))
+    where = "printed once" if token_file is None else f"in {token_file}"
+    logger.info("security is enabled; the token %s of the administrator is %s", record.id, where)
+    return token
+
+
+@contextmanager
+def _beside(token_file: Path | None, token: str) -> Iterator[Path | None]:
+    """The token in a file that only its owner can read, beside its place, so that a token which cannot be written is
+    not created. Raises ConfigError.
+    """
+    if token_file is None:
+        yield None
+        return
+    beside = token_file.with_name(token_file.name + ".new")
+    try:
+        beside.unlink(missing_ok=True)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the token of the administrator to admin_token_file {token_file} ({error.strerror}): correct "
+            "the path; no token was created"
+        ) from error
+    try:
+        yield beside
+    finally:
+        beside.unlink(missing_ok=True)

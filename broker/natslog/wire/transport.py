@@ -165,6 +165,12 @@ class InPlaceTransport(TcpTransport):
         self._landing = None
         await super().connect(*args, **kwargs)
 
+    async def connect_tls(self, *args: Any, **kwargs: Any) -> None:
+        await super().connect_tls(*args, **kwargs)
+        assert self._io_writer is not None, "it is connected"
+        protocol: Any = self._io_writer.transport.get_protocol()
+        protocol._over_ssl = True  # nats-py does not state it, and asyncio logs a warning when the connection ends
+
     async def read(self, buffer_size: int) -> bytes:
         if self._landing is None:
             self._landing = self._take_over()
