@@ -82,6 +82,7 @@ def test_times_survive_writing_and_reading(timestamp_us: int) -> None:
 def test_times_with_zone_without_and_as_milliseconds() -> None:
     assert parse_timestamp_us("2026-11-20T10:00:00+02:00") == parse_timestamp_us("2026-11-20T08:00:00")
     assert parse_timestamp_us("1500") == parse_timestamp_us(1500) == 1_500_000
+    assert parse_timestamp_us(format_timestamp_us(parse_timestamp_us("0999-01-02"))) == parse_timestamp_us("0999-01-02")
     for bad in ("", "noon", "2026-13-01", "9" * 30):
         with pytest.raises(InvalidRequest):
             parse_timestamp_us(bad)
