@@ -347,3 +347,10 @@ def test_hello_that_is_not_utf8_is_refused() -> None:
     body = dialling().body.replace(b"broker1", b"broker\xff")
     with pytest.raises(ClusterMismatch, match="cannot be decoded"):
         accept(body, f"{RING.keys[0].id}:{RING.keys[0].proof('hello', body)}")
+
+
+def test_proof_that_is_not_utf8_is_refused() -> None:
+    """aiohttp decodes such bytes of a header as lone surrogates."""
+    proof = RING.keys[0].id + ":" + b"\xff".decode("utf-8", "surrogateescape")
+    with pytest.raises(ClusterMismatch, match="another cluster secret"):
+        accept(dialling().body, proof)
