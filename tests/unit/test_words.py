@@ -69,7 +69,7 @@ def test_durations_and_sizes() -> None:
         if bad != "7":
             with pytest.raises(InvalidRequest):
                 parse_duration_s(bad)
-    for bad in ("", "ten", "-1", "0", "1.5.5k", "1 furlong"):
+    for bad in ("", "ten", "-1", "0", "1.5.5k", "1 furlong", "1i", "1ib", "1 bk"):
         with pytest.raises(InvalidRequest):
             parse_size_bytes(bad)
 
