@@ -52,7 +52,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes, what: str) -> A
         raise written_by_newer(what, error) from error
 
 
-def written_by_newer(what: object, error: ValueError | RecursionError) -> UpgradeRequired:
+def written_by_newer(what: object, error: Exception) -> UpgradeRequired:
     """For intact bytes that this version does not write."""
     return UpgradeRequired(
         f"{what} was written by a newer version of natslog ({error}): upgrade this broker. The broker stops; "
