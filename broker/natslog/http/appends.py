@@ -88,7 +88,7 @@ async def _commit_body(request: web.Request) -> shapes.Commit:
     data = await read_body(request, _MAX_COMMIT_BYTES)
     try:
         body = msgspec.json.decode(data, type=shapes.Commit)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise InvalidRequest(
             'the body must be {"parts": [{"part", "attempt", "rows", "digest", "content"}, …], "on_conflict": '
             f'"fail", "skip" or "append"}}: {error}'

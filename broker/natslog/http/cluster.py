@@ -34,6 +34,7 @@ from natslog.urls import normal_url
 routes = web.RouteTableDef()
 
 _MAX_REFUSED_BYTES = 4096
+_MOST_DIGITS = 19
 
 
 def _require_certificate(request: web.Request) -> None:
@@ -197,8 +198,8 @@ async def drain_broker(request: web.Request) -> web.Response:
 
 def _path_number(request: web.Request) -> BrokerId:
     text = request.match_info["id"]
-    if not text.isdecimal() or not _is_broker_number(int(text[:20])):
-        raise InvalidRequest(f"{text!r} is not the number of a broker")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not _is_broker_number(int(text)):
+        raise InvalidRequest(f"{text[:40]!r} is not the number of a broker")
     return BrokerId(int(text))
 
 

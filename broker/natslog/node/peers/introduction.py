@@ -65,7 +65,7 @@ def _refusal(status: int, body: bytes) -> NatslogError:
     try:
         error = msgspec.json.decode(body)["error"]
         reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return ClusterMismatch(f"it answered HTTP {status}, which is not the answer of a broker")
     match error.get("code"):
         case OutdatedFolder.code:

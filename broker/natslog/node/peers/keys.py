@@ -52,7 +52,7 @@ class Key:
         return hmac.digest(self._proofs, _transcript(step.encode(), *messages), "sha256").hex()
 
     def proves(self, proof: str, step: Step, *messages: bytes) -> bool:
-        return hmac.compare_digest(proof.encode(), self.proof(step, *messages).encode())
+        return hmac.compare_digest(proof.encode(errors="replace"), self.proof(step, *messages).encode())
 
     def session(self, role: Literal["dialler", "acceptor"], *messages: bytes) -> LinkSession:
         """The seals of one link, as that side uses them."""

@@ -42,7 +42,20 @@ def test_tasks_are_numbered_by_where_their_shares_end() -> None:
     assert numbers_of([first]) == {}
 
 
-@pytest.mark.parametrize("body", [{"a": 5}, {"a": {"offset": 1}}, {"a": {"id": "x", "offset": "z"}}])
+_POSITION = {"id": "x", "offset": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"a": 5},
+        {"a": {"offset": 1}},
+        {"a": {"id": "x", "offset": "z"}},
+        *({"a": _POSITION | {"offset": wrong}} for wrong in (1.5, float("inf"), "1", True, None, -1)),
+        *({"a": _POSITION | wrong} for wrong in ({"id": 5}, {"start": 0.5}, {"epoch": "2"}, {"tasks": [[0, 1.5]]})),
+    ],
+    ids=repr,
+)
 def test_another_sources_checkpoint_is_refused(body: dict) -> None:
     with pytest.raises(ConfigError, match="another checkpointLocation"):
         from_json(body)
