@@ -17,6 +17,7 @@ from tests.bench import (
     long_polls,
     publishing,
     report,
+    security,
     skewed_read,
     spark_append,
     spark_scan,
@@ -41,7 +42,7 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls; or kafka, which is run only if it is named, or parts of it: "
+        "failover, idle, unacked, catchup, lag, polls, security; or kafka, which is run only if it is named, or parts of it: "
         "kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
@@ -69,6 +70,7 @@ def main() -> None:
         "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind), given.pairs),
         "lag": lambda: lag_overhead.overhead(given.pairs),
         "polls": lambda: long_polls.delivered(given.readers),
+        "security": lambda: security.costs(given.pairs),
     }
     beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
         "kafka-scan": lambda: reading.scans(given.pairs, given.rows),
