@@ -42,8 +42,8 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls, security; or kafka, which is run only if it is named, or parts of it: "
-        "kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish",
+        "failover, idle, unacked, catchup, lag, polls, security; or kafka, which is run only if it is named, or parts "
+        "of it: kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")

@@ -14,9 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from aiohttp import web
 
+from natslog.client import ClientOptions, NatslogClient
+from natslog.client.publisher import Publisher, Rows
 from natslog.http.app import ROUTES
 from natslog.node.peers.handshake import LINK_PATH
 from tests.harness import BrokerProcess, eventually, publish_acked, running
@@ -289,6 +293,29 @@ def test_an_identity_limited_to_subjects_is_sent_their_rows_only_and_no_counts(s
         assert one.get("rows") is None, call
     assert secured.ask("POST /v1/lags", "part")[1][STREAM]["rows"] is None
     assert secured.ask("POST /v1/positions", "part")[1][0]["bytes"] is None
+
+
+def test_large_batches_are_sent_whole_or_filtered_row_by_row(secured: Secured) -> None:
+    """Batches of which all, some and no rows are permitted; all columns and some; from the start and from within."""
+    create_again(secured)
+    for part in ("eu", "us", "both", "eu", "us"):
+        regions = [part] * 4000 if part != "both" else ["eu", "us"] * 2000
+        with Publisher(secured.broker.nats_url) as publisher:
+            subjects = pa.array([f"orders.{region}.{number % 3}" for number, region in enumerate(regions)])
+            values = pa.array([b"%d" % number * 20 for number in range(4000)], pa.binary())
+            publisher.publish(Rows(subjects, values), "stored")
+    everything = read_as(secured, "reader", 0)
+    permitted = pc.starts_with(everything.column("subject"), "orders.eu.")
+    for start in (0, 1000, 4003, 9000, 15_000):
+        expected = everything.filter(pc.and_(permitted, pc.greater_equal(everything.column("offset"), start)))
+        assert read_as(secured, "part", start).equals(expected)
+        found = read_as(secured, "part", start, columns=("offset", "subject"))
+        assert found.equals(expected.select(["offset", "subject"]))
+
+
+def read_as(secured: Secured, identity: str, start: int, **options: Any) -> pa.Table:
+    with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens[identity])) as client:
+        return pa.Table.from_batches(client.read(STREAM, start, **options)).combine_chunks()
 
 
 def create_again(secured: Secured) -> None:

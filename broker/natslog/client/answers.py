@@ -5,7 +5,8 @@ Theory of operation. A *whole* answer consists of stored batches, each validated
 *columns* of columns of these, each validated by CRCs of its own; this module checks that the batches are those of the
 range. An *exact* answer has no CRC. Its schema is compared with the requested one before any row is read, then pyarrow
 validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8), and its offsets must lie in the
-range and ascend. A wrong value that is well-formed cannot be detected.
+range and ascend; without a filter there is one row for each offset, unless the response states that the rules of the
+client's identity leave out rows (`Natslog-Limited`). A wrong value that is well-formed cannot be detected.
 
 Source: Arrow documentation, "Security considerations": data from elsewhere is validated before it is used.
 """
@@ -144,6 +145,8 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked, max_bytes: int | N
         CorruptLog: a CRC does not hold. CorruptAnswer: rows or headers are not those requested.
     """
     headers = response.headers
+    if headers.get("Natslog-Limited") == "true":  # access rules leave out rows
+        asked = replace(asked, is_filtered=True)
     if "Natslog-Next-Offset" not in headers:
         raise NatslogError("the response has no Natslog headers: check that the URL is that of a natslog broker")
     next_offset = _required(headers, "Natslog-Next-Offset")

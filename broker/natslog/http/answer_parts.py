@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -76,6 +77,12 @@ class Question:
     def filters(self) -> bool:
         """Whether it leaves out messages by their subjects."""
         return self.subject is not None or self.allowed is not None
+
+    @property
+    def subjects(self) -> list[tuple[str, ...]]:
+        """Lists of wildcards: a message is asked for if one of each list covers its subject."""
+        asked: list[tuple[str, ...]] = [] if self.subject is None else [(self.subject,)]
+        return asked if self.allowed is None else [*asked, self.allowed]
 
     @property
     def only_projects(self) -> bool:
@@ -277,14 +284,37 @@ def _messages_of(batches: list[pa.RecordBatch], asked: Question) -> memoryview:
 
 def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     """In a thread: exactly the rows and columns asked for, without what opens and ends an Arrow stream."""
-    batches = _decoded(plan, min(asked.max_bytes or _MAX_DECODED_BYTES, _MAX_DECODED_BYTES))
+    stored = _decoded(plan, min(asked.max_bytes or _MAX_DECODED_BYTES, _MAX_DECODED_BYTES))
+    if asked.ndjson or asked.columns is not None:
+        return _made_anew([batch for _, batch in stored], plan, asked)
+    pieces: list[bytes | memoryview] = []
+    few: list[pa.RecordBatch] = []
+    for message, batch in stored:  # batches that are whole and large are sent as they are stored
+        if len(message) < _TINY_BATCH_BYTES or not _is_all_asked(batch, plan, asked):
+            few.append(batch)
+        else:
+            pieces += [_made_anew(few, plan, asked), message]
+            few = []
+    pieces.append(_made_anew(few, plan, asked))
+    return memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
+
+
+def _is_all_asked(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -> bool:
+    """Whether every row of a stored batch is asked for."""
+    offsets = batch.column("offset")
+    if offsets[0].as_py() < plan.start or offsets[-1].as_py() >= plan.next_offset:
+        return False
+    distinct = pc.unique(batch.column("subject"))
+    return all(pc.all(_within(distinct, patterns)).as_py() for patterns in asked.subjects)
+
+
+def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -> memoryview:
+    """The rows and columns of these batches that are asked for."""
     table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
     offsets = table.column("offset")
     keep = pc.and_(pc.greater_equal(offsets, plan.start), pc.less(offsets, plan.next_offset))
-    if asked.subject is not None:
-        keep = pc.and_(keep, _within(table.column("subject"), (asked.subject,)))
-    if asked.allowed is not None:
-        keep = pc.and_(keep, _within(table.column("subject"), asked.allowed))
+    for patterns in asked.subjects:
+        keep = pc.and_(keep, _within(table.column("subject"), patterns))
     table = table.filter(keep)
     if asked.columns is not None:
         table = table.select(list(asked.columns))
@@ -294,20 +324,22 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     return _messages_of(batches, asked) if batches else memoryview(b"")
 
 
-def _within(subjects: pa.ChunkedArray, patterns: tuple[str, ...]) -> pa.ChunkedArray:
+def _within(subjects: pa.Array | pa.ChunkedArray, patterns: tuple[str, ...]) -> Any:
     """Whether each subject is covered by one of the wildcards."""
     return pc.match_substring_regex(subjects, "|".join(map(wildcard_regex, patterns)))
 
 
-def _decoded(plan: ReadPlan, max_bytes: int) -> list[pa.RecordBatch]:
-    """The plan's batches, as many as take `max_bytes` decompressed, but one; the plan then ends with them."""
-    batches: list[pa.RecordBatch] = []
+def _decoded(plan: ReadPlan, max_bytes: int) -> list[tuple[bytes, pa.RecordBatch]]:
+    """The plan's batches, encoded and decoded, as many as take `max_bytes` decompressed, but one; the plan then ends
+    with them.
+    """
+    found: list[tuple[bytes, pa.RecordBatch]] = []
     size_bytes = 0
     for message in plan.messages():
         batch = ipc.decode_batch(message)
-        if batches and size_bytes + batch.nbytes > max_bytes:
+        if found and size_bytes + batch.nbytes > max_bytes:
             plan.next_offset = batch.column("offset")[0].as_py()
             break
-        batches.append(batch)
+        found.append((message, batch))
         size_bytes += batch.nbytes
-    return batches
+    return found

@@ -114,6 +114,9 @@ _OF_MESSAGES = _STATED | {
     "Natslog-Next-Offset": _header("start of the next request", _OFFSET),
     "Natslog-High-Watermark": _header("offset after the last committed message", _OFFSET),
     "Natslog-Log-Start-Offset": _header("first offset of the log", _OFFSET),
+    "Natslog-Limited": _header(
+        "true: rows are left out on whose subjects the identity may not read", {"enum": ["true"]}, required=False
+    ),
     "Natslog-Batches": _header("whole: stored batches, not cut", {"enum": ["whole", "columns", "exact"]}),
 }
 

@@ -124,6 +124,8 @@ async def _answered(
         length = len(opening) + part.length + len(ending) if is_last else None
         headers = _headers(request, stream, part.next_offset if is_last else end, states_end)
         headers["Natslog-Batches"] = _kind_of_batches(part, asked, is_last=is_last)
+        if asked.allowed is not None:
+            headers["Natslog-Limited"] = "true"
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
         with disconnecting_slow_client(request):
