@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-all sim chaos soak bench demo format clean java python
+.PHONY: help install check test test-all sim fuzz chaos soak bench demo format clean java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test-all: java $(STAMP) ## the long tests, which `make test` leaves out: with it
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
 
+fuzz: $(STAMP) ## every parser of foreign bytes, coverage-guided: MINUTES=10 each, TARGET=frames SEED=7 for one
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED))
+
 chaos: $(STAMP) ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -65,4 +68,4 @@ demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=eve
 	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)") $(if $(TLS),--tls)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis .schemathesis build dist

@@ -166,7 +166,7 @@ class Cluster:
                 broker.prefix = self.network.prefix(number)
             if number in self.options.clocks:
                 self.clocks[number] = WallClock(self.folder / f"clock-{number}")
-                broker.environment = self.clocks[number].environment
+                broker.environment |= self.clocks[number].environment
             self.brokers.append(broker)
 
     # ---- clocks ----

@@ -43,7 +43,12 @@ class Phase:
 
 
 PHASES = (
-    Phase("pure", "code without other processes, on two processes", ("unit", "golden"), ("-n2", "--dist=worksteal")),
+    Phase(
+        "pure",
+        "code without other processes, on two processes",
+        ("unit", "golden", "fuzz"),
+        ("-n2", "--dist=worksteal"),
+    ),
     Phase("simulation", "the simulation, on two processes", ("sim",), ("-n2", "--dist=worksteal")),
     Phase(
         "processes",

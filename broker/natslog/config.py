@@ -34,12 +34,15 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     rack: str = ""
     nats_url: str = DEFAULT_NATS_URL
     nats_creds_file: str | None = None
+    nats_nkey_file: str | None = None
     nats_user: str | None = None
+    nats_user_file: str | None = None
     nats_password_file: str | None = None
     nats_token_file: str | None = None
     nats_tls_ca_file: str | None = None
     nats_tls_cert_file: str | None = None
     nats_tls_key_file: str | None = None
+    nats_tls_handshake_first: bool = False
     http_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     advertise_url: str | None = None
@@ -233,7 +236,7 @@ def _check_reach(config: BrokerConfig) -> None:
         return
     raise ConfigError(
         f"http_host {config.http_host} can be reached from other machines, and security is not enabled: everyone there "
-        "could read, change and delete all streams. Set security = true (docs/SECURITY.md), or insecure = true "
+        "could read, change and delete all streams. Set security = true (see SECURITY.md), or insecure = true "
         "(--insecure) if everyone in that network may do this",
         setting="http_host",
     )

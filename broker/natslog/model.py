@@ -212,12 +212,15 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A part `[start, end)` of a stream that one task reads; `urls` nearest first."""
+    """A part `[start, end)` of a stream that one task reads; `urls` nearest first.
+
+    `rows`, `bytes`: None if they are unknown to this reader.
+    """
 
     start: int
     end: int
-    rows: int
-    bytes: int
+    rows: int | None
+    bytes: int | None
     urls: tuple[str, ...] = ()
 
 

@@ -13,7 +13,8 @@ from natslog.errors import InvalidRequest
 MAX_NAME_CHARS = 128
 MAX_SUBJECT_BYTES = 1024
 
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
+NAME_PATTERN = r"[A-Za-z0-9_](?:\.?[A-Za-z0-9_-])*"
+_NAME = re.compile(NAME_PATTERN)
 _FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
@@ -27,7 +28,7 @@ def check_name(name: object, what: str = "stream name") -> str:
         raise InvalidRequest(f"a {what} must not be empty")
     if len(name) > MAX_NAME_CHARS:
         raise InvalidRequest(f"a {what} has at most {MAX_NAME_CHARS} characters; this one has {len(name)}")
-    if ".." in name or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{what} {name!r} is not allowed: use letters, digits, '_', '-' and single dots inside, starting with a "
             "letter, digit or '_'"

@@ -40,4 +40,4 @@ def parse_timestamp_us(text: str | int, name: str = "timestamp") -> int:
 def format_timestamp_us(timestamp_us: int) -> str:
     """`2026-11-20T10:30:00.000000Z`."""
     moment = datetime.fromtimestamp(timestamp_us // 1_000_000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_us % 1_000_000:06d}Z"
+    return f"{moment.year:04d}-{moment:%m-%dT%H:%M:%S}.{timestamp_us % 1_000_000:06d}Z"  # %Y does not pad years

@@ -13,7 +13,7 @@ _SIZE_BYTES = {"": 1, "b": 1} | {
     for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
 }
 _PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d|w)")
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*((?:[kmgt](?:i?b)?|b)?)", re.IGNORECASE)
 
 
 def parse_duration_s(text: str | int | float, name: str = "duration") -> float:

@@ -13,6 +13,7 @@ from natslog.units import parse_duration_s, parse_size_bytes
 CONNECTION = (
     "token", "tokenFile", "tlsCaFile", "tlsCertFile", "tlsKeyFile", "fetchTimeout", "fetchRetries", "retryInterval",
 )  # fmt: skip
+_MOST_DIGITS = 18
 _SPARKS_OWN = ("checkpointlocation", "queryname", "outputmode")
 """Options that Spark adds or keeps for itself."""
 
@@ -51,8 +52,8 @@ class Given:
         text = self.text(name)
         if text is None:
             return default
-        if not text.isdecimal() or int(text) < low:
-            raise ConfigError(f"option {name} {text!r} must be a whole number of at least {low}", option=name)
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < low:
+            raise ConfigError(f"option {name} {text[:40]!r} must be a whole number of at least {low}", option=name)
         return int(text)
 
     def one_of(self, name: str, default: str, allowed: tuple[str, ...]) -> str:

@@ -1,7 +1,8 @@
-"""`python -m tests.faults.hostile KIND URL STREAM COUNT`: so many connections that do one kind of harm, until killed.
+"""`python -m tests.faults.hostile KIND URL STREAM COUNT [TOKEN_FILE]`: so many connections that do one kind of harm,
+until killed; with the token, if there is one.
 
-Each connection acts about once a second at the most: what is measured is what a broker does for such clients, not how
-fast they can be.
+Each connection acts about once a second at the most, but for kinds "without a pause", which repeat a request as soon
+as it is answered: what is measured is what a broker does for such clients, not how fast they can be.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -28,8 +30,11 @@ async def _opened(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.S
     return await asyncio.open_connection(sock=connection, limit=4096)
 
 
+_credentials: list[str] = []
+
+
 def _head(method: str, path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *_credentials, *headers, "", ""]).encode()
 
 
 def _bomb() -> bytes:
@@ -75,6 +80,16 @@ def requests(kind: str, stream: str) -> Callable[[int], bytes]:
             return lambda at: _head("GET", "/metrics")
         case "globs":
             return lambda at: _head("GET", "/v1/streams?pattern=" + "*a" * 7000)
+        case "wrong tokens without a pause":
+            wrong = f"Authorization: Bearer nlt_{'0' * 12}_{'A' * 43}"
+            request = f"GET /v1/streams HTTP/1.1\r\nHost: x\r\n{wrong}\r\n\r\n".encode()
+            return lambda at: request
+        case "lists without a pause":
+            return lambda at: _head("GET", "/v1/streams")
+        case "reads without a pause":
+            return lambda at: _head("GET", messages + "&max_bytes=100000&columns=value")
+        case "changes without a pause":
+            return lambda at: _head("DELETE", f"/v1/streams/{stream}")
         case _:
             raise ValueError(kind)
 
@@ -91,12 +106,16 @@ KINDS = (
     "garbage",
     "scrapes",
     "globs",
+    "wrong tokens without a pause",
+    "lists without a pause",
+    "reads without a pause",
+    "changes without a pause",
 )
 
 
 async def harm(kind: str, url: str, send: Callable[[int], bytes]) -> None:
     """One connection after another, each for as long as the broker lets it live."""
-    address, reads = urlsplit(url), not kind.startswith("slow")
+    address, reads, pauses = urlsplit(url), not kind.startswith("slow"), not kind.endswith("without a pause")
     while True:
         try:
             reader, writer = await _opened(address.hostname or "", address.port or 0)
@@ -110,7 +129,7 @@ async def harm(kind: str, url: str, send: Callable[[int], bytes]) -> None:
                     writer.write(data)
                     await writer.drain()
                 at += 1
-                await _rest(reader, reads)
+                await (_rest(reader, reads) if pauses else _answer(reader))
         except (OSError, EOFError):
             pass
         finally:
@@ -134,6 +153,15 @@ async def _rest(reader: asyncio.StreamReader, reads: bool) -> None:
         return
 
 
+async def _answer(reader: asyncio.StreamReader) -> None:
+    """Of one request, to its end. Raises EOFError: the connection has ended."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if b"content-length:" in head:
+        await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+    else:
+        raise EOFError
+
+
 async def main(kind: str, url: str, stream: str, count: int) -> None:
     send = requests(kind, stream)
     print("begun", flush=True)
@@ -141,4 +169,5 @@ async def main(kind: str, url: str, stream: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    _credentials.extend(f"Authorization: Bearer {Path(file).read_text().strip()}" for file in sys.argv[5:6])
     asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))

@@ -67,10 +67,10 @@ NEEDS = {
     "GET /v1/whoami": "credentials",
     "GET /v1/tokens": "all:admin",
     "POST /v1/tokens": "all:admin",
-    "DELETE /v1/tokens/{id}": "all:admin",
+    "DELETE /v1/tokens/{token}": "all:admin",
     "GET /v1/acl": "all:admin",
     "POST /v1/acl": "all:admin",
-    "DELETE /v1/acl/{id}": "all:admin",
+    "DELETE /v1/acl/{rule}": "all:admin",
     "GET /v1/acl/check": "credentials",
     "GET /v1/roles": "all:admin",
     "PUT /v1/roles/{role}": "all:admin",
@@ -153,7 +153,7 @@ class Secured:
         try:
             connection.request(
                 method,
-                pattern.format(**(IN_PATH | {"id": "999"} | (path or {}))) + query,
+                pattern.format(**(IN_PATH | {"id": "999", "token": "999", "rule": "999"} | (path or {}))) + query,
                 body=None if given is None else json.dumps(given),
                 headers={} if token is None else {"Authorization": f"Bearer {token}"},
             )
@@ -167,7 +167,11 @@ class Secured:
 
 def admin_token(broker: BrokerProcess) -> str:
     """As the first start printed it."""
-    return next(line for line in broker.output().splitlines() if line.startswith("nlt_"))
+
+    def printed() -> list[str]:
+        return [line for line in broker.output().splitlines() if line.startswith("nlt_")]
+
+    return eventually(printed, what="it is printed when the broker is ready")[0]
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +186,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
                 assert status == 201
                 found.tokens[name] = created["token"]
                 if name == "revoked":
-                    assert found.ask("DELETE /v1/tokens/{id}", path={"id": created["id"]})[0] == 204
+                    assert found.ask("DELETE /v1/tokens/{token}", path={"token": created["id"]})[0] == 204
         rules = [("reader", "read", STREAM, ">"), ("publisher", "publish", STREAM, ">")]
         rules += [("manager", "manage", STREAM, ">"), ("monitor", "monitor", "*", ">")]
         for action in OWN_ACTIONS:
@@ -334,7 +338,7 @@ def test_the_check_names_the_rule_that_decides(secured: Secured) -> None:
 
 
 def test_the_last_rule_of_an_administrator_cannot_be_removed(secured: Secured) -> None:
-    assert secured.ask("DELETE /v1/acl/{id}", path={"id": "r1"})[0] == 409
+    assert secured.ask("DELETE /v1/acl/{rule}", path={"rule": "r1"})[0] == 409
     assert secured.ask("DELETE /v1/roles/{role}", path={"role": "admin"}, query="?identity=admin")[0] == 409
     assert secured.ask("GET /v1/tokens")[0] == 200
 
@@ -366,9 +370,9 @@ def test_what_is_needed_for_a_long_poll_is_checked_again_while_it_waits(secured:
         time.sleep(0.5)
         started = time.monotonic()
         if how == "rule":
-            assert secured.ask("DELETE /v1/acl/{id}", path={"id": rule["id"]})[0] == 204
+            assert secured.ask("DELETE /v1/acl/{rule}", path={"rule": rule["id"]})[0] == 204
         else:
-            assert secured.ask("DELETE /v1/tokens/{id}", path={"id": created["id"]})[0] == 204
+            assert secured.ask("DELETE /v1/tokens/{token}", path={"token": created["id"]})[0] == 204
         answer = connection.getresponse()
         assert answer.status == (403 if how == "rule" else 401)
         assert time.monotonic() - started < 5

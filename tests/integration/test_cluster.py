@@ -631,6 +631,7 @@ def test_numbers_that_cannot_be_stored_are_refused_and_harm_nobody(cluster: Clus
             ("POST", f"/v1/streams/{filled}/leader", {"to": 2**64}),
             ("POST", "/v1/streams", {"name": "huge", "subject": "huge", "max_messages": 2**64}),
             ("DELETE", f"/v1/cluster/brokers/{'9' * 40}", None),
+            ("DELETE", f"/v1/cluster/brokers/{1:020d}{'9' * 5000}", None),
         ):
             answer = broker._pool.request(
                 method, broker.url + path, body=None if body is None else json.dumps(body).encode()

@@ -170,8 +170,8 @@ def test_openapi_describes_cursors(broker: BrokerProcess) -> None:
     paths = ask(broker, "GET", "/openapi.json").json()["paths"]
     assert set(paths["/v1/cursors/{consumer}/{stream}"]) == {"get", "put", "delete"}
     names = [one["name"] for one in paths["/v1/cursors/{consumer}/{stream}"]["put"]["parameters"]]
-    assert names == ["consumer", "stream"]
-    assert {one["name"] for one in paths["/v1/streams/{name}/lag"]["get"]["parameters"]} == {"name", "offset", "cursor"}
+    assert names[:2] == ["consumer", "stream"]
+    assert {"name", "offset", "cursor"} <= {one["name"] for one in paths["/v1/streams/{name}/lag"]["get"]["parameters"]}
 
 
 # ---- command line ----

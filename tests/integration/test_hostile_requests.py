@@ -151,3 +151,32 @@ def test_client_that_leaves_costs_no_line_of_log(broker: BrokerProcess, filled: 
             connection.close()
     assert client.stream(filled)["high_watermark"] == 100
     assert "Traceback" not in broker.output()[before:]
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\udfff\ud800", b"\xed\xa0\x80"])
+def test_text_that_is_not_unicode_is_refused(broker: BrokerProcess, filled: str, text: bytes) -> None:
+    """It would reach the metadata, where it cannot be stored: the broker would stop."""
+    for method, path, body in (
+        ("PUT", f"/v1/cursors/job/{filled}", b'{"offset": 1, "id": "%s"}'),
+        ("PUT", f"/v1/cursors/job/{filled}", b'{"offset": 1, "lag": {"%s": 1}}'),
+        ("PATCH", f"/v1/streams/{filled}", b'{"max_age": "%s"}'),
+        ("POST", "/v1/cluster/brokers", b'{"url": "http://%s:9"}'),
+        ("POST", "/v1/lags", b'{"%s": 1}'),
+        ("POST", "/v1/positions", b'{"pattern": "%s"}'),
+    ):
+        answer = ask(broker, method, path, body % text)
+        assert answer.status == 400, (method, path, answer.data)
+        assert error(answer)["code"] == "invalid_request"
+    assert ask(broker, "GET", "/readyz").status == 200
+
+
+def test_unknown_expectation_is_ignored(broker: BrokerProcess, filled: str) -> None:
+    """As RFC 9110 permits; aiohttp would refuse it with a text that is no error of this API."""
+    for expectation in ("nonsense", "100-continue, nonsense", ""):
+        assert ask(broker, "GET", f"/v1/streams/{filled}", Expect=expectation).status == 200
+    head = f"PUT /v1/cursors/job/{filled} HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\nExpect: 100-Continue\r\n"
+    with socket.create_connection((urlsplit(broker.url).hostname, urlsplit(broker.url).port), 10) as connection:
+        connection.sendall(head.encode() + b"Connection: close\r\n\r\n")
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b'{"offset": 7}')
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import signal
@@ -139,6 +140,16 @@ def test_answer_that_says_nothing_is_null(status: int, body: bytes) -> None:
         report = LagReport((url,), ClientOptions())
         check_unknown(report.added_to(LATEST, END))
         report.close()
+
+
+def test_counts_that_are_unknown_to_this_reader_are_null() -> None:
+    lag = {"rows": None, "bytes": None, "seconds": 1.5}
+    with answering(200, json.dumps({"orders": lag, "new": lag | {"rows": 3, "bytes": 9}}).encode()) as url:
+        report = LagReport((url,), ClientOptions())
+        found = report.added_to(LATEST, END)
+        report.close()
+    shown = {name: (at["rows_behind"], at["bytes_behind"], at["seconds_behind"]) for name, at in found.items()}
+    assert shown == {"orders": (40, None, 1.5), "returns": (0, 0, 0), "new": (3, 9, 1.5)}
 
 
 def test_broker_that_refused_is_asked_again_after_five_seconds() -> None:

@@ -19,7 +19,7 @@ from natslog.errors import BrokerUnavailable, ConfigError
 from natslog.nats_server import NatsServer
 from natslog.security.certificates import make_certificates
 from tests.bench.cluster_sides import three_brokers
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, write_secret
+from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running, write_secret
 
 _MANY_HANDSHAKES = 600
 
@@ -212,3 +212,80 @@ def test_three_brokers_verify_each_other(tmp_path: Path, certificates: Path) -> 
         answer = pool.request("POST", brokers[0].url + "/internal/link", body=b"{}")
         assert answer.status >= 400
         assert b"must present a certificate" in answer.data
+
+
+def _connected(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSession:
+    """Of a TLS connection on which a request was answered. Raises OSError: the broker refuses it."""
+    with socket.create_connection(("127.0.0.1", port), 10) as raw:
+        with context.wrap_socket(raw, server_hostname="127.0.0.1", session=session) as secured:
+            secured.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = secured.recv(1000)
+            if not answer.startswith(b"HTTP/1.1 200"):
+                raise ConnectionResetError("no answer")
+            assert secured.session is not None
+            return secured.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_authority_that_is_removed_is_refused_without_a_restart(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    settings = _make(tmp_path / "ours") | {"tls_client_certs": "required"}
+    _make(tmp_path / "theirs")
+    ca = Path(settings["tls_ca_file"])
+    ours = ca.read_bytes()
+    ca.write_bytes(ours + (tmp_path / "theirs" / "ca.pem").read_bytes())
+    context = ssl.create_default_context(cafile=str(ca))
+    context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(tmp_path / "theirs" / "client.pem", tmp_path / "theirs" / "client-key.pem")
+    with running(tmp_path / "natslog", **settings) as (_, broker):
+        session = _connected(broker.http_port, context)
+        assert _connected(broker.http_port, context, session)
+        ca.write_bytes(ours)
+        eventually(lambda: "the TLS files were loaded again" in broker.output(), 15)
+        for offered in (None, session):  # a session must not be resumed with a certificate that is refused now
+            with pytest.raises(OSError):
+                _connected(broker.http_port, context, offered)
+        assert broker.ready(), "other certificates are accepted"
+
+
+def test_failed_handshakes_are_logged_once_a_minute(tmp_path: Path, certificates: Path) -> None:
+    _make(tmp_path / "other")
+    strange = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    strange.load_cert_chain(tmp_path / "other" / "client.pem", tmp_path / "other" / "client-key.pem")
+    with running(tmp_path / "natslog", **_settings(certificates)) as (_, broker):
+        for _ in range(5):
+            socket.create_connection(("127.0.0.1", broker.http_port)).close()
+        for _ in range(20):
+            with pytest.raises(OSError):
+                _connected(broker.http_port, strange)
+        eventually(lambda: "TLS handshakes" in broker.output(), 10)
+        lines = [line for line in broker.output().splitlines() if "TLS handshake" in line]
+        assert len(lines) == 1, lines
+        assert "WARNING" in lines[0]
+        assert "1 TLS handshakes of clients failed in the last minute; the last one, of 127.0.0.1" in lines[0]
+        assert "certificate" in lines[0]
+        assert broker.ready()
+
+
+def test_cluster_names_the_tls_problem_of_a_link_and_refuses_another_scheme(tmp_path: Path, certificates: Path) -> None:
+    other = _make(tmp_path / "other")
+    options = ["--tls-ca", str(certificates / "ca.pem")]
+    with three_brokers(tmp_path / "cluster", **_settings(certificates)) as (_, brokers):
+        started = time.monotonic()
+        added = natslog(*options, "cluster", "add", "http://127.0.0.1:1", url=brokers[0].url, check=False)
+        assert time.monotonic() - started < 10
+        assert added.returncode == 1
+        assert "must begin with https://" in added.stderr
+        brokers[2].terminate()
+        brokers[2].settings |= other
+        brokers[2].spawn()
+
+        def problem() -> dict[str, str]:
+            (found,) = [one for one in brokers[0].client().cluster()["brokers"] if one["id"] == 3]
+            return {} if found["alive"] else found["problem"]
+
+        eventually(lambda: "the TLS handshake failed" in problem().get("message", ""), 30)
+        assert problem()["code"] == "broker_unavailable"
+        assert all("problem" not in one for one in brokers[0].client().cluster()["brokers"] if one["alive"])
+        shown = natslog(*options, "cluster", "status", url=brokers[0].url, check=False)
+        assert shown.returncode == 1
+        assert f"broker 3 at {brokers[2].url} is down: the TLS handshake failed" in shown.stdout

@@ -168,7 +168,9 @@ class Program:
 
         self.fails("error-nats-login", write(natsPasswordFile=self.scene["wrong_file"]))
         self.fails("error-nats-subject", write(subject="orders.a", ackTimeout="2s"))
-        self.fails("error-nats-url", write(natsServers=self.scene["nats_url_with_wrong_password"], natsUser=""))
+        in_url = {name: value for name, value in self.sink.items() if name not in ("natsUser", "natsPasswordFile")}
+        in_url["natsServers"] = self.scene["nats_url_with_wrong_password"]
+        self.fails("error-nats-url", rows.write.format("natslog").mode("append").options(**in_url).save)
         self.fails("error-http-sink", write_http(rows, self.over_http(self.source) | {"stream": "private"}))
 
     def views(self) -> None:

@@ -159,6 +159,7 @@ def test_large_binary_values_survive(
         ({"columns": "offset", "includeHeaders": "true"}, "clash"),
         ({"failOnDataLoss": "maybe"}, "must be true or false"),
         ({"minPartitions": "0"}, "whole number of at least 1"),
+        ({"minPartitions": "9" * 5000}, "whole number of at least 1"),
         ({"subjectFilter": "a..b"}, "empty token"),
         ({"startingTimestamp": "noon"}, "not a time"),
         ({"fetchTimeout": "soon"}, "not a duration"),

@@ -359,7 +359,7 @@ PROOFS = {
     "Spark: pickled-reader": "private/spark",
     "Spark: pickled-partitions": "orders",
     "Spark: pickled-text-partitions": "orders",
-    "Spark: pickled-sink": "password_file",
+    "Spark: pickled-sink": "private/nats-spark",
     "Spark: shown-options": "token_file",
     "Spark: error-wrong": "Unauthorized",
     "Spark: error-expired": "has expired",

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, with_nats
+from tests.nats_login import nkey, server_with, tls
 
 pytestmark = pytest.mark.spark
 
@@ -385,6 +386,20 @@ def test_rows_that_cannot_be_sent_become_dead_letters_once_and_the_others_arrive
     assert [header(row, "Natslog-Subject") for row in letters] == [f"{name}-out.a", f"{name}-out.a", "not a subject"]
     assert header(letters[1], "Natslog-Truncated") == "1100000"
     assert letters[2]["value"] == b"7"
+
+
+def test_tasks_log_in_with_the_files_of_the_options(spark: SparkSession, tmp_path: Path) -> None:
+    login, encrypted = nkey(tmp_path), tls(tmp_path)
+    with server_with(tmp_path, encrypted.configuration + login.configuration) as server:
+        writer = spark.sql("select 'x' as value").write.format("natslog").option("natsServers", server.url)
+        writer = writer.option("ack", "flush").option("subject", "a").mode("append")
+        writer = writer.option("natsTlsCaFile", encrypted.right["tls_ca_file"])
+        writer.option("natsNkeyFile", login.right["nkey_file"]).save()
+        with pytest.raises(Exception, match=re.escape(login.said)) as refused:
+            writer.option("natsNkeyFile", login.wrong["nkey_file"]).save()
+        assert not [secret for secret in login.secret if secret in str(refused.value)]
+        with pytest.raises(Exception, match="only one login"):
+            writer.option("natsTokenFile", "t").option("natsUser", "u").option("natsPasswordFile", "p").save()
 
 
 @pytest.mark.long

@@ -69,7 +69,7 @@ def test_durations_and_sizes() -> None:
         if bad != "7":
             with pytest.raises(InvalidRequest):
                 parse_duration_s(bad)
-    for bad in ("", "ten", "-1", "0", "1.5.5k", "1 furlong"):
+    for bad in ("", "ten", "-1", "0", "1.5.5k", "1 furlong", "1i", "1ib", "1 bk"):
         with pytest.raises(InvalidRequest):
             parse_size_bytes(bad)
 
@@ -82,6 +82,7 @@ def test_times_survive_writing_and_reading(timestamp_us: int) -> None:
 def test_times_with_zone_without_and_as_milliseconds() -> None:
     assert parse_timestamp_us("2026-11-20T10:00:00+02:00") == parse_timestamp_us("2026-11-20T08:00:00")
     assert parse_timestamp_us("1500") == parse_timestamp_us(1500) == 1_500_000
+    assert parse_timestamp_us(format_timestamp_us(parse_timestamp_us("0999-01-02"))) == parse_timestamp_us("0999-01-02")
     for bad in ("", "noon", "2026-13-01", "9" * 30):
         with pytest.raises(InvalidRequest):
             parse_timestamp_us(bad)

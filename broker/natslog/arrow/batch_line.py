@@ -168,18 +168,19 @@ def _running_crcs(parts: Iterable[Iterable[Any]], crc: int) -> list[int]:
 def find_batch_line(window: Bytes) -> BatchHeader | None:
     """The first batch line in these bytes, not validated; None if there is none."""
     found = _LINE.search(window)
-    return _header_of(found, None) if found else None
+    return _header_of(found) if found else None
 
 
-def _header_of(found: re.Match[bytes], run: RunMark | None) -> BatchHeader:
+def _header_of(found: re.Match[bytes]) -> BatchHeader:
+    """As the line states it: without the run, and not validated."""
     if found[_V2_CRC] is None:
         base, rows, epoch, newest, header_bytes, body_bytes = (int(found[group]) for group in range(1, 7))
         both = tuple(int(found[group], 16) for group in _V1_CRCS)
-        return BatchHeader(base, base + rows, rows, epoch, newest, header_bytes, body_bytes, both, 0, run)
+        return BatchHeader(base, base + rows, rows, epoch, newest, header_bytes, body_bytes, both)
     base, end, rows, epoch, newest, ids_bytes, header_bytes, body_bytes = map(int, found.groups()[_V2_NUMBERS])
     digits = (found[_V2_CRC] + found[_V2_BODY_CRCS]).replace(b".", b"").decode()
     crcs = _CRC_WORDS.unpack(bytes.fromhex(digits))
-    return BatchHeader(base, end, rows, epoch, newest, header_bytes, body_bytes, crcs, ids_bytes, run)
+    return BatchHeader(base, end, rows, epoch, newest, header_bytes, body_bytes, crcs, ids_bytes)
 
 
 def proven_header(window: Bytes) -> BatchHeader | None:
@@ -192,14 +193,15 @@ def proven_header(window: Bytes) -> BatchHeader | None:
     found = _LINE.search(window, 0, header_bytes) if isinstance(window, bytes) else _LINE.search(window[:header_bytes])
     if found is None:
         return None
-    header = _header_of(found, find_mark(window[:header_bytes]))
+    header = _header_of(found)
     if header.header_bytes != header_bytes or _blank_crc(window, found, header_bytes) != header.header_crc:
         return None
     if header.ids_bytes not in (0, ID_BYTES * header.rows) or header.columns_bytes < 0:
         return None
     if header.end_offset < header.base_offset + header.rows:
         return None
-    return header
+    run = find_mark(window[:header_bytes])  # of proven bytes only: a damaged mark may state anything
+    return header if run is None else replace(header, run=run)
 
 
 def _blank_crc(window: Bytes, found: re.Match[bytes], header_bytes: int) -> int:

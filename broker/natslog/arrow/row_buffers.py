@@ -29,6 +29,17 @@ Buffer: TypeAlias = Any
 PAYLOAD_SCHEMA = pa.schema(list(MESSAGE_SCHEMA)[2:])
 """`subject`, `key`, `headers`, `value`."""
 
+_NO_OFFSETS = np.zeros(1, np.int32)
+
+
+def offsets_of(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
+    """The offsets of a string, binary or list column, which may be a slice. Their buffer may have any length in data
+    from elsewhere, as long as they are in it: also one that is no multiple of four bytes, or none without rows.
+    """
+    count = column.offset + len(column) + 1
+    return np.frombuffer(column.buffers()[1], np.int32, count)[column.offset :] if len(column) else _NO_OFFSETS
+
+
 NODES = 7
 BUFFERS = 18
 

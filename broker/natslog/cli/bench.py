@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, out, position_of, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
@@ -71,7 +72,16 @@ def pub(
         float, typer.Option("--ack-timeout", help="Give up after so many seconds without an ack.")
     ] = 30,
     nats_url: NatsUrl = DEFAULT_NATS_URL,
-    creds: Annotated[str | None, typer.Option("--creds", help="NATS credentials file.")] = None,
+    creds: nats_options.CredsFile = None,
+    nats_nkey_file: nats_options.NkeyFile = None,
+    nats_user: nats_options.User = None,
+    nats_user_file: nats_options.UserFile = None,
+    nats_password_file: nats_options.PasswordFile = None,
+    nats_token_file: nats_options.TokenFile = None,
+    nats_tls_ca_file: nats_options.TlsCaFile = None,
+    nats_tls_cert_file: nats_options.TlsCertFile = None,
+    nats_tls_key_file: nats_options.TlsKeyFile = None,
+    nats_tls_handshake_first: nats_options.TlsHandshakeFirst = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Publish generated messages; print the rate and, with acks, their latency.
@@ -86,11 +96,21 @@ def pub(
         raise InvalidRequest(f"--count {count} is less than a message for each of --publishers {publishers}")
     to, streams = _target(global_of(context), subject, stream, ack)
     from natslog.cli.bench_load import Load
-    from natslog.wire.link import NatsCredentials
 
     load = Load(
         nats_url,
-        NatsCredentials(creds_file=creds),
+        nats_options.credentials_of(
+            creds=creds,
+            nkey_file=nats_nkey_file,
+            user=nats_user,
+            user_file=nats_user_file,
+            password_file=nats_password_file,
+            token_file=nats_token_file,
+            tls_ca_file=nats_tls_ca_file,
+            tls_cert_file=nats_tls_cert_file,
+            tls_key_file=nats_tls_key_file,
+            tls_handshake_first=nats_tls_handshake_first,
+        ),
         subject=to,
         size_bytes=size_bytes,
         in_flight=in_flight,

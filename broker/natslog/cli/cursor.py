@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -39,8 +40,8 @@ def list_cursors(
 
 
 def _row(body: dict[str, Any]) -> list[Any]:
-    lag = body["lag"]
-    known = [lag["rows"], format_size(lag["bytes"]), _age(lag["seconds"])] if lag else ["", "", ""]
+    lag = body["lag"] or dict.fromkeys(("rows", "bytes", "seconds"))
+    known = [_if_known(lag["rows"], str), _if_known(lag["bytes"], format_size), _if_known(lag["seconds"], _age)]
     return [body["consumer"], body["stream"], body["offset"], body["timestamp"][:19] + "Z", *known, _state(body)]
 
 
@@ -54,7 +55,12 @@ def _state(body: dict[str, Any]) -> str:
         return f"{lag['beyond_rows']} beyond the end"
     if body["rewound"] is not None:
         return f"moved back from {body['rewound']['from']}"
-    return "behind" if lag["rows"] else "ok"
+    is_behind = body["offset"] < lag["high_watermark"] if lag["rows"] is None else lag["rows"] > 0
+    return "behind" if is_behind else "ok"
+
+
+def _if_known(value: Any, shown: Callable[[Any], str]) -> str:
+    return "" if value is None else shown(value)
 
 
 def _age(seconds: float) -> str:

@@ -34,7 +34,8 @@ def summary(cluster: dict[str, Any], streams: list[dict[str, Any]]) -> str:
 def _problems_of_broker(client: NatslogClient, broker: dict[str, Any]) -> Iterator[str]:
     """A broker that the other brokers can reach is no problem of the cluster, even if this machine cannot reach it."""
     if not broker["alive"]:
-        yield f"broker {broker['id']} at {broker['url']} is down"
+        why = f": {broker['problem']['message']}" if "problem" in broker else ""
+        yield f"broker {broker['id']} at {broker['url']} is down{why}"
         return
     if broker["role"] != "voter":
         yield f"broker {broker['id']} at {broker['url']} is not a voter yet (its role is {broker['role']})"

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
+from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
@@ -86,7 +87,16 @@ def pub(
         float, typer.Option("--ack-timeout", help="Fail after this many seconds without an ack.")
     ] = 30,
     nats_url: NatsUrl = DEFAULT_NATS_URL,
-    creds: Annotated[str | None, typer.Option("--creds", help="NATS credentials file.")] = None,
+    creds: nats_options.CredsFile = None,
+    nats_nkey_file: nats_options.NkeyFile = None,
+    nats_user: nats_options.User = None,
+    nats_user_file: nats_options.UserFile = None,
+    nats_password_file: nats_options.PasswordFile = None,
+    nats_token_file: nats_options.TokenFile = None,
+    nats_tls_ca_file: nats_options.TlsCaFile = None,
+    nats_tls_cert_file: nats_options.TlsCertFile = None,
+    nats_tls_key_file: nats_options.TlsKeyFile = None,
+    nats_tls_handshake_first: nats_options.TlsHandshakeFirst = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Publish to NATS; with --ack, every message is on disk in a stream when this ends."""
@@ -100,13 +110,23 @@ def pub(
         raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
     total_bytes = 0 if file is None else _size_of(file)
     from natslog.client.publisher import Publisher
-    from natslog.wire.link import NatsCredentials
 
     started = time.monotonic()
     options = global_of(context)
     publisher = Publisher(
         nats_url,
-        credentials=NatsCredentials(creds_file=creds),
+        credentials=nats_options.credentials_of(
+            creds=creds,
+            nkey_file=nats_nkey_file,
+            user=nats_user,
+            user_file=nats_user_file,
+            password_file=nats_password_file,
+            token_file=nats_token_file,
+            tls_ca_file=nats_tls_ca_file,
+            tls_cert_file=nats_tls_cert_file,
+            tls_key_file=nats_tls_key_file,
+            tls_handshake_first=nats_tls_handshake_first,
+        ),
         ack_timeout_s=ack_timeout,
         why_hopeless=lambda subject: _why_never_acked(options, subject),
     )

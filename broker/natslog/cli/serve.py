@@ -134,7 +134,9 @@ def server(
     ] = None,
     nats_url: Annotated[str | None, typer.Option(help="NATS server(s), comma-separated.")] = None,
     nats_creds_file: Annotated[str | None, typer.Option(help="NATS credentials (JWT).")] = None,
+    nats_nkey_file: Annotated[str | None, typer.Option(help="File with the nkey seed of a NATS user.")] = None,
     nats_user: Annotated[str | None, typer.Option(help="User name for NATS.")] = None,
+    nats_user_file: Annotated[str | None, typer.Option(help="File with the user name for NATS.")] = None,
     nats_password_file: Annotated[str | None, typer.Option(help="File with the password of the NATS user.")] = None,
     nats_token_file: Annotated[str | None, typer.Option(help="File with a NATS token.")] = None,
     nats_tls_ca_file: Annotated[
@@ -143,6 +145,10 @@ def server(
     nats_tls_cert_file: Annotated[str | None, typer.Option(help="Client certificate for NATS.")] = None,
     nats_tls_key_file: Annotated[
         str | None, typer.Option(help="Private key of the client certificate for NATS.")
+    ] = None,
+    nats_tls_handshake_first: Annotated[
+        bool | None,
+        typer.Option("--nats-tls-handshake-first", help="The NATS server begins with the TLS handshake."),
     ] = None,
     http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,

@@ -115,7 +115,7 @@ def _row(body: dict[str, Any]) -> list[Any]:
         body["name"],
         body["subject"],
         end - start,
-        format_size(body.get("bytes", 0)),
+        "" if body.get("bytes", 0) is None else format_size(body.get("bytes", 0)),
         start,
         end,
         body["leader"],

@@ -82,7 +82,7 @@ def _covers(splits: Sequence[Split], whole: SplitRange) -> bool:
 
 class _Extent(msgspec.Struct):
     end: int
-    bytes: int
+    bytes: int | None
 
 
 class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
@@ -193,12 +193,12 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
             urls = [other for other in answer.elsewhere if other not in asked and origin_of(other) is not None] + urls
         return found
 
-    def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int]:
+    def extent(self, name: str, start: int, end: int, *, max_bytes: int | None = None) -> tuple[int, int | None]:
         """The approximate stored size of `[start, end)`; with `max_bytes`, the beginning of the range that has this
         size, at least one row.
 
         Returns:
-            The end reached, and the bytes up to it.
+            The end reached, and the bytes up to it; None if they are unknown to this reader.
 
         Raises:
             OffsetOutOfRange.

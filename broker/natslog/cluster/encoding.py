@@ -48,11 +48,11 @@ def decode_proposal(data: bytes) -> Proposal:
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes, what: str) -> Any:
     try:
         return decoder.decode(data)
-    except msgspec.ValidationError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and texts that are not UTF-8
         raise written_by_newer(what, error) from error
 
 
-def written_by_newer(what: object, error: msgspec.ValidationError) -> UpgradeRequired:
+def written_by_newer(what: object, error: Exception) -> UpgradeRequired:
     """For intact bytes that this version does not write."""
     return UpgradeRequired(
         f"{what} was written by a newer version of natslog ({error}): upgrade this broker. The broker stops; "

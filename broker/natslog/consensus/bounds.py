@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from natslog.consensus.membership import decode_membership
 from natslog.consensus.types import (
     AppendRequest,
@@ -71,7 +69,7 @@ def _require_sound_append(request: AppendRequest) -> None:
 def _is_sound_encoded_membership(data: bytes) -> bool:
     try:
         return _is_sound_membership(decode_membership(data))
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # msgspec's errors, and texts that are not UTF-8
         return False
 
 

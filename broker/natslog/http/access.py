@@ -20,8 +20,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from msgspec import UNSET
 
 from natslog.errors import (
     Forbidden,
@@ -132,16 +134,17 @@ def _limits_are(pending: _Pending, patterns: Patterns | None, action: Action, na
 
 _COUNTS = ("bytes", "rows", "segments")
 
+Shape = TypeVar("Shape", bound=msgspec.Struct)
 
-def shown_position(
-    request: web.Request, record: StreamRecord, position: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """A position, lag or split of the stream. For an identity that may not read all of its subjects, counts of rows and
-    bytes are null: they would include messages of others.
+
+def with_counts(request: web.Request, record: StreamRecord, shown: Shape) -> Shape:
+    """A stream, position, lag or split as it is shown. For an identity that may not read all subjects of the stream,
+    counts of rows and bytes are null: they would include messages of others.
     """
-    if position is None or rights_of(request).subjects("read", record.name, record.recorded_subjects) is None:
-        return position
-    return position | {name: None for name in _COUNTS if name in position}
+    if rights_of(request).subjects("read", record.name, record.recorded_subjects) is None:
+        return shown
+    counts = [name for name in _COUNTS if getattr(shown, name, UNSET) is not UNSET]
+    return msgspec.structs.replace(shown, **dict.fromkeys(counts))
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from natslog.errors import ConfigError
 from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, security, status, streams
 from natslog.http.access import GATE, GUARD, LIMITS, Gate, name_requests, require_declared, state_request_id
 from natslog.http.answers import Answers
-from natslog.http.bodies import BODIES, Bodies
+from natslog.http.bodies import BODIES, Bodies, ignore_unknown_expectations
 from natslog.http.connections import (
     MOST_CONNECTIONS,
     REQUESTS,
-    TLS_HANDSHAKE_S,
     Connection,
     Connections,
     count_requests,
@@ -28,6 +27,7 @@ from natslog.http.context import ANSWERS, BROKER
 from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
 from natslog.http.polls import POLLS, Polls
 from natslog.http.status import SCRAPES, Scrapes
+from natslog.http.tls_port import TlsPort
 from natslog.node.broker import Broker
 from natslog.security.limits import Limits
 from natslog.security.tls import BrokerTls
@@ -37,7 +37,6 @@ logger = logging.getLogger("natslog.http")
 _MAX_LINE_BYTES = 16 * 1024
 _FINISH_WITHIN_S = 0.5
 _REFRESH_TLS_S = 2.0
-_TLS_SHUTDOWN_S = 1.0  # for which a closed connection waits for the client's own end
 _LINGER_S = 2.0  # for which a refused body is read, so that the client reads the answer
 _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
@@ -72,6 +71,7 @@ def make_app(broker: Broker) -> web.Application:
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(ROUTES)
     require_declared(app)
+    ignore_unknown_expectations(app)
     return app
 
 
@@ -87,6 +87,7 @@ class HttpServer:
         self._listening: asyncio.Server | None = None
         self._config = config
         self._tls = broker.cluster.tls
+        self._tls_port: TlsPort | None = None
         self._refreshing: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:
@@ -103,9 +104,7 @@ class HttpServer:
                 host,
                 port,
                 backlog=_ACCEPTED_AT_ONCE,
-                ssl=None if self._tls is None else self._tls.accepting,
-                ssl_handshake_timeout=None if self._tls is None else TLS_HANDSHAKE_S,
-                ssl_shutdown_timeout=None if self._tls is None else _TLS_SHUTDOWN_S,
+                start_serving=self._tls is None,
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -116,11 +115,14 @@ class HttpServer:
                 else str(error)
             )
             raise ConfigError(f"HTTP port {port} on {host} {why}", port=port) from error
-        for listening in self._listening.sockets:
-            with listening.dup() as same:  # otherwise asyncio accepts a whole backlog in one turn, uncounted
-                same.listen(_BACKLOG)
         if self._tls is not None:
+            self._tls_port = TlsPort(self._tls, [one.dup() for one in self._listening.sockets], self._connection)
+            self._tls_port.start()
             self._refresh_tls(self._tls)
+        else:
+            for listening in self._listening.sockets:
+                with listening.dup() as same:  # otherwise asyncio accepts a whole backlog in one turn, uncounted
+                    same.listen(_BACKLOG)
         self._gate.start(lambda: self._broker.state.version)
         return int(self._listening.sockets[0].getsockname()[1])
 
@@ -129,13 +131,11 @@ class HttpServer:
         tls.refresh()
 
     def _connection(self) -> Connection:
-        """Raises ConnectionAbortedError: too many clients have not finished the TLS handshake; asyncio closes it."""
         server = self._runner.server
         assert server is not None, "the runner is set up"
         return Connection(
             self._connections,
             server,
-            handshake=None if self._tls is None else self._connections.expect_handshake(),
             access_log=None,
             max_line_size=_MAX_LINE_BYTES,
             auto_decompress=False,
@@ -146,6 +146,8 @@ class HttpServer:
         """Answers that take longer than `_FINISH_WITHIN_S` are cut off."""
         if self._refreshing is not None:
             self._refreshing.cancel()
+        if self._tls_port is not None:
+            self._tls_port.close()
         if self._listening is not None:
             self._listening.close()
         asyncio.get_running_loop().call_later(_FINISH_WITHIN_S, self._connections.abort)

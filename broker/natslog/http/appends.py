@@ -14,17 +14,17 @@ from __future__ import annotations
 import asyncio
 import re
 from functools import partial
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from natslog.errors import InvalidRequest
+from natslog.http import shapes
 from natslog.http.access import LIMITS, access, limits_of, rights_of
 from natslog.http.bodies import read_body
 from natslog.http.context import broker_of, leading, query, whole
+from natslog.http.shapes import shape_response
 from natslog.ingest.staged_rows import RowRules
-from natslog.model import OnConflict, PartReceipt
 from natslog.node.replicas.direct_append import Commit, commit
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import BatchKey
@@ -35,11 +35,6 @@ routes = web.RouteTableDef()
 _BATCH = "/v1/streams/{name}/appends/{producer}/{batch}"
 _MAX_COMMIT_BYTES = 16 * 1024 * 1024
 _CONTENT = re.compile(r"[0-9a-f]{32}")
-
-
-class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
-    parts: list[PartReceipt]
-    on_conflict: OnConflict = "fail"
 
 
 def _key(request: web.Request, stream: HostedStream) -> BatchKey:
@@ -74,7 +69,8 @@ async def stage(request: web.Request) -> web.Response:
         raise broker.staging.too_large(request.content_length or 0)
     chunks = request.app[LIMITS].received(rights_of(request), request.content.iter_any())
     staged = await broker.staging.receive(key, part, attempt, rules, chunks)
-    return web.json_response(msgspec.to_builtins(staged.receipt) | {"bytes": staged.size_bytes})
+    receipt = msgspec.structs.asdict(staged.receipt)
+    return shape_response(shapes.StagedPart(**receipt, bytes=staged.size_bytes))
 
 
 @routes.post(_BATCH)
@@ -85,14 +81,14 @@ async def commit_batch(request: web.Request) -> web.Response:
     body = await _commit_body(request)
     requested = Commit(_key(request, stream), body.parts, body.on_conflict)
     appended = await commit(stream, broker.staging, broker.staged_copies, requested)
-    return web.json_response(msgspec.to_builtins(appended))
+    return shape_response(appended)
 
 
-async def _commit_body(request: web.Request) -> _CommitBody:
+async def _commit_body(request: web.Request) -> shapes.Commit:
     data = await read_body(request, _MAX_COMMIT_BYTES)
     try:
-        body = msgspec.json.decode(data, type=_CommitBody)
-    except msgspec.DecodeError as error:
+        body = msgspec.json.decode(data, type=shapes.Commit)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise InvalidRequest(
             'the body must be {"parts": [{"part", "attempt", "rows", "digest", "content"}, …], "on_conflict": '
             f'"fail", "skip" or "append"}}: {error}'
@@ -125,9 +121,8 @@ async def last_batch(request: web.Request) -> web.Response:
     log = stream.usable_log()
     find = partial(log.last_run, producer, is_committed=True)
     run = await asyncio.get_running_loop().run_in_executor(broker.readers, find)
-    body: dict[str, Any] = {"producer": producer, "urls": list(broker.config.client_urls)}
-    known: dict[str, int | str | None] = {"batch": None, "start": None, "end": None, "digest": None}
+    body = shapes.LastBatch(producer, broker.config.client_urls)
     if run is not None:
-        digest = None if run.digest is None else f"{run.digest:032x}"
-        known = {"batch": run.batch, "start": run.start, "end": run.end, "digest": digest}
-    return web.json_response(body | known)
+        body.batch, body.start, body.end = run.batch, run.start, run.end
+        body.digest = None if run.digest is None else f"{run.digest:032x}"
+    return shape_response(body)

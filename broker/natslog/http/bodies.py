@@ -6,12 +6,13 @@ import asyncio
 import json
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
 
 MAX_BODY_BYTES = 64 * 1024
 """Of all requests but uploads and commits."""
+BODY = "body"
 _LARGE_BYTES = 64 * 1024 * 1024
 _WITHIN_S = 30.0
 
@@ -55,10 +56,32 @@ async def read_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> b
     return await request.app[BODIES].read(request, most_bytes)
 
 
+def ignore_unknown_expectations(app: web.Application) -> None:
+    """Of requests with the header `Expect`. By default aiohttp refuses all but `100-continue` with a text that is no
+    error of this API. Source: RFC 9110, 10.1.1.
+    """
+    for route in app.router.routes():
+        route._expect_handler = _let_body_be_sent
+
+
+async def _let_body_be_sent(request: web.Request) -> None:
+    if request.version == HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun
+
+
 async def json_body(request: web.Request) -> dict[str, Any]:
-    """Raises as `Bodies.read`; InvalidRequest: it is no JSON object."""
+    """Keeps what was received as `BODY` of the request.
+
+    Raises:
+        As `Bodies.read`; InvalidRequest: it is no JSON object, or has text that is not valid Unicode.
+    """
+    request[BODY] = await read_body(request)
     try:
-        body = json.loads(await read_body(request))
+        body = json.loads(request[BODY])
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the body has text that is not valid Unicode (a lone surrogate): {error}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

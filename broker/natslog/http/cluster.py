@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, TypeGuard
 
 from aiohttp import web
+from msgspec import UNSET
 
 from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
 from natslog.consensus import MAX_BROKER_ID
@@ -17,9 +18,11 @@ from natslog.errors import (
     NotMetadataLeader,
     natslog_version,
 )
+from natslog.http import shapes
 from natslog.http.access import access
 from natslog.http.bodies import json_body, read_body
 from natslog.http.context import BROKER, broker_of, leading, query, request_id
+from natslog.http.shapes import shape_response
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
@@ -31,6 +34,7 @@ from natslog.urls import normal_url
 routes = web.RouteTableDef()
 
 _MAX_REFUSED_BYTES = 4096
+_MOST_DIGITS = 19
 
 
 def _require_certificate(request: web.Request) -> None:
@@ -99,40 +103,44 @@ async def cluster(request: web.Request) -> web.Response:
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # otherwise the level is known: every broker supports the level of its cluster
         levels = node.upgrade.supported_levels()
-    body = {
-        "cluster_id": node.cluster_id,
-        "metadata_leader": node.group.leader,
-        "metadata_term": node.group.raft.term,
-        "is_current": is_current,
-        "brokers": [_broker_json(broker, number) for number in broker.operations.brokers],
-        "streams": len(state.streams),
-        "under_replicated": sum(len(one.isr) < len(one.replicas) for one in state.streams.values()),
-        "leaderless": sum(one.leader is None for one in state.streams.values()),
-        "version": natslog_version(),
-        "feature_level": level,
-        "supported_level": level if levels is None else supported_by_all(levels, level),
-        "upgrade_waits": levels is not None,
-        "upgrade_waits_for": [] if levels is None else blocking(levels, LATEST_LEVEL),
-    }
-    return web.json_response(body)
+    body = shapes.Cluster(
+        cluster_id=node.cluster_id,
+        metadata_leader=node.group.leader,
+        metadata_term=node.group.raft.term,
+        is_current=is_current,
+        brokers=[_shown(broker, number) for number in broker.operations.brokers],
+        streams=len(state.streams),
+        under_replicated=sum(len(one.isr) < len(one.replicas) for one in state.streams.values()),
+        leaderless=sum(one.leader is None for one in state.streams.values()),
+        version=natslog_version(),
+        feature_level=level,
+        supported_level=level if levels is None else supported_by_all(levels, level),
+        upgrade_waits=levels is not None,
+        upgrade_waits_for=[] if levels is None else [*blocking(levels, LATEST_LEVEL)],
+    )
+    return shape_response(body)
 
 
-def _broker_json(broker: Broker, number: BrokerId) -> dict[str, Any]:
+def _shown(broker: Broker, number: BrokerId) -> shapes.Broker:
     node, state = broker.cluster, broker.state
     member, known = broker.operations.member(number), state.brokers.get(number)
     records = state.streams.values()
-    return {
-        "id": number,
-        "url": known.url if known else member.url if member else None,
-        "rack": known.rack if known else "",
-        "alive": number == node.me or node.link_to(number) is not None,
-        "role": "none" if member is None else "voter" if member.is_voter else "learner",
-        "draining": known.is_draining if known else False,
-        "leads": sum(one.leader == number for one in records),
-        "replicas": sum(number in one.replicas for one in records),
-        "in_sync": sum(number in one.isr for one in records),
-        "clock_apart_s": round(node.clock.apart_s.get(number, 0.0), 1),
-    }
+    url = known.url if known else member.url if member else None
+    alive = number == node.me or node.link_to(number) is not None
+    link = None if alive or url is None else node.links.to(url)
+    return shapes.Broker(
+        id=number,
+        url=url,
+        rack=known.rack if known else "",
+        alive=alive,
+        role="none" if member is None else "voter" if member.is_voter else "learner",
+        draining=known.is_draining if known else False,
+        leads=sum(one.leader == number for one in records),
+        replicas=sum(number in one.replicas for one in records),
+        in_sync=sum(number in one.isr for one in records),
+        clock_apart_s=round(node.clock.apart_s.get(number, 0.0), 1),
+        problem=UNSET if link is None else link.failure.to_json()["error"],
+    )
 
 
 def _at_metadata_leader(request: web.Request) -> Broker:
@@ -172,7 +180,7 @@ async def add_broker(request: web.Request) -> web.Response:
     url = normal_url(url)
     broker = _at_metadata_leader(request)
     number = await broker.change_cluster(broker.operations.add(url))
-    return web.json_response(_broker_json(broker, number), status=201)
+    return shape_response(_shown(broker, number), status=201)
 
 
 @routes.patch("/v1/cluster/brokers/{id}")
@@ -185,13 +193,13 @@ async def drain_broker(request: web.Request) -> web.Response:
         raise InvalidRequest("draining must be true or false")
     broker, number = _at_metadata_leader(request), _path_number(request)
     await broker.change_cluster(broker.operations.drain(number, draining, request_id(request)))
-    return web.json_response(_broker_json(broker, number))
+    return shape_response(_shown(broker, number))
 
 
 def _path_number(request: web.Request) -> BrokerId:
     text = request.match_info["id"]
-    if not text.isdecimal() or not _is_broker_number(int(text[:20])):
-        raise InvalidRequest(f"{text!r} is not the number of a broker")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not _is_broker_number(int(text)):
+        raise InvalidRequest(f"{text[:40]!r} is not the number of a broker")
     return BrokerId(int(text))
 
 
@@ -215,7 +223,7 @@ async def transfer(request: web.Request) -> web.Response:
     body = await json_body(request)
     broker = _at_metadata_leader(request)
     broker.operations.transfer_metadata(_number(body, "to"))
-    return web.json_response({"to": body["to"]}, status=202)
+    return shape_response(shapes.Transfer(body["to"]), status=202)
 
 
 @routes.post("/v1/cluster/finalize-upgrade")
@@ -225,7 +233,7 @@ async def finalize_upgrade(request: web.Request) -> web.Response:
     query(request)
     broker = _at_metadata_leader(request)
     was_lower = await broker.change_cluster(broker.cluster.upgrade.finalize())
-    return web.json_response({"feature_level": broker.state.feature_level, "raised": was_lower})
+    return shape_response(shapes.Upgraded(broker.state.feature_level, was_lower))
 
 
 @routes.post("/v1/streams/{name}/leader")
@@ -254,7 +262,7 @@ async def transfer_stream(request: web.Request) -> web.Response:
                 f"the leadership of stream {record.name!r} was not transferred to broker {to} in time: repeat the "
                 "request"
             )
-    return web.json_response({"stream": record.name, "leader": to})
+    return shape_response(shapes.Led(record.name, to))
 
 
 @routes.put("/v1/streams/{name}/replicas")
@@ -268,4 +276,4 @@ async def move_stream(request: web.Request) -> web.Response:
     record = await broker.record(request.match_info["name"])
     target = [BrokerId(one) for one in brokers]
     await broker.change_cluster(broker.operations.move(record.name, target, request_id(request)))
-    return web.json_response({"stream": record.name, "brokers": brokers}, status=202)
+    return shape_response(shapes.Moving(record.name, brokers), status=202)

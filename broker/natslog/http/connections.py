@@ -5,7 +5,7 @@ this process may open, connections get at most `MOST_CONNECTIONS` and at most on
 connection that has been idle for the longest time is closed; clients open a new one when they need it. If every
 connection has a request in progress, new ones are still accepted, up to `_RESERVED` of them, but only requests of
 brokers and operators (`ALWAYS_ANSWERED`) are answered on them; all others get 503. Beyond that it is closed at once.
-A TLS handshake takes at most 5 s, and at most 512 are in progress; these are not yet counted as open.
+TLS handshakes are not counted as open yet: `tls_port` limits them.
 
 All of this belongs to the event loop.
 """
@@ -16,7 +16,6 @@ import asyncio
 import logging
 import resource
 from collections import Counter
-from itertools import count
 from typing import Any
 
 from aiohttp import web
@@ -24,7 +23,7 @@ from aiohttp import web
 from natslog.errors import InvalidRequest, NatslogError, Overloaded
 from natslog.http.errors_as_json import error_response
 from natslog.node.peers.handshake import LINK_PATH
-from natslog.security.limits import Limits
+from natslog.security.limits import Limits, Usage
 from natslog.security.records import Quota
 
 logger = logging.getLogger("natslog.http")
@@ -35,8 +34,6 @@ REQUESTS: web.AppKey[Counter[str]] = web.AppKey("requests", Counter)
 MOST_CONNECTIONS = 8192
 ALWAYS_ANSWERED = frozenset({LINK_PATH, "/healthz", "/readyz", "/metrics"})
 _MOST_FILES = 1024 * 1024
-TLS_HANDSHAKE_S = 5.0
-_MOST_HANDSHAKES = 512
 _RESERVED = 64
 _WARN_EVERY_S = 60.0
 _FULL = (
@@ -65,33 +62,13 @@ class Connections:
         self._most = most
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # the one that has been idle for the longest time first
-        self._handshakes: dict[int, float] = {}  # until when, by number; asyncio does not tell when one fails
-        self._numbers = count()
         self._warned_s = -_WARN_EVERY_S
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def expect_handshake(self) -> int:
-        """A connection begins with a TLS handshake, before which it is not open. Returns the handshake's number.
-
-        Raises:
-            ConnectionAbortedError: too many are in progress.
-        """
-        now_s, handshakes = asyncio.get_running_loop().time(), self._handshakes
-        while handshakes and next(iter(handshakes.values())) < now_s:  # failed, or took too long
-            del handshakes[next(iter(handshakes))]
-        if len(handshakes) >= _MOST_HANDSHAKES:
-            self._warn(f"{len(handshakes)} TLS handshakes are in progress, which is the limit: others are refused")
-            raise ConnectionAbortedError("too many TLS handshakes are in progress")
-        number = next(self._numbers)
-        handshakes[number] = now_s + TLS_HANDSHAKE_S
-        return number
-
     def opened(self, connection: Connection) -> bool:
         """Returns whether it may stay."""
-        if connection.handshake is not None:
-            self._handshakes.pop(connection.handshake, None)
         if len(self._all) >= self._most:
             self._warn(_FULL % (len(self._all), MOST_CONNECTIONS))
             if self._idle:
@@ -133,15 +110,12 @@ class Connections:
 
 
 class Connection(web.RequestHandler):
-    """One client's. `is_reserved`: it came when there was no room. `handshake`: the number of its TLS handshake."""
+    """One client's. `is_reserved`: it came when there was no room."""
 
-    def __init__(
-        self, connections: Connections, server: web.Server, *, handshake: int | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, connections: Connections, server: web.Server, **settings: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
         self.is_reserved = False
-        self.handshake = handshake
-        self._counted: tuple[str, Limits] | None = None  # the identity whose quota counts it
+        self._counted: tuple[str, Usage] | None = None  # the identity whose quota counts it
         self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,20 +126,22 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.closed(self)
-        if self._counted is not None:
-            name, limits = self._counted
-            self._counted = None
-            limits.disconnected(name)
+        self._leave()
         super().connection_lost(exc)
 
     def belongs_to(self, name: str, limits: Limits, quota: Quota) -> None:
         """A request of this identity has come on it. Raises QuotaExceeded: it has too many connections."""
         if self._counted is not None and self._counted[0] == name:
             return
-        limits.connected(name, quota)
+        usage = limits.connected(name, quota)
+        self._leave()
+        self._counted = name, usage
+
+    def _leave(self) -> None:
+        """No identity's quota counts it any more."""
         if self._counted is not None:
-            limits.disconnected(self._counted[0])
-        self._counted = name, limits
+            self._counted[1].connections -= 1
+            self._counted = None
 
     def handle_error(
         self,

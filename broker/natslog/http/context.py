@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from natslog.errors import (
     did_you_mean,
 )
 from natslog.http.answers import Answers
+from natslog.http.bodies import BODY
+from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
@@ -99,14 +102,14 @@ def no_leader(broker: Broker, record: StreamRecord) -> NoLeader:
     )
 
 
-def stated(request: web.Request, stream: HostedStream, body: Any) -> web.Response:
+def stated(request: web.Request, stream: HostedStream, body: object) -> web.Response:
     """An answer that states positions, made from what `stream` holds. It is checked last, when nothing more is read.
 
     Raises:
         As `leading`: this broker does not lead the stream any more, or its session has ended meanwhile.
     """
     check_still_leading(request, stream)
-    return web.json_response(body, headers=epoch_headers(stream))
+    return shape_response(body, headers=epoch_headers(stream))
 
 
 def check_still_leading(request: web.Request, stream: HostedStream) -> None:
@@ -151,6 +154,11 @@ async def confirmed_out_of_range(
     return out_of_range(stream, error)
 
 
+def current_headers(is_current: bool) -> dict[str, str]:
+    """`false`: no majority confirmed that this broker has received all changes; the answer may be outdated."""
+    return {"Natslog-Current": str(is_current).lower()}
+
+
 def out_of_range(stream: HostedStream, error: OffsetOutOfRange) -> OffsetOutOfRange:
     """The same error, with the epoch of the leader."""
     facts = {"id": stream.record.id, "leader_epoch": stream.leader_epoch}
@@ -163,13 +171,18 @@ def _has_come_around(request: web.Request) -> bool:
 
 
 def request_id(request: web.Request) -> Request:
-    """The id that a client gives its change, so that a retry is applied once, and the client's host. Raises
-    InvalidRequest.
+    """The id of a change, so that a retry is applied once, and the client's host. It is made of the id that the client
+    gives, the call and its body: a client that uses an id for two changes makes both. Raises InvalidRequest.
     """
     given = request.headers.get("Natslog-Request-Id")
-    if given is not None and given != request[REQUEST_ID]:
+    owner = request[OWNER]
+    if given is None:
+        return Request(request[REQUEST_ID], owner or request.remote or "")
+    if given != request[REQUEST_ID]:
         raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
-    return Request(request[REQUEST_ID], request[OWNER] or request.remote or "")
+    stated = f"{given}\n{owner}\n{request.method} {request.path_qs}\n".encode("utf-8", "surrogatepass")
+    made = hashlib.sha256(stated + request.get(BODY, b""))
+    return Request(made.hexdigest()[:32], owner or request.remote or "")
 
 
 def query(request: web.Request, *known: str) -> dict[str, str]:

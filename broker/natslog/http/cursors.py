@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from aiohttp import web
 
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
-from natslog.http.access import access, rights_of, shown_position
+from natslog.http import shapes
+from natslog.http.access import access, rights_of, with_counts
 from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
+from natslog.http.shapes import MAX_OFFSET, NewCursor, shape_response
 from natslog.model import Offset, StreamId
 from natslog.node.clock import now_us
+from natslog.node.replicas.lags import LagJson
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
 
-_MAX_OFFSET = 2**62
-_BODY = ("offset", "timestamp", "id", "consumer", "stream", "rewound", "lag")
+_BODY = NewCursor.__struct_fields__
 
 
-def _cursor_json(cursor: CursorRecord) -> dict[str, Any]:
+def _shown(cursor: CursorRecord) -> shapes.Cursor:
     rewound = None
     if cursor.rewound_from is not None and cursor.rewound_us is not None:
-        rewound = {"from": cursor.rewound_from, "timestamp": format_timestamp_us(cursor.rewound_us)}
-    return {
-        "consumer": cursor.consumer,
-        "stream": cursor.stream,
-        "id": cursor.stream_id,
-        "offset": cursor.offset,
-        "timestamp": format_timestamp_us(cursor.set_us),
-        "rewound": rewound,
-    }
+        rewound = shapes.Rewound(cursor.rewound_from, format_timestamp_us(cursor.rewound_us))
+    set_at = format_timestamp_us(cursor.set_us)
+    return shapes.Cursor(cursor.consumer, cursor.stream, cursor.stream_id, cursor.offset, set_at, rewound)
+
+
+def _shown_with_lag(request: web.Request, cursor: CursorRecord, lag: LagJson | None) -> shapes.Cursor:
+    shown = _shown(cursor)
+    shown.lag = _shown_lag(request, cursor.stream, lag)
+    return shown
+
+
+def _shown_lag(request: web.Request, name: str, lag: LagJson | None) -> shapes.Lag | None:
+    """As a leader states it, which may be a broker of another version. None where the stream is gone."""
+    record = broker_of(request).state.streams.get(name)
+    if lag is None or record is None:
+        return None
+    return with_counts(request, record, msgspec.convert(lag, shapes.Lag))
 
 
 @routes.get("/v1/cursors")
@@ -51,22 +60,12 @@ async def list_cursors(request: web.Request) -> web.Response:
         and _may_see(request, cursor.stream)
     ]
     lags = await broker.lags.of_cursors(cursors)
-    shown = [
-        _cursor_json(cursor) | {"lag": _shown_lag(request, cursor.stream, lag)}
-        for cursor, lag in zip(cursors, lags, strict=True)
-    ]
-    return web.json_response(shown)
+    return shape_response([_shown_with_lag(request, *one) for one in zip(cursors, lags, strict=True)])
 
 
 def _may_see(request: web.Request, name: str) -> bool:
     record = broker_of(request).state.streams.get(name)
     return record is not None and rights_of(request).may_see(name, record.recorded_subjects)
-
-
-def _shown_lag(request: web.Request, name: str, lag: dict[str, Any] | None) -> dict[str, Any] | None:
-    """None where the identity may not see anything of the stream, or the stream is gone."""
-    record = broker_of(request).state.streams.get(name)
-    return None if record is None else shown_position(request, record, lag)
 
 
 @routes.get("/v1/cursors/{consumer}/{stream}")
@@ -77,7 +76,7 @@ async def show_cursor(request: web.Request) -> web.Response:
     await broker.require_up_to_date()
     cursor = broker.state.cursor(*_names(request))
     (lag,) = await broker.lags.of_cursors([cursor])
-    return web.json_response(_cursor_json(cursor) | {"lag": _shown_lag(request, cursor.stream, lag)})
+    return shape_response(_shown_with_lag(request, cursor, lag))
 
 
 @routes.put("/v1/cursors/{consumer}/{stream}")
@@ -108,7 +107,7 @@ async def set_cursor(request: web.Request) -> web.Response:
         owner=rights_of(request).owner,
     )
     await broker.change(command, request_id(request))
-    return web.json_response(_cursor_json(broker.state.cursor(consumer, name)))
+    return shape_response(_shown(broker.state.cursor(consumer, name)))
 
 
 @routes.delete("/v1/cursors/{consumer}/{stream}")
@@ -142,7 +141,7 @@ async def stream_lag(request: web.Request) -> web.Response:
     else:
         offset = position(values, "offset", 0, stream.usable_log())
     lag = await broker.lags.of(stream, offset)
-    return stated(request, stream, shown_position(request, stream.record, lag))
+    return stated(request, stream, _shown_lag(request, stream.record.name, lag))
 
 
 @routes.post("/v1/lags")
@@ -159,12 +158,12 @@ async def lags(request: web.Request) -> web.Response:
         else:
             rights_of(request).limits("read", name, record.recorded_subjects)
     found = await broker.lags.everywhere({name: [offset] for name, offset in positions.items()})
-    return web.json_response(
+    return shape_response(
         {name: _shown_lag(request, name, found[name][0]) if name in found else None for name in positions}
     )
 
 
 def _check_offset(offset: object) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
-        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {_MAX_OFFSET}", field="offset")
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
+        raise InvalidRequest(f"offset {offset!r} must be a whole number from 0 to {MAX_OFFSET}", field="offset")
     return offset

@@ -12,10 +12,12 @@ import msgspec
 from aiohttp import web
 
 from natslog.errors import InvalidRequest, NatslogError
-from natslog.http.access import access, polling, rights_of, shown_position
+from natslog.http import shapes
+from natslog.http.access import access, polling, rights_of, with_counts
 from natslog.http.bodies import read_body
-from natslog.http.context import broker_of, query
-from natslog.http.streams import MAX_SPLITS, READ_FROM, replica_urls, shown_problem, splits_json
+from natslog.http.context import broker_of, current_headers, query
+from natslog.http.shapes import MAX_SPLITS, MAX_WAIT_MS, AskedPositions, AskedRange, AskedSplits, shape_response
+from natslog.http.streams import READ_FROM, problem_of, replica_urls, set_position, shown_splits
 from natslog.log import StreamLog
 from natslog.model import Split, StreamRecord
 from natslog.node.broker import Broker
@@ -25,47 +27,6 @@ from natslog.subjects import MAX_NAME_CHARS
 routes = web.RouteTableDef()
 
 _MAX_BODY_BYTES = 4 * 1024 * 1024
-_MAX_WAIT_MS = 60_000
-
-
-class _AskedPositions(msgspec.Struct, forbid_unknown_fields=True):
-    """Which streams (all, if nothing is given); `seen`: id and high watermark of each, as the reader has them."""
-
-    streams: frozenset[str] | None = None
-    pattern: str | None = None
-    group: str | None = None
-    seen: dict[str, tuple[str, int]] = {}
-    wait_ms: int = 0
-
-    def selects(self, record: StreamRecord) -> bool:
-        if self.streams is not None and record.name not in self.streams:
-            return False
-        if self.pattern is not None and not fnmatchcase(record.name, self.pattern):
-            return False
-        return self.group is None or record.settings.group == self.group
-
-    def of(self, broker: Broker) -> list[StreamRecord]:
-        streams = broker.state.streams
-        named = None if self.streams is None else [streams[name] for name in sorted(self.streams) if name in streams]
-        return [record for record in (named if named is not None else streams.values()) if self.selects(record)]
-
-
-class _Range(msgspec.Struct, forbid_unknown_fields=True):
-    stream: str
-    id: str
-    start: int
-    end: int
-    min_splits: int = 1
-
-
-class _AskedSplits(msgspec.Struct, forbid_unknown_fields=True):
-    """As the parameters of `/v1/streams/{name}/splits`, of several streams."""
-
-    ranges: list[_Range]
-    max_bytes: int | None = None
-    max_rows: int | None = None
-    read_from: str = "nearest"
-    rack: str | None = None
 
 
 async def _body(request: web.Request, kind: type[Any]) -> Any:
@@ -80,11 +41,11 @@ async def _body(request: web.Request, kind: type[Any]) -> Any:
 @access("checked", changes=False)
 async def positions(request: web.Request) -> web.Response:
     """The positions of streams. With `seen` and `wait_ms`, it waits until one of them differs from what was seen."""
-    asked: _AskedPositions = await _body(request, _AskedPositions)
+    asked: AskedPositions = await _body(request, AskedPositions)
     if len(asked.pattern or "") > MAX_NAME_CHARS:
         raise InvalidRequest(f"a pattern may have at most {MAX_NAME_CHARS} characters, as names do", field="pattern")
-    if not 0 <= asked.wait_ms <= _MAX_WAIT_MS:
-        raise InvalidRequest(f"wait_ms {asked.wait_ms} must be a whole number from 0 to {_MAX_WAIT_MS}")
+    if not 0 <= asked.wait_ms <= MAX_WAIT_MS:
+        raise InvalidRequest(f"wait_ms {asked.wait_ms} must be a whole number from 0 to {MAX_WAIT_MS}")
     broker = broker_of(request)
     _require_readable(request, asked.streams or ())
     if asked.wait_ms:
@@ -96,8 +57,8 @@ async def positions(request: web.Request) -> web.Response:
     _require_readable(request, asked.streams or ())
     records = _readable(request, asked)
     found = await broker.positions.of_several(records)
-    shown = [_shown(broker, record, shown_position(request, record, found.get(record.name))) for record in records]
-    return web.json_response(shown, headers={"Natslog-Current": str(is_current).lower()})
+    shown = [_shown(request, record, found.get(record.name)) for record in records]
+    return shape_response(shown, headers=current_headers(is_current))
 
 
 def _require_readable(request: web.Request, names: Iterable[str]) -> None:
@@ -110,19 +71,26 @@ def _require_readable(request: web.Request, names: Iterable[str]) -> None:
             rights.limits("read", name, record.recorded_subjects)
 
 
-def _readable(request: web.Request, asked: _AskedPositions) -> list[StreamRecord]:
-    """Of the streams that are asked for, those that the identity may read."""
-    rights = rights_of(request)
+def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]:
+    """The streams that are asked for, exist, and may be read by the identity."""
+    streams, names, rights = broker_of(request).state.streams, asked.streams, rights_of(request)
+    named = streams.values() if names is None else [streams[name] for name in sorted(names) if name in streams]
     return [
         record
-        for record in asked.of(broker_of(request))
-        if rights.subjects("read", record.name, record.recorded_subjects) != ()
+        for record in named
+        if (asked.pattern is None or fnmatchcase(record.name, asked.pattern))
+        and (asked.group is None or record.settings.group == asked.group)
+        and rights.subjects("read", record.name, record.recorded_subjects) != ()
     ]
 
 
-def _shown(broker: Broker, record: StreamRecord, position: dict[str, Any] | None) -> dict[str, Any]:
-    body: dict[str, Any] = {"name": record.name, "id": record.id, "leader_epoch": record.leader_epoch}
-    return body | (position if position is not None else shown_problem(broker, record))
+def _shown(request: web.Request, record: StreamRecord, position: dict[str, int] | None) -> shapes.Position:
+    shown = shapes.Position(name=record.name, id=record.id, leader_epoch=record.leader_epoch)
+    if position is None:
+        shown.problem = problem_of(broker_of(request), record)
+    else:
+        set_position(shown, position)
+    return with_counts(request, record, shown)
 
 
 @routes.post("/v1/splits")
@@ -131,7 +99,7 @@ async def splits(request: web.Request) -> web.Response:
     """Committed ranges of several streams, divided. Streams without a replica here are in `elsewhere`, by the URL of
     their leader; ranges that cannot be divided now are in neither: a request for that stream alone says why.
     """
-    asked: _AskedSplits = await _body(request, _AskedSplits)
+    asked: AskedSplits = await _body(request, AskedSplits)
     _check(asked)
     _require_readable(request, [one.stream for one in asked.ranges])
     broker = broker_of(request)
@@ -140,8 +108,8 @@ async def splits(request: web.Request) -> web.Response:
     found = await asyncio.get_running_loop().run_in_executor(broker.readers, _cut_all, asked, work)
     body = {
         name: [
-            shown_position(request, served[name][1].record, one)
-            for one in splits_json(cut, replica_urls(broker, served[name][1].record, asked.read_from, asked.rack))
+            with_counts(request, served[name][1].record, one)
+            for one in shown_splits(cut, replica_urls(broker, served[name][1].record, asked.read_from, asked.rack))
         ]
         for name, cut in found.items()
     }
@@ -149,10 +117,10 @@ async def splits(request: web.Request) -> web.Response:
     for one in asked.ranges:
         if one.stream not in served and (url := _leader_url(broker, one.stream)) is not None:
             elsewhere.setdefault(url, []).append(one.stream)
-    return web.json_response({"splits": body, "elsewhere": elsewhere})
+    return shape_response(shapes.SplitsOfSeveral(body, elsewhere))
 
 
-def _check(asked: _AskedSplits) -> None:
+def _check(asked: AskedSplits) -> None:
     """Raises InvalidRequest."""
     if asked.read_from not in READ_FROM:
         raise InvalidRequest(f"read_from {asked.read_from!r} must be {', '.join(READ_FROM)}", field="read_from")
@@ -166,7 +134,7 @@ def _check(asked: _AskedSplits) -> None:
         raise InvalidRequest(f"this would divide the ranges into more than {MAX_SPLITS} splits")
 
 
-def _serving(broker: Broker, one: _Range) -> HostedStream | None:
+def _serving(broker: Broker, one: AskedRange) -> HostedStream | None:
     """The replica here, if the range is committed and stored in it."""
     stream = broker.streams.get(one.stream)
     if stream is None or stream.record.id != one.id or not stream.may_serve or stream.log is None:
@@ -182,7 +150,7 @@ def _leader_url(broker: Broker, name: str) -> str | None:
     return broker.url_of(record.leader)
 
 
-def _cut_all(asked: _AskedSplits, work: Sequence[tuple[_Range, StreamLog]]) -> dict[str, list[Split]]:
+def _cut_all(asked: AskedSplits, work: Sequence[tuple[AskedRange, StreamLog]]) -> dict[str, list[Split]]:
     """In a reader's thread. What cannot be read now is omitted."""
     found = {}
     for one, log in work:

@@ -17,9 +17,11 @@ from natslog.cluster.security_commands import (
     SetQuota,
 )
 from natslog.errors import InvalidRequest, SecurityNotFound, did_you_mean
+from natslog.http import shapes
 from natslog.http.access import GUARD, access, rights_of
 from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, query, request_id
+from natslog.http.shapes import shape_response
 from natslog.security import tokens
 from natslog.security.guard import Identity
 from natslog.security.limits import DEFAULTS
@@ -87,32 +89,36 @@ async def whoami(request: web.Request) -> web.Response:
         who = {identity.name, *(f"{ROLE_PREFIX}{role}" for role in rights.roles())}
         who |= set() if identity.is_anonymous else {EVERYONE}
         rules = [rule for rule in guard.decisions.security.rules.values() if rule.who in who]
-    body = {
-        "identity": identity.name,
-        "security": guard.is_on,
-        "token": identity.token or None,
-        "expires": None if identity.expires_us is None else format_timestamp_us(identity.expires_us),
-        "roles": list(rights.roles()),
-        "rules": [_rule_json(rule) for rule in rules],
-        "quota": _quota_json(rights.quota()),
-        "cluster_id": broker.cluster.cluster_id,
-    }
-    return web.json_response(body)
+    shown = shapes.Whoami(
+        identity=identity.name,
+        security=guard.is_on,
+        token=identity.token or None,
+        expires=_time(identity.expires_us),
+        roles=rights.roles(),
+        rules=list(map(_shown_rule, rules)),
+        quota=_with_defaults(rights.quota()),
+        cluster_id=broker.cluster.cluster_id,
+    )
+    return shape_response(shown)
+
+
+def _time(time_us: int | None) -> str | None:
+    return None if time_us is None else format_timestamp_us(time_us)
 
 
 # ---- tokens ----
 
 
-def _token_json(record: TokenRecord, now_us: int) -> dict[str, Any]:
-    expires_us = record.expires_us
-    return {
-        "id": record.id,
-        "identity": record.identity,
-        "created": format_timestamp_us(record.created_us),
-        "expires": None if expires_us is None else format_timestamp_us(expires_us),
-        "expired": expires_us is not None and expires_us <= now_us,
-        "note": record.note,
-    }
+def _shown_token(security: Security, record: TokenRecord, now_us: int) -> shapes.Token:
+    return shapes.Token(
+        id=record.id,
+        identity=record.identity,
+        created=format_timestamp_us(record.created_us),
+        expires=_time(record.expires_us),
+        expired=record.expires_us is not None and record.expires_us <= now_us,
+        note=record.note,
+        roles=security.roles.get(record.identity, ()),
+    )
 
 
 @routes.get("/v1/tokens")
@@ -122,12 +128,9 @@ async def list_tokens(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
     await broker.require_up_to_date()
-    now_us, roles = broker.cluster.clock.latest_us(), _security(request).roles
-    shown = [
-        _token_json(one, now_us) | {"roles": list(roles.get(one.identity, ()))}
-        for one in _security(request).tokens.values()
-    ]
-    return web.json_response(sorted(shown, key=lambda one: (one["identity"], one["created"])))
+    now_us, security = broker.cluster.clock.latest_us(), _security(request)
+    shown = [_shown_token(security, one, now_us) for one in security.tokens.values()]
+    return shape_response(sorted(shown, key=lambda one: (one.identity, one.created)))
 
 
 @routes.post("/v1/tokens")
@@ -161,11 +164,9 @@ async def create_token(request: web.Request) -> web.Response:
     stored = _security(request).tokens.get(record.id)
     if stored is None or stored.digest != record.digest:  # a repeated request: the first one created another secret
         raise tokens.lost(record.id)
-    return web.json_response(
-        _token_json(record, now_us) | {"token": tokens.text_of(record.id, secret)},
-        status=201,
-        headers={"Cache-Control": "no-store"},
-    )
+    shown = _shown_token(_security(request), record, now_us)
+    shown.token = tokens.text_of(record.id, secret)
+    return shape_response(shown, status=201, headers={"Cache-Control": "no-store"})
 
 
 def _expiry_us(expires: object, now_us: int) -> int | None:
@@ -177,12 +178,12 @@ def _expiry_us(expires: object, now_us: int) -> int | None:
     return now_us + int(parse_duration_s(expires, "expires") * 1_000_000)
 
 
-@routes.delete("/v1/tokens/{id}")
+@routes.delete("/v1/tokens/{token}")
 @access("cluster", "admin")
 async def revoke_token(request: web.Request) -> web.Response:
     """Requests with this token are refused from now on, and those in progress end."""
     query(request)
-    await _change(request, RevokeToken(id=tokens.checked_id(request.match_info["id"])))
+    await _change(request, RevokeToken(id=tokens.checked_id(request.match_info["token"])))
     return web.Response(status=204)
 
 
@@ -194,11 +195,11 @@ async def revoke_token(request: web.Request) -> web.Response:
 async def list_rules(request: web.Request) -> web.Response:
     query(request)
     await broker_of(request).require_up_to_date()
-    return web.json_response([_rule_json(rule) for rule in _security(request).rules.values()])
+    return shape_response(list(map(_shown_rule, _security(request).rules.values())))
 
 
-def _rule_json(rule: Rule) -> dict[str, Any]:
-    return msgspec.structs.asdict(rule)
+def _shown_rule(rule: Rule) -> shapes.AccessRule:
+    return shapes.AccessRule(rule.id, rule.who, rule.action, rule.stream, rule.subject)
 
 
 @routes.post("/v1/acl")
@@ -220,15 +221,15 @@ async def add_rule(request: web.Request) -> web.Response:
     wanted = command.who, command.action, command.stream, command.subject
     for rule in _security(request).rules.values():
         if (rule.who, rule.action, rule.stream, rule.subject) == wanted:
-            return web.json_response(_rule_json(rule), status=201 if added else 200)
+            return shape_response(_shown_rule(rule), status=201 if added else 200)
     raise SecurityNotFound("the rule was removed again by another request")
 
 
-@routes.delete("/v1/acl/{id}")
+@routes.delete("/v1/acl/{rule}")
 @access("cluster", "admin")
 async def drop_rule(request: web.Request) -> web.Response:
     query(request)
-    await _change(request, DropRule(id=request.match_info["id"]))
+    await _change(request, DropRule(id=request.match_info["rule"]))
     return web.Response(status=204)
 
 
@@ -252,17 +253,17 @@ async def check_rule(request: web.Request) -> web.Response:
         subjects = (ALL_SUBJECTS,) if record is None else record.recorded_subjects
     asked = request.app[GUARD].rights(Identity(identity))
     rule, limits = asked.deciding_rule(action, stream, subjects), asked.subjects(action, stream, subjects)
-    body = {
-        "identity": identity,
-        "roles": list(asked.roles()),
-        "action": action,
-        "stream": stream,
-        "subjects": list(subjects),
-        "allowed": limits is None,
-        "allowed_subjects": list(subjects) if limits is None else list(limits),
-        "rule": None if rule is None else _rule_json(rule),
-    }
-    return web.json_response(body)
+    shown = shapes.Verdict(
+        identity=identity,
+        roles=asked.roles(),
+        action=action,
+        stream=stream,
+        subjects=subjects,
+        allowed=limits is None,
+        allowed_subjects=subjects if limits is None else limits,
+        rule=None if rule is None else _shown_rule(rule),
+    )
+    return shape_response(shown)
 
 
 # ---- roles ----
@@ -274,7 +275,7 @@ async def list_roles(request: web.Request) -> web.Response:
     """By identity."""
     query(request)
     await broker_of(request).require_up_to_date()
-    return web.json_response({name: list(roles) for name, roles in sorted(_security(request).roles.items())})
+    return shape_response(dict(sorted(_security(request).roles.items())))
 
 
 @routes.put("/v1/roles/{role}")
@@ -295,17 +296,20 @@ async def _assign(request: web.Request, *, is_assigned: bool) -> web.Response:
     identity = check_identity(query(request, "identity").get("identity"))
     role = check_role(request.match_info["role"])
     await _change(request, AssignRole(identity=identity, role=role, is_assigned=is_assigned))
-    return web.json_response({"identity": identity, "roles": list(_security(request).roles.get(identity, ()))})
+    return shape_response(shapes.Roles(identity, _security(request).roles.get(identity, ())))
 
 
 # ---- quotas ----
 
 
-def _quota_json(quota: Quota) -> dict[str, int | None]:
+def _with_defaults(quota: Quota) -> shapes.Quotas:
     """With the defaults of a broker."""
-    return {
-        name: getattr(DEFAULTS, name) if getattr(quota, name) is None else getattr(quota, name) for name in QUOTA_NAMES
-    }
+    given = {name: getattr(quota, name) for name in QUOTA_NAMES}
+    return shapes.Quotas(**{name: getattr(DEFAULTS, name) if own is None else own for name, own in given.items()})
+
+
+def _own(quota: Quota) -> shapes.NewQuotas:
+    return shapes.NewQuotas(**msgspec.structs.asdict(quota))
 
 
 @routes.get("/v1/quotas")
@@ -315,8 +319,9 @@ async def list_quotas(request: web.Request) -> web.Response:
     query(request)
     await broker_of(request).require_up_to_date()
     quotas = _security(request).quotas
-    shown = {name: msgspec.to_builtins(quota) for name, quota in sorted(quotas.items())}
-    return web.json_response({"default": _quota_json(Quota()), "quotas": shown})
+    return shape_response(
+        shapes.AllQuotas(_with_defaults(Quota()), {name: _own(quota) for name, quota in sorted(quotas.items())})
+    )
 
 
 @routes.put("/v1/quotas")
@@ -331,7 +336,7 @@ async def set_quota(request: web.Request) -> web.Response:
             raise InvalidRequest(f"{name} {value!r} must be a whole number of at least {least}, or null", field=name)
     quota = Quota(**body)
     await _change(request, SetQuota(identity=identity, quota=quota))
-    return web.json_response({"identity": identity} | msgspec.to_builtins(quota))
+    return shape_response(_own(quota))
 
 
 _MAY_BE_NONE_AT_ALL = frozenset({"streams", "stored_bytes", "cursors", "polls"})

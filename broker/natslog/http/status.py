@@ -13,8 +13,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.errors import natslog_version
+from natslog.http import shapes
 from natslog.http.access import access, rights_of
 from natslog.http.context import BROKER
+from natslog.http.shapes import shape_response
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
 from natslog.node.replicas.lags import CursorLag
@@ -29,7 +31,7 @@ routes = web.RouteTableDef()
 @access("open")
 async def healthz(request: web.Request) -> web.Response:
     """200 while the process runs its event loop."""
-    return web.json_response({"status": "alive", "version": natslog_version()})
+    return shape_response(shapes.Health("alive", natslog_version()))
 
 
 @routes.get("/readyz")
@@ -41,10 +43,11 @@ async def readyz(request: web.Request) -> web.Response:
     troubled = {
         name: problem.message for name, stream in broker.streams.items() if (problem := stream.problem) is not None
     }
-    body: dict[str, object] = {"status": "ready" if reason is None else "not ready", "reason": reason}
+    body = shapes.Readiness(status="ready" if reason is None else "not ready", reason=reason)
     if rights_of(request).may("monitor"):  # names of streams are for those who may see them
-        body |= {"streams_with_problems": troubled, "warnings": clock_warnings(list(broker.streams.values()))}
-    return web.json_response(body, status=200 if reason is None else 503)
+        body.streams_with_problems = troubled
+        body.warnings = clock_warnings(list(broker.streams.values()))
+    return shape_response(body, status=200 if reason is None else 503)
 
 
 class _BrokerCollector:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from natslog.cluster.features import ENVELOPES_LEVEL
 from natslog.cluster.stream_changes import cannot_be_edited
 from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamNotFound
-from natslog.http.access import access, rights_of, shown_position
+from natslog.http import shapes
+from natslog.http.access import access, rights_of, with_counts
 from natslog.http.bodies import json_body
 from natslog.http.context import (
     broker_of,
+    current_headers,
     leading,
     no_leader,
     out_of_range,
@@ -25,6 +27,7 @@ from natslog.http.context import (
     stated,
     whole,
 )
+from natslog.http.shapes import MAX_SPLITS, shape_response
 from natslog.log import StreamLog
 from natslog.model import Offset, Split, StreamRecord, parse_settings
 from natslog.node.broker import Broker
@@ -34,41 +37,51 @@ from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
 
-MAX_SPLITS = 100_000
 READ_FROM = ("nearest", "leader", "any")
 
 
-def stream_json(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> dict[str, Any]:
+def shown_stream(broker: Broker, record: StreamRecord, position: dict[str, int] | None) -> shapes.Stream:
     """A stream as the API shows it. Without a position, which its leader alone states, with the reason as `problem`."""
-    body: dict[str, Any] = {"name": record.name, "id": record.id} | record.settings.to_json()
-    body |= {
-        "paused": record.paused,
-        "sealed": record.sealed,
-        "envelopes": broker.cluster.state.feature_level >= ENVELOPES_LEVEL,
-        "created": format_timestamp_us(record.created_us),
-        "leader": record.leader,
-        "leader_epoch": record.leader_epoch,
-        "replicas": record.settings.replicas,
-        "replica_ids": list(record.replicas),
-        "isr": list(record.isr),
-    }
-    if record.target:
-        body["target_replica_ids"] = list(record.target)
-    if position is not None:
-        body |= position
-    stream = broker.streams.get(record.name)
-    problem = stream.problem if stream is not None else None
+    shown = shapes.Stream(
+        name=record.name,
+        id=record.id,
+        **record.settings.to_json(),
+        paused=record.paused,
+        sealed=record.sealed,
+        envelopes=broker.cluster.state.feature_level >= ENVELOPES_LEVEL,
+        created=format_timestamp_us(record.created_us),
+        leader=record.leader,
+        leader_epoch=record.leader_epoch,
+        replica_ids=list(record.replicas),
+        isr=list(record.isr),
+        target_replica_ids=list(record.target) if record.target else UNSET,
+    )
     if position is None:
-        return body | shown_problem(broker, record)
-    return body | ({"problem": problem.to_json()["error"]} if problem else {})
+        shown.problem = problem_of(broker, record)
+        return shown
+    set_position(shown, position)
+    stream = broker.streams.get(record.name)
+    if stream is not None and stream.problem is not None:
+        shown.problem = stream.problem.to_json()["error"]
+    return shown
 
 
-def shown_problem(broker: Broker, record: StreamRecord) -> dict[str, Any]:
-    """Why the leader of a stream states no position, as `problem`."""
+def set_position(shown: shapes.Stream | shapes.Position, position: dict[str, int]) -> None:
+    """The position that the leader states."""
+    shown.leader_epoch = position["leader_epoch"]
+    shown.log_start_offset = position["log_start_offset"]
+    shown.high_watermark = position["high_watermark"]
+    shown.bytes = position["bytes"]
+    shown.segments = position["segments"]
+
+
+def problem_of(broker: Broker, record: StreamRecord) -> dict[str, Any]:
+    """Why the leader of a stream states no position."""
     stream = broker.streams.get(record.name)
     problem = stream.problem if stream is not None else None
     told = stream.as_told(problem) if stream is not None and problem is not None else no_leader(broker, record)
-    return {"problem": told.to_json()["error"]}
+    body: dict[str, Any] = told.to_json()["error"]
+    return body
 
 
 @routes.get("/v1/streams")
@@ -91,11 +104,11 @@ async def list_streams(request: web.Request) -> web.Response:
     positions = await broker.positions.everywhere()
     rights = rights_of(request)
     streams = [
-        stream_json(broker, record, shown_position(request, record, positions.get(name)))
+        with_counts(request, record, shown_stream(broker, record, positions.get(name)))
         for name, record in sorted(broker.state.streams.items())
         if _is_asked_for(record, values) and rights.may_see(name, record.recorded_subjects)
     ]
-    return web.json_response(streams, headers={"Natslog-Current": str(is_current).lower()})
+    return shape_response(streams, headers=current_headers(is_current))
 
 
 def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
@@ -116,14 +129,14 @@ async def create_stream(request: web.Request) -> web.Response:
     rights.require_whole("manage", name, (settings.subject,))
     creating = broker.stream_operations.create(name, settings, request_id(request), owner=rights.owner)
     created = await broker.change_cluster(creating)
-    return web.json_response(await _shown(request, name), status=201 if created else 200)
+    return shape_response(await _shown(request, name), status=201 if created else 200)
 
 
-async def _shown(request: web.Request, name: str) -> dict[str, Any]:
+async def _shown(request: web.Request, name: str) -> shapes.Stream:
     """After a change: as the metadata has it, and with the position that its leader states."""
     broker = broker_of(request)
     record = broker.state.stream(name)
-    return stream_json(broker, record, shown_position(request, record, await broker.positions.of_one(record)))
+    return with_counts(request, record, shown_stream(broker, record, await broker.positions.of_one(record)))
 
 
 @routes.get("/v1/streams/{name}")
@@ -136,14 +149,14 @@ async def show_stream(request: web.Request) -> web.Response:
     except StreamNotFound:
         raise
     except NatslogError:  # shown all the same, with its problem
-        return web.json_response(stream_json(broker, await broker.record(request.match_info["name"]), None))
-    return stated(request, stream, _led_json(request, stream))
+        return shape_response(shown_stream(broker, await broker.record(request.match_info["name"]), None))
+    return stated(request, stream, _shown_here(request, stream))
 
 
-def _led_json(request: web.Request, stream: HostedStream) -> dict[str, Any]:
+def _shown_here(request: web.Request, stream: HostedStream) -> shapes.Stream:
     """A stream that is led here."""
     broker = broker_of(request)
-    return stream_json(broker, stream.record, shown_position(request, stream.record, broker.positions.of(stream)))
+    return with_counts(request, stream.record, shown_stream(broker, stream.record, broker.positions.of(stream)))
 
 
 @routes.patch("/v1/streams/{name}")
@@ -163,7 +176,7 @@ async def edit_stream(request: web.Request) -> web.Response:
         await broker.change_cluster(broker.stream_operations.edit(record, body, request_id(request)))
     if paused is not None:
         await broker.change_cluster(broker.stream_operations.pause(name, paused))
-    return web.json_response(await _shown(request, name))
+    return shape_response(await _shown(request, name))
 
 
 @routes.post("/v1/streams/{name}/roll")
@@ -173,7 +186,7 @@ async def roll_stream(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
     sealed_end = await broker.upkeep.roll(stream)
-    return stated(request, stream, {"name": stream.name, "sealed_end": sealed_end, "folder": str(stream.folder)})
+    return stated(request, stream, shapes.Rolled(stream.name, sealed_end, str(stream.folder)))
 
 
 @routes.post("/v1/streams/{name}/purge")
@@ -190,8 +203,7 @@ async def purge_stream(request: web.Request) -> web.Response:
     started_at = log.first_readable_offset
     await broker.change_cluster(broker.stream_operations.purge(stream, below, request_id(request)))
     start = log.first_readable_offset
-    found = {"name": stream.name, "log_start_offset": start, "purged": start - started_at}
-    return stated(request, stream, found | {"high_watermark": log.high_watermark})
+    return stated(request, stream, shapes.Purged(stream.name, start, start - started_at, log.high_watermark))
 
 
 def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
@@ -224,7 +236,7 @@ async def seal_stream(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
     await broker.change_cluster(broker.stream_operations.seal(stream, request_id(request)))
-    return stated(request, stream, _led_json(request, stream))
+    return stated(request, stream, _shown_here(request, stream))
 
 
 @routes.delete("/v1/streams/{name}")
@@ -248,7 +260,7 @@ async def offset_at(request: web.Request) -> web.Response:
         request, stream, lambda log: log.reader.offset_at(timestamp_us, log.first_readable_offset)
     )
     found = None if found_us is None else format_timestamp_us(found_us)
-    return stated(request, stream, {"offset": offset, "timestamp": found})
+    return stated(request, stream, shapes.OffsetAt(offset, found))
 
 
 @routes.get("/v1/streams/{name}/extent")
@@ -260,8 +272,8 @@ async def extent(request: web.Request) -> web.Response:
     start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
     found = await read_from_log(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
-    body = shown_position(request, stream.record, {"start": found.start, "end": found.end, "bytes": found.bytes})
-    return stated(request, stream, body)
+    shown = with_counts(request, stream.record, shapes.Extent(found.start, found.end, found.bytes))
+    return stated(request, stream, shown)
 
 
 def _range(values: dict[str, str], log: StreamLog) -> tuple[int, int]:
@@ -289,13 +301,13 @@ async def splits(request: web.Request) -> web.Response:
     if read_from not in READ_FROM:
         raise InvalidRequest(f"read_from {read_from!r} must be {', '.join(READ_FROM)}", parameter="read_from")
     urls = replica_urls(broker, stream.record, read_from, values.get("rack"))
-    return stated(request, stream, [shown_position(request, stream.record, one) for one in splits_json(cut, urls)])
+    return stated(request, stream, [with_counts(request, stream.record, one) for one in shown_splits(cut, urls)])
 
 
-def splits_json(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[dict[str, Any]]:
+def shown_splits(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[shapes.Split]:
     """Splits as the API shows them. `urls`: of replicas, as from `replica_urls`."""
     return [
-        msgspec.to_builtins(msgspec.structs.replace(split, urls=_in_turn(urls, number)))
+        shapes.Split(split.start, split.end, split.rows, split.bytes, _in_turn(urls, number))
         for number, split in enumerate(cut)
     ]
 

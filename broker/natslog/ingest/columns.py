@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.row_buffers import offsets_of
 from natslog.wire import native
 
 Array = npt.NDArray[Any]
 
 _SMALLEST = 64
-_NO_EDGES = np.zeros(1, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,7 @@ class Column:
 def edges_and_data(texts: pa.Array[Any]) -> tuple[npt.NDArray[np.int32], Array]:
     """Offsets, and the bytes that they count in, of a column that may be a slice; null is empty."""
     texts = pc.fill_null(texts, b"" if texts.type == pa.binary() else "")
-    _, offsets, data = texts.buffers()
-    edges = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1] if len(texts) else _NO_EDGES
-    return edges, np.frombuffer(data or b"", np.uint8)
+    return offsets_of(texts), np.frombuffer(texts.buffers()[2] or b"", np.uint8)
 
 
 def bitmap(valid: Array) -> Array | None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.row_buffers import offsets_of
 from natslog.arrow.schema import rows_of_items
 from natslog.wire import native
 
@@ -136,7 +137,7 @@ def ids_of_headers(headers: pa.Array[Any]) -> Ids | None:
     texts = pairs.field("value").filter(is_id)
     first_rows, first = np.unique(rows, return_index=True)
     texts = texts.take(pa.array(first))
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(texts) + 1].astype(np.int64)
+    offsets = offsets_of(texts).astype(np.int64)
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
     hashes = np.zeros((len(texts), 2), np.uint64)
     native.hash_ids(data, offsets[:-1], np.diff(offsets), hashes)

@@ -24,7 +24,7 @@ from natslog.errors import CorruptLog, DataDirError, UpgradeRequired
 
 Record = TypeVar("Record")
 
-_HEADER = re.compile(rb"natslog ([a-z-]+) v(\d+) bytes=(\d+) crc32c=([0-9a-f]{8})")
+_HEADER = re.compile(rb"natslog ([a-z-]+) v(\d{1,9}) bytes=(\d{1,18}) crc32c=([0-9a-f]{8})")
 
 
 def checked_bytes(kind: str, version: int, content: Any, *, width: int = 0) -> bytes:

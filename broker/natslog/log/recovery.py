@@ -110,9 +110,9 @@ class _Scanner:
             header = self._whole_batch_at(position, offset)
             if header is not None:
                 self._keep(position, header)
-            elif self._is_end_of_stream(position):
-                break  # sealing in place was cut short: what follows is a part of the footer
             elif (following := self._next_whole_batch(position, offset)) is None:
+                if self._is_end_of_stream(position) and offset >= self.durable_offset:
+                    break  # sealing in place was cut short: what follows is a part of the footer
                 self._end_at_bad_batch(position, offset)
                 return self.scan
             elif self._is_torn_before(following[0], position, offset):

@@ -81,17 +81,8 @@ class Broker:
         self.readers = Threads(_READER_THREADS, "read")
         self._writers = Threads(_WRITER_THREADS, "write")
         secrets_of_cluster = config.secrets()
-        tls = _tls_of(config)
+        tls, credentials = _tls_of(config), _nats_credentials(config)
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
-        credentials = NatsCredentials(
-            creds_file=config.nats_creds_file,
-            user=config.nats_user,
-            password_file=config.nats_password_file,
-            token_file=config.nats_token_file,
-            tls_ca_file=config.nats_tls_ca_file,
-            tls_cert_file=config.nats_tls_cert_file,
-            tls_key_file=config.nats_tls_key_file,
-        )
         self.link = NatsLanes(
             config.nats_url,
             name=f"natslog-broker-{config.broker_id}",
@@ -397,6 +388,23 @@ class Broker:
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Completes an operator's change. Raises the errors of the change, and ShuttingDown."""
         return await self._to_the_end(change)
+
+
+def _nats_credentials(config: BrokerConfig) -> NatsCredentials:
+    """Raises ConfigError: two settings exclude each other."""
+    return NatsCredentials(
+        creds_file=config.nats_creds_file,
+        nkey_file=config.nats_nkey_file,
+        user=config.nats_user,
+        user_file=config.nats_user_file,
+        password_file=config.nats_password_file,
+        token_file=config.nats_token_file,
+        tls_ca_file=config.nats_tls_ca_file,
+        tls_cert_file=config.nats_tls_cert_file,
+        tls_key_file=config.nats_tls_key_file,
+        tls_handshake_first=config.nats_tls_handshake_first,
+        requires_private_files=True,
+    )
 
 
 def _tls_of(config: BrokerConfig) -> BrokerTls | None:

@@ -62,6 +62,7 @@ from natslog.node.peers.messages import (
 )
 from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
+from natslog.node.peers.secret_file import READ_EVERY_S, SecretFile
 from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.cluster")
@@ -108,7 +109,7 @@ class ClusterNode(Admission):
         )
         super().__init__(config, data_dir, group, KeyRing(secrets))
         self.tls = tls
-        self.links = Links(self, None if tls is None else tls.dialling)
+        self.links = Links(self, tls)
         self.reception = Reception(self, self.keys)
         self._session = Session(self.barrier)
         self.registration = Registration(self, data_dir, lambda: self.links.all)
@@ -147,6 +148,7 @@ class ClusterNode(Admission):
             (self._report(), "reports"),
             (self._session.run(), "session"),
             (self._compare_clocks(), "clocks"),
+            (self._refresh_secrets(), "secrets"),
         ):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._watch)
@@ -231,6 +233,14 @@ class ClusterNode(Admission):
             logger.info("this broker belongs to cluster %s now", cluster_id)
             self._begin()
             self.links.redial()
+
+    async def _refresh_secrets(self) -> None:
+        if self.config.cluster_secret_file is None:
+            return
+        file = SecretFile(self.keys, self.config.secrets)
+        while True:
+            file.refresh()
+            await asyncio.sleep(READ_EVERY_S)
 
     async def _keep_links(self) -> None:
         while True:

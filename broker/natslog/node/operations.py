@@ -42,13 +42,27 @@ class Operations:
             cannot be added.
         """
         self._require_leader()
-        hello = await self._cluster.links.meet(normal_url(url))
+        url = normal_url(url)
+        self._check_scheme(url)
+        hello = await self._cluster.links.meet(url)
         if self.member(hello.broker) is None:
             if hello.cluster_id:
                 raise ClusterMismatch(f"the broker at {url} already belongs to a cluster: give it an empty data folder")
             newcomer = Member(id=hello.broker, directory=hello.directory, url=hello.url, is_voter=False)
             await self._group.change_members(lambda membership: membership.with_member(newcomer))
         return hello.broker
+
+    def _check_scheme(self, url: str) -> None:
+        """Raises InvalidRequest: no broker of the cluster has a URL with this scheme. A broker serves either HTTP or
+        TLS, so that such a URL would only be tried until the time is up.
+        """
+        urls = [*self._cluster.addresses, *(member.url for member in self._group.raft.membership.members)]
+        schemes = sorted({known.partition("://")[0] for known in urls})
+        if url.partition("://")[0] not in schemes:
+            raise InvalidRequest(
+                f"{url} must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}, as the URLs of the other "
+                "brokers do: a cluster uses TLS on all of its brokers or on none"
+            )
 
     async def drain(self, broker: BrokerId, is_draining: bool, request: Request) -> None:
         """Its replicas move to other brokers, and its leaderships; or no longer.

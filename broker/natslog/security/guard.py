@@ -81,8 +81,8 @@ class Guard:
         security = self._security()
         if security is None:
             raise NotReady(
-                "security is being enabled in this cluster: repeat the request in a moment. If this persists, the log "
-                "of the broker says why it is not enabled"
+                "security is being enabled in this cluster: repeat the request in a moment. If this persists, see the "
+                "log of the broker for the reason"
             )
         if self._decisions.security is not security:
             self._decisions = Decisions(security)

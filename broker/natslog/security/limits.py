@@ -20,7 +20,7 @@ from natslog.errors import QuotaExceeded
 from natslog.security.guard import Rights
 from natslog.security.records import Quota
 
-DEFAULTS = Quota(connections=2048, requests=512, polls=2048, requests_per_s=200)
+DEFAULTS = Quota(connections=2048, requests=512, polls=2048, requests_per_s=100)
 """What an identity gets that has no quota. Bytes are not limited."""
 
 _BURST_S = 2.0
@@ -29,6 +29,7 @@ _REFUSALS_PER_S = 20.0
 _REFUSAL_BURST_S = 1.0
 _MOST_REFUSAL_WAIT_S = 10.0
 _MOST_SOURCES = 10_000
+_ALL_OTHERS = "all others"
 
 
 class _Rate:
@@ -65,27 +66,34 @@ class Limits:
 
     def __init__(self) -> None:
         self._usages: dict[str, Usage] = {}
+        self._forgot_s = 0.0
         self.refused = 0
 
     def usage(self, name: str) -> Usage:
         found = self._usages.get(name)
-        if found is None:
-            if len(self._usages) >= _MOST_SOURCES:
-                now_s = time.monotonic()
-                self._usages = {name: one for name, one in self._usages.items() if not one.is_idle(now_s)}
-            found = self._usages[name] = Usage()
-        return found
+        if found is not None:
+            return found
+        if len(self._usages) >= _MOST_SOURCES:
+            self._forget_idle()
+        if len(self._usages) >= _MOST_SOURCES:
+            return self._usages.setdefault(_ALL_OTHERS, Usage())
+        return self._usages.setdefault(name, Usage())
+
+    def _forget_idle(self) -> None:
+        """At most once a second, however many sources there are."""
+        now_s = time.monotonic()
+        if now_s - self._forgot_s >= 1.0:
+            self._forgot_s = now_s
+            self._usages = {name: one for name, one in self._usages.items() if not one.is_idle(now_s)}
 
     # ---- connections ----
 
-    def connected(self, name: str, quota: Quota) -> None:
-        """Another connection. Raises QuotaExceeded: there are too many; this one is not counted."""
+    def connected(self, name: str, quota: Quota) -> Usage:
+        """Counts another connection in what is returned. Raises QuotaExceeded: there are too many."""
         usage = self.usage(name)
         _require(name, "connections", usage.connections, quota.connections, DEFAULTS.connections)
         usage.connections += 1
-
-    def disconnected(self, name: str) -> None:
-        self.usage(name).connections -= 1
+        return usage
 
     # ---- requests ----
 

@@ -32,7 +32,8 @@ MAX_TOKENS = 10_000
 MAX_RULES = 1_000
 MAX_ROLES = 10_000
 MAX_QUOTAS = 1_000
-_IDENTITY = re.compile(rf"[A-Za-z0-9_](?:[A-Za-z0-9_.@:/=+-]{{0,{MAX_NAME_CHARS - 2}}}[A-Za-z0-9_])?")
+IDENTITY_PATTERN = rf"[A-Za-z0-9_](?:[A-Za-z0-9_.@:/=+-]{{0,{MAX_NAME_CHARS - 2}}}[A-Za-z0-9_])?"
+_IDENTITY = re.compile(IDENTITY_PATTERN)
 _PATTERN_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-*?")
 
 

@@ -1,10 +1,10 @@
 """TLS of a broker: of its HTTP port, and of its connections to other brokers.
 
-Theory of operation. Two contexts are made at the start, one for each direction. Both present the broker's certificate.
-`refresh` compares the files with those that were loaded; if they were replaced, it loads them into the same contexts,
-so that new connections use them. Connections that are open keep the certificate of their handshake. Replaced files are
-read once, and first loaded into contexts that are thrown away: a certificate without its key, as between two steps of a
-renewal, would otherwise leave the broker without any.
+Theory of operation. There are two contexts, one for each direction. Both present the broker's certificate. `refresh`
+compares the files with those that were loaded; if they were replaced, it makes new contexts, which new connections use.
+The present ones are not changed: a context cannot forget a CA, and it resumes sessions whose certificates it accepted
+before. Connections that are open continue. Replaced files are read once. If they cannot be used, as between two steps
+of a renewal, the present contexts stay in use.
 
 Invariants. TLS 1.2 is the least version. A key that every user of the machine can read is refused, and so is one with a
 passphrase, because a broker cannot ask for it.
@@ -59,7 +59,7 @@ class BrokerTls:
         requires_clients: whether clients must present a certificate; without it they may, if there is `files.ca`.
 
     Attributes:
-        accepting: for the HTTP port. `dialling`: for connections to other brokers.
+        accepting: for the next connection to the HTTP port. `dialling`: for the next one to another broker.
         expires_s: when the certificate expires, in seconds since 1970.
 
     Raises:
@@ -89,16 +89,15 @@ class BrokerTls:
             if _seen(self._files) == self._seen:
                 return False
             with _Copies(self._files) as copies:
-                self._contexts(copies)
+                accepting, dialling = self._contexts(copies)
                 expires_s = _expiry_s(copies)
-                for context in (self.accepting, self.dialling):
-                    _load(context, copies)
                 self._seen = copies.seen
         except ConfigError as error:
             if error.message != self._complaint:
                 self._complaint = error.message
                 logger.error("the changed TLS files are not used: %s", error.message)
             return False
+        self.accepting, self.dialling = accepting, dialling
         self.expires_s, self._complaint = expires_s, ""
         logger.info("the TLS files were loaded again")
         self._warn_of_expiry()

@@ -14,21 +14,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 
-from natslog.errors import ConfigError, NatsLoginRefused, NatsUnavailable
+from natslog.errors import NatsLoginRefused, NatsUnavailable
 from natslog.urls import without_secrets
+from natslog.wire.credentials import NatsCredentials
 from natslog.wire.frames import Frames
+from natslog.wire.nats_client import NatsClient, Problem, problem_of
 from natslog.wire.transport import FrameDemux, InPlaceTransport, Receiver
+
+__all__ = ["NatsCredentials", "NatsLink"]
 
 logger = logging.getLogger("natslog.nats")
 
@@ -39,75 +40,10 @@ _PENDING_BYTES = 64 * 1024 * 1024
 _PING_EVERY_S = 1
 _PINGS_UNANSWERED = 60  # as many seconds, so that data that waits on a slow network was sent before
 _UNREACHABLE_S = 2.5
-_LOGIN_WORDS = ("authorization", "authentication", "credentials", "nkey", "seed")
-"""What the texts of servers, nats-py and nkeys have in common where a login failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class NatsCredentials:
-    """How to log in; files are read when a connection is made."""
-
-    creds_file: str | None = None
-    user: str | None = None
-    password_file: str | None = None
-    token_file: str | None = None
-    tls_ca_file: str | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Arguments for `nats.connect`.
-
-        Raises:
-            ConfigError: a file cannot be read, or is of another kind.
-        """
-        options: dict[str, Any] = {}
-        try:
-            if self.creds_file:
-                if b"-----BEGIN" not in Path(self.creds_file).read_bytes():
-                    raise ConfigError(
-                        f"{self.creds_file} is no NATS credentials file: it must hold a JWT and an nkey seed, each "
-                        "between a BEGIN and an END line"
-                    )
-                options["user_credentials"] = self.creds_file
-            if self.user:
-                options["user"] = self.user
-            if self.password_file:
-                options["password"] = Path(self.password_file).read_text().strip()
-            if self.token_file:
-                options["token"] = Path(self.token_file).read_text().strip()
-            if self.tls_ca_file or self.tls_cert_file:
-                options["tls"] = self._tls()
-        except ssl.SSLError as error:
-            raise ConfigError(f"the TLS files for NATS are invalid: {error}") from error
-        except OSError as error:
-            raise ConfigError(f"cannot read the NATS credentials: {error}") from error
-        return options
-
-    def _tls(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.tls_ca_file)
-        if self.tls_cert_file:
-            context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
-        return context
-
-
-def _is_about_login(error: str) -> bool:
-    return any(word in error.lower() for word in _LOGIN_WORDS)
 
 
 def _ignored(frames: Frames) -> None:
     """Receives frames without a subscription."""
-
-
-class _Client(Client):
-    """nats-py ends its reading task, and nothing else, where a PONG comes for a `flush` whose time was up: the
-    connection would go on without an answer to the server's PING, and without noticing its own end.
-    """
-
-    async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()
 
 
 async def _end_reconnecting(client: Client) -> None:
@@ -161,7 +97,7 @@ class NatsLink:
         self._supervisor: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
-        self._last_error = ""
+        self._problem: Problem | None = None
         self.connections = 0
         self.forbidden = 0
         self.last_refusal = ""
@@ -191,7 +127,7 @@ class NatsLink:
         Raises:
             ConfigError: the credentials cannot be read.
         """
-        self._credentials.options()
+        self._credentials.check()
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     async def wait_until_up(self, timeout_s: float) -> None:
@@ -203,15 +139,17 @@ class NatsLink:
             raise self._why_down() from None
 
     def _why_down(self) -> NatsUnavailable:
-        reason = self._last_error or "no answer"
-        if _is_about_login(reason):
+        problem = self._problem or Problem("no answer")
+        if problem.is_login:
             return NatsLoginRefused(
-                f"the NATS server at {self.shown_url} refused the login ({reason}): correct user and password in the "
-                "URL, or the credentials that were given",
+                f"the NATS server at {self.shown_url} refused the login ({problem.text}): {problem.remedy}",
                 url=self.shown_url,
             )
+        if problem.remedy or problem.is_complete:
+            return NatsUnavailable(f"cannot connect to NATS at {self.shown_url}: {problem.shown}", url=self.shown_url)
         return NatsUnavailable(
-            f"no NATS server responds at {self.shown_url} ({reason}): start one, or correct the URL", url=self.shown_url
+            f"no NATS server responds at {self.shown_url} ({problem.text}): start one, or correct the URL",
+            url=self.shown_url,
         )
 
     async def _supervise(self) -> None:
@@ -236,15 +174,15 @@ class NatsLink:
 
     def _note_error(self, error: BaseException) -> None:
         was_reset = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-        if was_reset and _is_about_login(self._last_error):
-            return  # a server that refuses a login resets the connection, often before its error was read
-        text = str(error) or type(error).__name__
-        if text != self._last_error:
-            logger.warning("cannot connect to NATS at %s: %s; trying again", self.shown_url, text)
-        self._last_error = text
+        if was_reset and self._problem is not None and self._problem.remedy:
+            return  # a server that refuses a client resets the connection, often before its error was read
+        problem = problem_of(error, self._credentials)
+        if problem != self._problem:
+            logger.warning("cannot connect to NATS at %s: %s; trying again", self.shown_url, problem.shown)
+        self._problem = problem
 
     async def _connect(self) -> None:
-        client = _Client()
+        client = NatsClient(self._credentials)
         in_place = not self.url.lstrip().startswith("ws")
         self._demux = FrameDemux(client, in_place=in_place)
         client._ps = self._demux  # type: ignore[assignment]
@@ -265,7 +203,7 @@ class NatsLink:
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_connected,
             closed_cb=self._on_closed,
-            **self._credentials.options(),
+            tls_handshake_first=self._credentials.tls_handshake_first,
         )
         self._client = client
         for attachment in self._attachments:
@@ -287,7 +225,7 @@ class NatsLink:
 
     async def _on_connected(self) -> None:
         self.connections += 1
-        self._last_error = ""
+        self._problem = None
         self._report(True)
 
     async def _on_closed(self) -> None:

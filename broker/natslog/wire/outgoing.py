@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.row_buffers import offsets_of
 from natslog.wire import native
 
 Sequences = npt.NDArray[np.int64]
@@ -38,8 +39,7 @@ _NO_SEQUENCES = _constant([], np.int64)
 
 def texts_of(column: Any) -> TextBuffers:
     """Offsets and bytes of a string or binary column; nothing is copied."""
-    _, offsets, data = column.buffers()
-    offsets = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    offsets, data = offsets_of(column), column.buffers()[2]
     values = np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_TEXTS[1]
     offsets.flags.writeable = values.flags.writeable = False
     return offsets, values

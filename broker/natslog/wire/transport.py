@@ -213,6 +213,10 @@ class InPlaceTransport(TcpTransport):
         return self._landing.at_eof if self._landing is not None else bool(super().at_eof())  # type: ignore[no-untyped-call]
 
     @property
+    def has_tls(self) -> bool:
+        return self._io_writer is not None and self._io_writer.get_extra_info("ssl_object") is not None
+
+    @property
     def unsent_bytes(self) -> int:
         """Written, and not yet taken by the kernel."""
         return 0 if self._io_writer is None else self._io_writer.transport.get_write_buffer_size()

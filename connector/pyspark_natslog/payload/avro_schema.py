@@ -102,7 +102,12 @@ def parse_avro(text: str) -> AvroNode:
         body = json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"the schema is not valid JSON: {error}") from error
-    found = _Parser().parse(body, "", "")
+    try:
+        found = _Parser().parse(body, "", "")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(
+            f"this is not an Avro schema: a name, size or list in it has another type ({error})"
+        ) from error
     if found.kind != "record":
         raise InvalidRequest(
             f"the Avro schema has the type {found.kind}; it must be a record, whose fields become the columns"

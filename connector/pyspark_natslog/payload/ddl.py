@@ -159,8 +159,8 @@ def _decimal(tokens: _Tokens) -> DecimalType:
     if tokens.takes(","):
         numbers.append(tokens.take())
     tokens.take(")")
-    if not all(number.isdecimal() for number in numbers):
-        raise InvalidRequest(f"decimal({', '.join(numbers)}): precision and scale must be whole numbers")
+    if not all(number.isdecimal() and len(number) <= 9 for number in numbers):
+        raise InvalidRequest(f"decimal({', '.join(numbers)[:40]}): precision and scale must be whole numbers")
     precision, scale = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0
     if not 1 <= precision <= _MOST_DIGITS or scale > precision:
         raise InvalidRequest(

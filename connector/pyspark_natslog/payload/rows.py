@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from natslog.arrow.row_buffers import offsets_of
+
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
@@ -24,8 +26,7 @@ class Payloads:
     @classmethod
     def of(cls, values: Any) -> Payloads:
         """Of a binary Arrow array without nulls, or a slice of one."""
-        _, offsets, held = values.buffers()
-        edges = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+        edges, held = offsets_of(values), values.buffers()[2]
         start, end = int(edges[0]), int(edges[-1])
         text = np.zeros(1, np.uint8) if held is None else np.frombuffer(held, np.uint8)[start:end]
         return cls(text, edges - edges[0])

@@ -40,7 +40,14 @@ def parse_payload_schema(text: str) -> PayloadSchema:
     """
     if _is_path(text):
         text = _read(text)
-    found = _parse_json(text) if text[:1] in ("{", "[", '"') else PayloadSchema(parse_ddl(text))
+    try:
+        return _checked(_parse_json(text) if text[:1] in ("{", "[", '"') else PayloadSchema(parse_ddl(text)))
+    except RecursionError as error:
+        raise InvalidRequest("the types of the schema are nested too deeply") from error
+
+
+def _checked(found: PayloadSchema) -> PayloadSchema:
+    """Raises InvalidRequest: it has no columns, one name twice, or a type that is not supported."""
     if not found.columns.fields:
         raise InvalidRequest("the schema has no columns")
     _check_names(found.columns, "")
@@ -79,7 +86,10 @@ def _parse_json(text: str) -> PayloadSchema:
         return PayloadSchema(_spark_json(body))
     found = parse_avro(text)
     assert isinstance(found.type, StructType)
-    return PayloadSchema(found.type, found, fingerprint(text))
+    try:
+        return PayloadSchema(found.type, found, fingerprint(text))
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidRequest(f"this is not an Avro schema that has a canonical form: {error!r}") from error
 
 
 def _spark_json(body: dict[str, Any]) -> StructType:

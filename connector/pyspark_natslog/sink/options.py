@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.subjects import check_name, check_subject
+from natslog.wire.credentials import NatsCredentials
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 
 _CREDENTIALS = {
     "natsCredsFile": "creds_file",
+    "natsNkeyFile": "nkey_file",
     "natsUser": "user",
+    "natsUserFile": "user_file",
     "natsPasswordFile": "password_file",
     "natsTokenFile": "token_file",
     "natsTlsCaFile": "tls_ca_file",
@@ -25,7 +28,7 @@ _CREDENTIALS = {
 }
 NATS_ONLY = (
     "natsServers", "ack", "ackStreams", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
-    "envelope", *_CREDENTIALS,
+    "envelope", "natsTlsHandshakeFirst", *_CREDENTIALS,
 )  # fmt: skip
 SINK_OPTIONS = ("path", "subject", "servers", *NATS_ONLY, *CONNECTION)
 _HTTP_ONLY = ("stream", "onConflict")
@@ -48,7 +51,6 @@ class SinkOptions:
         asks_brokers: whether they are asked which streams record the subjects of rows, and how these ack.
         envelope: whether rows are sent together where a stream stores them.
         dead_letter_subject: the subject for rows that cannot be sent; None: they fail the write.
-        credentials: arguments for `NatsCredentials`.
     """
 
     nats_url: str = field(repr=False)
@@ -63,7 +65,7 @@ class SinkOptions:
     ack_timeout_s: float
     dead_letter_subject: str | None
     envelope: bool
-    credentials: Mapping[str, str | None]
+    credentials: NatsCredentials
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -152,7 +154,8 @@ def _dead_letter_subject(given: Given) -> str | None:
     return subject
 
 
-def _credentials(given: Given) -> dict[str, str | None]:
+def _credentials(given: Given) -> NatsCredentials:
     if given.has("natsTlsKeyFile") and not given.has("natsTlsCertFile"):
         raise ConfigError("option natsTlsKeyFile requires natsTlsCertFile: set both", option="natsTlsKeyFile")
-    return {argument: given.text(name) for name, argument in _CREDENTIALS.items()}
+    files: dict[str, Any] = {argument: given.text(name) for name, argument in _CREDENTIALS.items()}
+    return NatsCredentials(**files, tls_handshake_first=given.flag("natsTlsHandshakeFirst", False))

@@ -80,13 +80,12 @@ class _TaskWriter:
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         from natslog.client.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor kernels
-        from natslog.wire.link import NatsCredentials
         from pyspark_natslog.sink.sending import Sender
 
         options, sent, dead, prefix = self.options, 0, 0, self._id_prefix()
         publisher = Publisher(
             options.nats_url,
-            credentials=NatsCredentials(**options.credentials),
+            credentials=options.credentials,
             name="natslog-spark-sink",
             ack_timeout_s=options.ack_timeout_s,
             max_in_flight=options.max_in_flight,

@@ -17,8 +17,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from pyspark_natslog.source.options import Admission
 
-Reach = Callable[[str, int | None], tuple[int, int]]
-"""For a stream: the rows from its position that take at most this many bytes (None: all that wait), and their bytes."""
+Reach = Callable[[str, int | None], tuple[int, int | None]]
+"""For a stream: the rows from its position that take at most this many bytes (None: all that wait), and their bytes
+(None: unknown to this reader).
+"""
 
 
 class Admitter:
@@ -99,10 +101,16 @@ def share_limit(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def _within_bytes(admitted: dict[str, int], max_bytes: int, reach: Reach) -> dict[str, int]:
-    """Rows that take about `max_bytes`, at least one of each stream that has waiting rows."""
-    sizes = {name: reach(name, None)[1] for name, rows in admitted.items() if rows}
-    if sum(sizes.values()) <= max_bytes:
+    """Rows that take about `max_bytes`, at least one of each stream that has waiting rows. Where sizes are unknown, the
+    limit is divided in proportion to rows, and the brokers apply the shares.
+    """
+    waiting = {name: rows for name, rows in admitted.items() if rows}
+    sizes = {name: size for name in waiting if (size := reach(name, None)[1]) is not None}
+    if len(sizes) < len(waiting):
+        shares = {name: max_bytes * rows // sum(waiting.values()) for name, rows in waiting.items()}
+    elif sum(sizes.values()) <= max_bytes:
         return admitted
-    shares = share_limit(sizes, max_bytes)
+    else:
+        shares = share_limit(sizes, max_bytes)
     within = {name: reach(name, max(1, share))[0] for name, share in shares.items()}
     return {name: min(rows, within.get(name, 0)) for name, rows in admitted.items()}

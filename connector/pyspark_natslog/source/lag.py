@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from natslog.client import ClientOptions, NatslogClient
 
@@ -28,6 +28,7 @@ _ASK_WITHIN_S = 2.0
 _PAUSE_S = 5.0
 _LOG_EVERY_S = 60.0
 
+Number = TypeVar("Number", int, float)
 OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
@@ -35,7 +36,7 @@ OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
 class StreamLag:
     """The part of a stream that a query has not read yet; None: unknown."""
 
-    rows: int
+    rows: int | None
     bytes: int | None
     seconds: float | None
 
@@ -87,7 +88,7 @@ class LagReport:
         """In the thread."""
         answers = self._client.lags(positions).items()
         return {
-            name: StreamLag(int(lag["rows"]), int(lag["bytes"]), float(lag["seconds"]))
+            name: StreamLag(_if_known(lag["rows"], int), _if_known(lag["bytes"], int), _if_known(lag["seconds"], float))
             for name, lag in answers
             if lag is not None
         }
@@ -116,10 +117,16 @@ def _position(name: str, latest: Mapping[str, Any], end: OffsetsJson) -> int:
     return int(at["offset"]) if at is not None and at["id"] == latest["id"] else 0
 
 
+def _if_known(value: Any, kind: Callable[[Any], Number]) -> Number | None:
+    """None where it is unknown to this reader."""
+    return None if value is None else kind(value)
+
+
 def _behind(rows: int, lag: StreamLag | None) -> dict[str, Any]:
     if rows == 0:
         lag = StreamLag(0, 0, 0.0)
     elif lag is None:
         lag = StreamLag(rows, None, None)
     # The broker computed it a little later, and excludes what retention and damage have removed.
-    return {"rows_behind": min(rows, lag.rows), "bytes_behind": lag.bytes, "seconds_behind": lag.seconds}
+    rows = rows if lag.rows is None else min(rows, lag.rows)
+    return {"rows_behind": rows, "bytes_behind": lag.bytes, "seconds_behind": lag.seconds}

@@ -71,7 +71,16 @@ def from_json(body: Mapping[str, Any]) -> Offsets:
 
 
 def _one(at: Mapping[str, Any]) -> StreamOffset:
+    if not isinstance(at["id"], str):
+        raise TypeError("an id is a text")
     start = at.get("start")
-    tasks = tuple((int(number), int(end)) for number, end in at.get("tasks", ()))
-    start = None if start is None else int(start)
-    return StreamOffset(str(at["id"]), int(at["offset"]), start, tasks, int(at.get("epoch", 0)))
+    tasks = tuple((_whole(number), _whole(end)) for number, end in at.get("tasks", ()))
+    start = None if start is None else _whole(start)
+    return StreamOffset(at["id"], _whole(at["offset"]), start, tasks, _whole(at.get("epoch", 0)))
+
+
+def _whole(value: object) -> int:
+    """Another number or text must not become a position by conversion. Raises TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError("a position is a whole number of at least 0")
+    return value

@@ -290,8 +290,8 @@ def _times(given: Given, name: str, selection: Selection) -> tuple[int | None, d
 def _by_stream(name: str, text: str, selection: Selection, expected: str) -> dict[str, Any]:
     try:
         by_stream = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"option {name} {text!r} must be {expected}", option=name) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"option {name} {text[:200]!r} must be {expected}", option=name) from error
     if not isinstance(by_stream, dict):
         raise ConfigError(f"option {name} {text!r} must be a JSON object of stream to position", option=name)
     for stream in by_stream:

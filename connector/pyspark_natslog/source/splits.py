@@ -22,6 +22,7 @@ from pyspark_natslog.source.options import Cutting, SourceOptions
 
 _WORTH_SPLITTING_ROWS = 64 * 1024
 _WORTH_SPLITTING_BYTES = 8 * 1024 * 1024
+_USUAL_ROW_BYTES = _WORTH_SPLITTING_BYTES // _WORTH_SPLITTING_ROWS
 _ASKED_AT_ONCE = 8
 _ROUNDS = 2  # of tasks on all cores, before tasks become larger
 
@@ -30,7 +31,8 @@ _ROUNDS = 2  # of tasks on all cores, before tasks become larger
 class OffsetRange:
     """Offsets `[start, end)` of the stream with this id; `urls` are the brokers that have it, nearest first.
 
-    `leader_epoch`: the newest one known when it was planned, so that a task accepts no answer of an older leader.
+    `bytes`: estimated from the rows if they are unknown to this reader. `leader_epoch`: the newest one known when it
+    was planned, so that a task accepts no answer of an older leader.
     """
 
     stream: str
@@ -181,9 +183,13 @@ def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_
 def _ranges(whole: OffsetRange, splits: Sequence[Split]) -> list[OffsetRange]:
     epoch = leader_epochs.highest(whole.stream_id)
     return [
-        OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, split.bytes, epoch)
+        OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, _size_bytes(split), epoch)
         for split in splits
     ]
+
+
+def _size_bytes(split: Split) -> int:
+    return (split.end - split.start) * _USUAL_ROW_BYTES if split.bytes is None else split.bytes
 
 
 def _wanted(options: SourceOptions, pieces: Sequence[Sequence[OffsetRange]], cores: int) -> int:

@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(state.high_watermark, target.offset)
 
     def _admit(self, begin: Offsets, waiting: dict[str, int]) -> dict[str, int]:
-        def reach(name: str, max_bytes: int | None) -> tuple[int, int]:
+        def reach(name: str, max_bytes: int | None) -> tuple[int, int | None]:
             start = begin[name].offset
             ask = partial(self._client.extent, name, start, start + waiting[name], max_bytes=max_bytes)
             end, size_bytes = self._retry_until_available(ask)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog
-from natslog.log.recovery import scan_segment
+from natslog.log.recovery import Scan, scan_segment
 from natslog.log.segment import file_header
 from tests.conftest import STREAM_ID, open_log, rows, stored_values
 
@@ -185,3 +186,23 @@ def test_sealing_in_place_cut_short_at_every_byte_of_the_footer_recovers(tmp_pat
         assert recovered.log_end_offset == 1
         for segment in recovered.chain.segments:
             segment.close()
+
+
+def test_end_of_stream_in_the_place_of_a_committed_batch_is_damage(
+    written: tuple[Path, list[int], list[int]],
+) -> None:
+    """Eight wrong bytes look like a file whose sealing was interrupted; what follows them is no footer."""
+    folder, ends, offsets = written
+    for place, checkpointed in ((ends[0], 0), (ends[1], offsets[2])):
+        scan = scan_of(copy_of(folder, "wrong"), place, checkpointed)
+        assert scan.torn_bytes == 0
+        assert [damage.start_offset for damage in scan.damages] == [offsets[ends.index(place)]]
+
+
+def scan_of(folder: Path, place: int, checkpointed: int) -> Scan:
+    path = active_file(folder)
+    data = bytearray(path.read_bytes())
+    data[place : place + 8] = ipc.END_OF_STREAM
+    path.write_bytes(data)
+    header_bytes = len(file_header(STREAM_ID, 0))
+    return scan_segment(path, position=header_bytes, base_offset=0, durable_offset=checkpointed)

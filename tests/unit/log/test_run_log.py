@@ -325,3 +325,15 @@ def test_one_off_producers_evict_no_others(log_folder: Path) -> None:
             "write-5": None,
         }
         assert found.last_run("write-8", 0, 11, is_committed=True) == RunMark("write-8", 9, 9, 10, 9)
+
+
+def test_batch_with_a_damaged_mark_is_damage(log_folder: Path) -> None:
+    """A mark may then state anything, for example a run without rows: it is read when the CRC has proven it."""
+    log = open_log(log_folder)
+    run = append_run(log, "q", 7, [[b"a"]])
+    [copy] = copies(log)
+    message = bytes(b"".join(copy.pieces))
+    changed = message.replace(b"start=%019d end=" % run.start, b"start=%019d end=" % run.end)
+    assert changed != message
+    assert ipc.proven_header(changed) is None
+    assert ipc.proven_header(message) == copy.header

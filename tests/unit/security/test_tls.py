@@ -219,6 +219,26 @@ def test_replaced_files_are_used_and_half_a_pair_is_not(tmp_path: Path, caplog: 
     assert tls.refresh()
 
 
+def test_authority_that_was_removed_is_not_trusted_any_more(tmp_path: Path) -> None:
+    files = _made(tmp_path / "ours")
+    theirs = _made(tmp_path / "theirs")
+    both = (tmp_path / "ours" / "ca.pem").read_bytes() + (tmp_path / "theirs" / "ca.pem").read_bytes()
+    only_ours = tmp_path / "only.pem"
+    (tmp_path / "ours" / "ca.pem").rename(only_ours)
+    (tmp_path / "ours" / "ca.pem").write_bytes(both)
+    tls, other = BrokerTls(files, requires_clients=True), BrokerTls(TlsFiles(theirs.certificate, theirs.key))
+    client = _client(tmp_path / "ours")
+    client.load_cert_chain(tmp_path / "theirs" / "client.pem", tmp_path / "theirs" / "client-key.pem")
+    assert _handshake(tls.accepting, client)
+    assert _handshake(other.accepting, tls.dialling)
+    (tmp_path / "ours" / "ca.pem").write_bytes(only_ours.read_bytes())
+    assert tls.refresh()
+    with pytest.raises(OSError):
+        _handshake(tls.accepting, client)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _handshake(other.accepting, tls.dialling)
+
+
 def _signed_for(folder: Path, name: str, hosts: list[str], days: float, *, serves: bool = True) -> None:
     """Another certificate of the CA in the folder."""
     authority = certificates._read_pair(folder / "ca.pem", folder / "ca-key.pem")

@@ -31,7 +31,7 @@ def check_entries(entries: Iterable[Entry]) -> None:
         elif entry.kind == "membership":
             try:
                 decode_membership(entry.data)
-            except msgspec.ValidationError as error:
+            except (ValueError, RecursionError) as error:
                 raise written_by_newer("a membership in the metadata log", error) from error
 
 

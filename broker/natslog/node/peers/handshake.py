@@ -104,7 +104,7 @@ def _decoded(body: bytes) -> Hello:
         if found.protocol != PROTOCOL:
             raise other_protocol(f"broker {found.broker}", found.protocol, found.version)
         return _decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and texts that are not UTF-8
         raise ClusterMismatch(f"the hello of a broker cannot be decoded: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import aiohttp
 import msgspec
 
@@ -12,8 +14,13 @@ from natslog.node.peers.owner import LinkOwner
 _MAX_REASON_CHARS = 600
 
 
-async def introduce(session: aiohttp.ClientSession, owner: LinkOwner, url: str) -> Met:
+async def introduce(
+    session: aiohttp.ClientSession, owner: LinkOwner, url: str, tls: ssl.SSLContext | bool = True
+) -> Met:
     """Sends the hello to the broker at this address.
+
+    Args:
+        tls: for an `https` URL; True: the authorities of the system verify the other side.
 
     Raises:
         ClusterMismatch: the two brokers do not belong to one cluster, or the server is not a broker. BrokerUnavailable:
@@ -23,7 +30,9 @@ async def introduce(session: aiohttp.ClientSession, owner: LinkOwner, url: str) 
         raise ClusterMismatch("this broker has no cluster secret: set cluster_secret_file")
     dialling = Dialling(owner.keys, owner.hello(url))
     headers = {PROOF_HEADER: dialling.proof, "Content-Type": "application/json"}
-    async with session.post(url + LINK_PATH, data=dialling.body, headers=headers, allow_redirects=False) as response:
+    async with session.post(
+        url + LINK_PATH, data=dialling.body, headers=headers, allow_redirects=False, ssl=tls
+    ) as response:
         body = await _bounded_body(response)
         if response.status != 200:
             raise _refusal(response.status, body)
@@ -56,7 +65,7 @@ def _refusal(status: int, body: bytes) -> NatslogError:
     try:
         error = msgspec.json.decode(body)["error"]
         reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return ClusterMismatch(f"it answered HTTP {status}, which is not the answer of a broker")
     match error.get("code"):
         case OutdatedFolder.code:

@@ -52,7 +52,7 @@ class Key:
         return hmac.digest(self._proofs, _transcript(step.encode(), *messages), "sha256").hex()
 
     def proves(self, proof: str, step: Step, *messages: bytes) -> bool:
-        return hmac.compare_digest(proof.encode(), self.proof(step, *messages).encode())
+        return hmac.compare_digest(proof.encode(errors="replace"), self.proof(step, *messages).encode())
 
     def session(self, role: Literal["dialler", "acceptor"], *messages: bytes) -> LinkSession:
         """The seals of one link, as that side uses them."""
@@ -132,7 +132,13 @@ class KeyRing:
     """The secrets of a cluster, the preferred one first. Empty: this broker has no links."""
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
-        self.keys = tuple(Key(secret) for secret in secrets)
+        self.keys: tuple[Key, ...] = ()
+        self.use(secrets)
+
+    def use(self, secrets: Sequence[bytes]) -> None:
+        """In handshakes from now on. Links that are open have keys of their own."""
+        known = {key.secret: key for key in self.keys}
+        self.keys = tuple(known.get(secret) or Key(secret) for secret in secrets)
 
     def find(self, id: str) -> Key | None:
         return next((key for key in self.keys if key.id == id), None)

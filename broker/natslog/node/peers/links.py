@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +31,7 @@ from natslog.node.peers.messages import MAX_FRAME_BYTES, Answered, Ask, FetchRes
 from natslog.node.peers.outbox import Outbox, received
 from natslog.node.peers.owner import LinkOwner
 from natslog.node.peers.reception import HANDSHAKE_S
+from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.links")
 
@@ -44,7 +44,9 @@ _COMPLAIN_EVERY_S = 30.0
 class DialledLink:
     """The link from this broker to another one, dialled again whenever it is lost."""
 
-    def __init__(self, owner: LinkOwner, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(
+        self, owner: LinkOwner, session: aiohttp.ClientSession, url: str, tls: BrokerTls | None = None
+    ) -> None:
         self.url = url
         self.peer: Hello | None = None
         self.problem = "no connection was made yet"
@@ -53,6 +55,7 @@ class DialledLink:
         self.on_fetched: Callable[[FetchResponse, memoryview], None] | None = None
         self._owner = owner
         self._session = session
+        self._tls = tls
         self._outbox: Outbox | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._numbers = self._introductions = 0
@@ -64,6 +67,12 @@ class DialledLink:
     @property
     def is_up(self) -> bool:
         return self._outbox is not None
+
+    @property
+    def failure(self) -> NatslogError:
+        """Why the link is not up, as an error of the API."""
+        is_refusal = self.refusal is not None and self.refusal.message == self.problem
+        return self.refusal if self.refusal and is_refusal else BrokerUnavailable(self.problem)
 
     def send(self, frame: Frame) -> bool:
         return self._outbox is not None and self._outbox.send(frame)
@@ -126,8 +135,9 @@ class DialledLink:
 
     async def _connect_and_read(self) -> None:
         introductions = self._introductions
+        tls = True if self._tls is None else self._tls.dialling  # as it is now: a refresh replaces it
         async with asyncio.timeout(HANDSHAKE_S):
-            met = await introduce(self._session, self._owner, self.url)
+            met = await introduce(self._session, self._owner, self.url, tls)
             socket = self._socket = await self._session.ws_connect(
                 self.url + LINK_PATH,
                 headers={LINK_HEADER: met.link},
@@ -135,6 +145,7 @@ class DialledLink:
                 compress=0,
                 heartbeat=PING_S,
                 autoping=True,
+                ssl=tls,
             )
         try:
             if introductions != self._introductions:
@@ -216,7 +227,7 @@ class Links:
         tls: for `https` URLs; None: the authorities of the system.
     """
 
-    def __init__(self, owner: LinkOwner, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, owner: LinkOwner, tls: BrokerTls | None = None) -> None:
         self._owner = owner
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
@@ -229,7 +240,6 @@ class Links:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=HANDSHAKE_S)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
                 timeout=timeout,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -237,7 +247,7 @@ class Links:
         self._guests = {url: until for url, until in self._guests.items() if until > time.monotonic()}
         urls = urls | set(self._guests)
         for url in urls - set(self._by_url):
-            self._by_url[url] = DialledLink(self._owner, self._session, url)
+            self._by_url[url] = DialledLink(self._owner, self._session, url, self._tls)
         for url in set(self._by_url) - urls:
             closing = asyncio.create_task(self._by_url.pop(url).close(), name=f"closing the link to {url}")
             self._closing.add(closing)

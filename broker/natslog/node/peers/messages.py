@@ -154,7 +154,7 @@ def decode_frame(data: memoryview) -> tuple[Frame, memoryview]:
         raise ClusterMismatch("a frame between brokers is incomplete: check that both brokers run compatible versions")
     try:
         frame, payload = _decoder.decode(data[4 : 4 + length]), data[4 + length :]
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and texts that are not UTF-8
         raise ClusterMismatch(
             f"a frame between brokers cannot be decoded ({error}): upgrade the older broker"
         ) from error
@@ -166,7 +166,7 @@ def decode_value(text: bytes) -> Any:
     """Raises ClusterMismatch: it is not JSON."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and texts that are not UTF-8
         raise ClusterMismatch(f"a value from another broker cannot be decoded: {error}") from error
 
 

@@ -42,7 +42,20 @@ def test_tasks_are_numbered_by_where_their_shares_end() -> None:
     assert numbers_of([first]) == {}
 
 
-@pytest.mark.parametrize("body", [{"a": 5}, {"a": {"offset": 1}}, {"a": {"id": "x", "offset": "z"}}])
+_POSITION = {"id": "x", "offset": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"a": 5},
+        {"a": {"offset": 1}},
+        {"a": {"id": "x", "offset": "z"}},
+        *({"a": _POSITION | {"offset": wrong}} for wrong in (1.5, float("inf"), "1", True, None, -1)),
+        *({"a": _POSITION | wrong} for wrong in ({"id": 5}, {"start": 0.5}, {"epoch": "2"}, {"tasks": [[0, 1.5]]})),
+    ],
+    ids=repr,
+)
 def test_another_sources_checkpoint_is_refused(body: dict) -> None:
     with pytest.raises(ConfigError, match="another checkpointLocation"):
         from_json(body)
@@ -71,6 +84,29 @@ def test_every_stream_with_waiting_rows_has_its_turn(
         waited -= {name for name, rows in admitted.items() if rows}
         waiting = {name: rows - admitted[name] + chance.choice((0, 0, 1, 40)) for name, rows in waiting.items()}
     assert not waited, "rows of these were never taken"
+
+
+@given(
+    st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), min_size=1),
+    st.integers(1, 100_000),
+    st.integers(1, 500),
+    st.data(),
+)
+def test_limit_of_bytes_holds_where_sizes_are_unknown(
+    waiting: dict[str, int], max_bytes: int, row_bytes: int, data: st.DataObject
+) -> None:
+    """The broker applies each stream's share, whether it states sizes or not."""
+    unknown = data.draw(st.sets(st.sampled_from(sorted(waiting)), min_size=1))
+    admitter = Admitter(Admission(max_rows=None, max_bytes=max_bytes, min_rows=None, max_delay_s=0))
+
+    def reach(name: str, given: int | None) -> tuple[int, int | None]:
+        rows = waiting[name] if given is None else min(waiting[name], max(1, given // row_bytes))
+        return rows, None if name in unknown else rows * row_bytes
+
+    admitted = admitter.admit(waiting, reach, drains=False)
+    behind = [name for name, rows in waiting.items() if rows]
+    assert all(0 < admitted[name] <= waiting[name] for name in behind)
+    assert sum(admitted.values()) * row_bytes <= max_bytes + len(behind) * row_bytes or not unknown & set(behind)
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), min_size=1), st.integers(1, 2000))

@@ -17,12 +17,13 @@ from natslog.cluster.encoding import decode_proposal, decode_state, encode_propo
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.outcomes import RecentOutcomes
-from natslog.consensus import AppendRequest, Entry, HardState, Member, Membership, Message, Snapshot
+from natslog.consensus import AppendRequest, Entry, HardState, Index, Member, Membership, Message, Snapshot, Term
 from natslog.errors import UpgradeRequired
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.model import BrokerId
 from natslog.node.data_dir import DataDir, Identity, read_identity
 from natslog.node.life import _Stored
+from natslog.node.metadata.entries import check_entries
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.raft_files_v1 import _Contents
 from natslog.node.metadata.raft_store import RaftStore
@@ -241,3 +242,13 @@ def test_recover_keeps_the_level(tmp_path: Path) -> None:
     recover(tmp_path, is_dry_run=False)
     assert decode_state(RaftStore(tmp_path / "raft").snapshot.data).feature_level == 2
     assert (tmp_path / "broker").read_bytes().startswith(b"natslog broker v3 ")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81", b"\xa1\xff", b"\x91" * 5000], ids=repr)
+def test_bytes_that_are_no_message_pack_are_refused_like_those_of_a_newer_version(data: bytes) -> None:
+    with pytest.raises(UpgradeRequired):
+        decode_proposal(data)
+    with pytest.raises(UpgradeRequired):
+        decode_state(data + b"\xc1")
+    with pytest.raises(UpgradeRequired):
+        check_entries([Entry(Index(1), Term(1), "membership", data)])

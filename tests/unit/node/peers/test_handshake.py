@@ -341,3 +341,16 @@ def test_absurd_values_are_refused_from_a_holder_of_the_secret_too(field: dict[s
     body = changed(dialling().body, **field)
     with pytest.raises(ClusterMismatch, match="cannot be decoded"):
         accept(body, f"{key.id}:{key.proof('hello', body)}")
+
+
+def test_hello_that_is_not_utf8_is_refused() -> None:
+    body = dialling().body.replace(b"broker1", b"broker\xff")
+    with pytest.raises(ClusterMismatch, match="cannot be decoded"):
+        accept(body, f"{RING.keys[0].id}:{RING.keys[0].proof('hello', body)}")
+
+
+def test_proof_that_is_not_utf8_is_refused() -> None:
+    """aiohttp decodes such bytes of a header as lone surrogates."""
+    proof = RING.keys[0].id + ":" + b"\xff".decode("utf-8", "surrogateescape")
+    with pytest.raises(ClusterMismatch, match="another cluster secret"):
+        accept(dialling().body, proof)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 
 import pytest
 
-from natslog.errors import ClusterMismatch
-from natslog.node.peers.keys import SEAL_BYTES, Key, Opener, Sealer
+from natslog.errors import ClusterMismatch, ConfigError
+from natslog.node.peers.keys import SEAL_BYTES, Key, KeyRing, Opener, Sealer
+from natslog.node.peers.secret_file import SecretFile
 
 KEY = bytes(range(32))
 
@@ -59,3 +61,44 @@ def test_transcripts_are_unambiguous() -> None:
     key = Key(b"sixteen characters")
     assert key.proof("hello", b"ab", b"c") != key.proof("hello", b"a", b"bc")
     assert key.proof("hello", b"ab", b"c") != key.proof("hello", b"abc")
+
+
+# ---- rotation ----
+
+
+def test_key_ring_uses_a_changed_file_and_keeps_its_keys_where_the_file_is_invalid(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old, new = b"the secret of yesterday", b"the secret of today"
+    content: list[tuple[bytes, ...] | ConfigError] = [(old,)]
+
+    def read() -> tuple[bytes, ...]:
+        if isinstance(content[0], ConfigError):
+            raise content[0]
+        return content[0]
+
+    keys = KeyRing([old])
+    file = SecretFile(keys, read)
+    with caplog.at_level(logging.INFO):
+        assert not file.refresh()
+        assert not caplog.records
+        kept = keys.keys
+        content[0] = (old, new)
+        assert file.refresh()
+        assert keys.ids == KeyRing([old, new]).ids
+        assert keys.keys[0] is kept[0]
+        content[0] = (new, old)  # as many bytes as before
+        assert file.refresh()
+        assert keys.ids == KeyRing([new, old]).ids
+        for complaint in ("cannot read it", "cannot read it", "it is empty"):
+            content[0] = ConfigError(complaint)
+            assert not file.refresh()
+            assert keys.ids == KeyRing([new, old]).ids
+        content[0] = (new,)
+        assert file.refresh()
+        assert keys.find(KeyRing([old]).ids[0]) is None
+        content[0] = ConfigError("it is empty")
+        assert not file.refresh()
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 3, "each one once, and again after a valid file"
+    assert "secret of" not in caplog.text

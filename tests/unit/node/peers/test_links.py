@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -21,6 +23,8 @@ from natslog.model import BrokerId, Epoch, StreamId
 from natslog.nats_server import free_port
 from natslog.node.operations import Operations
 from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER, Dialling, Met
+from natslog.node.peers.keys import KeyRing
+from natslog.node.peers.links import Links
 from natslog.node.peers.messages import (
     FetchAnswer,
     FetchRequest,
@@ -30,7 +34,8 @@ from natslog.node.peers.messages import (
     encode_frame,
 )
 from natslog.node.peers.reception import MAX_PLACES_OF_ONE_ADDRESS
-from tests.unit.node.peers.nodes import Node, Wire, node, two, until
+from natslog.security.certificates import make_certificates
+from tests.unit.node.peers.nodes import SECRET, Node, Wire, node, two, until
 
 
 async def linked(one: Node, url: str) -> None:
@@ -310,6 +315,60 @@ def test_frame_without_a_seal_ends_an_open_link(tmp_path: Path, caplog: pytest.L
             assert (await socket.receive(5)).type is aiohttp.WSMsgType.CLOSE
             assert "numbers that no broker sends" in caplog.text
             assert other.frames == []
+
+    asyncio.run(main())
+
+
+# ---- secrets that are changed ----
+
+
+def test_links_stay_when_the_secrets_change_and_new_ones_use_the_new_secret(tmp_path: Path) -> None:
+    new = b"the secret of tomorrow"
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            await linked(one, other.config.url)
+            link = one.links.to(other.config.url)
+            assert link is not None
+            assert link.peer is not None
+            for secrets in ((SECRET, new), (new, SECRET), (new,)):
+                for each in (one, other):
+                    each.keys.use(secrets)
+                assert link.send(NatsReachability(True))
+            await until(lambda: len(other.frames) == 3)
+            assert link.peer.keys == KeyRing([SECRET]).ids, "it is the same link"
+            link.hang_up()
+            await until(lambda: link.is_up and link.peer is not None and link.peer.keys == KeyRing([new]).ids)
+            one.keys.use([SECRET])
+            link.hang_up()
+            await until(lambda: "has another cluster secret" in link.problem)
+
+    asyncio.run(main())
+
+
+def test_authority_that_is_not_trusted_any_more_ends_no_link_and_begins_none(tmp_path: Path) -> None:
+    """The context of the moment is used for each connection, also where one to that server is kept alive."""
+    make_certificates(tmp_path / "ours", None, [], 30)
+    make_certificates(tmp_path / "theirs", None, [], 30)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(tmp_path / "theirs" / "broker.pem", tmp_path / "theirs" / "broker-key.pem")
+    tls = SimpleNamespace(dialling=ssl.create_default_context(cafile=str(tmp_path / "theirs" / "ca.pem")))
+
+    async def main() -> None:
+        app, port = web.Application(), free_port()
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=server).start()
+        async with node(tmp_path, 1) as one:
+            links = Links(one, tls)  # type: ignore[arg-type]
+            links.dial({f"https://127.0.0.1:{port}"})
+            (link,) = links.all
+            await until(lambda: "it is not a broker (HTTP 404)" in link.problem)
+            tls.dialling = ssl.create_default_context(cafile=str(tmp_path / "ours" / "ca.pem"))
+            await until(lambda: "the TLS handshake failed" in link.problem)
+            assert link.failure.message == link.problem
+            await links.close()
+        await runner.cleanup()
 
     asyncio.run(main())
 

@@ -182,3 +182,11 @@ def test_lists_that_announce_far_more_than_they_hold_take_little_memory() -> Non
     done = subprocess.run([sys.executable, "-c", _BOMB], capture_output=True, text=True, preexec_fn=limit, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 600, "MiB"
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    header = msgspec.msgpack.encode(["welcome", "cluster"]).replace(b"cluster", b"clu\xffter")
+    with pytest.raises(ClusterMismatch, match="cannot be decoded"):
+        decode_frame(memoryview(len(header).to_bytes(4, "big") + header))
+    with pytest.raises(ClusterMismatch, match="cannot be decoded"):
+        decode_value(b'"\xff"')

@@ -1,0 +1,490 @@
+"""The calls of the HTTP API: one table with the types of their bodies, their parameters and the statuses they answer.
+
+`/openapi.json` is made from it. A test compares the table with the routes of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from natslog.arrow.schema import COLUMNS
+from natslog.consensus import MAX_BROKER_ID
+from natslog.http import shapes
+from natslog.http.answer_parts import ARROW_STREAM, NDJSON
+from natslog.model import Appended
+from natslog.security.records import ACTIONS
+from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
+
+Json: TypeAlias = dict[str, Any]
+
+JSON = "application/json"
+
+# ---- statuses of errors, besides those of every call ----
+
+_CHANGE = (409, 421)  # of the metadata, which the metadata leader makes
+_LEADER = (307, 404, 421)  # answered by the leader of the stream only
+_METADATA_LEADER = (307, 421)
+
+# ---- parameters and headers ----
+
+_OFFSET = {"type": "integer", "minimum": 0, "maximum": shapes.MAX_OFFSET}
+_POSITION = {"anyOf": [_OFFSET, {"enum": ["earliest", "latest"]}]}
+_TEXT = {"type": "string"}
+_SUBJECT = {"type": "string", "minLength": 1, "maxLength": MAX_SUBJECT_BYTES}
+_YES_OR_NO = {"type": "boolean"}
+_NAMED = {"type": "string", "pattern": f"^{NAME_PATTERN}$", "maxLength": MAX_NAME_CHARS}
+
+
+def _whole(low: int, high: int = 2**62) -> Json:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+def _in_query(name: str, text: str, schema: Json = _TEXT, *, required: bool = False, **more: Any) -> Json:
+    return {"name": name, "in": "query", "description": text, "schema": schema, "required": required} | more
+
+
+def _in_header(name: str, text: str, schema: Json) -> Json:
+    return {"name": name, "in": "header", "description": text, "schema": schema}
+
+
+OF_PATH = {
+    "name": _NAMED,
+    "consumer": _NAMED,
+    "stream": _NAMED,
+    "producer": _NAMED,
+    "part": _NAMED,
+    "batch": _whole(0),
+    "id": _whole(1, MAX_BROKER_ID),
+    "role": _NAMED,
+    "token": _TEXT,
+    "rule": _TEXT,
+}
+_RANGE = (
+    _in_query("start", "first offset, or earliest, latest", _POSITION),
+    _in_query("end", "exclusive; or earliest, latest", _POSITION),
+)
+_REQUEST_ID = _in_header(
+    "Natslog-Request-Id",
+    "a repeated request with the same id makes the change once",
+    {"type": "string", "pattern": "^[A-Za-z0-9-]{8,64}$"},
+)
+_OF_IDENTITY = _in_query("identity", "name of the identity", required=True)
+_REDIRECTED = _in_header("Natslog-Redirected", "true: answer 421 instead of 307", _TEXT)
+_MESSAGES = (
+    *_RANGE,
+    _in_query(
+        "max_bytes",
+        "limit on the size of the batches, both stored and uncompressed; at least one batch is returned",
+        _whole(1, 2**30),
+    ),
+    _in_query(
+        "exact", "false: stored batches are returned whole and may begin before start and end after end", _YES_OR_NO
+    ),
+    _in_query("wait_ms", "wait for new messages", _whole(0, shapes.MAX_WAIT_MS)),
+    _in_query("subject", "NATS wildcard", _SUBJECT),
+    _in_query(
+        "columns",
+        "comma-separated names; the other columns are not sent",
+        {"type": "array", "items": {"enum": list(COLUMNS)}, "uniqueItems": True},
+        style="form",
+        explode=False,
+    ),
+    _in_header("Natslog-Batches", "as exact=false", {"enum": ["whole"]}),
+    _in_header("Natslog-Columns", "stored columns may be returned whole, too", {"enum": ["whole"]}),
+)
+
+
+def _header(text: str, schema: Json, *, required: bool = True) -> Json:
+    return {"required": required, "description": text, "schema": schema}
+
+
+_STATED = {  # a client recognises by these a response that is older than that of a newer leader
+    "Natslog-Leader-Epoch": _header("of the leader that states this", _whole(0)),
+    "Natslog-Stream-Id": _header("of the stream", _TEXT),
+}
+_MAYBE_STATED = {name: header | {"required": False} for name, header in _STATED.items()}
+_CURRENT = {
+    "Natslog-Current": _header(
+        "false: no majority confirmed that this broker has all changes; the answer may be outdated", _YES_OR_NO
+    )
+}
+_OF_MESSAGES = _STATED | {
+    "Natslog-Next-Offset": _header("start of the next request", _OFFSET),
+    "Natslog-High-Watermark": _header("offset after the last committed message", _OFFSET),
+    "Natslog-Log-Start-Offset": _header("first offset of the log", _OFFSET),
+    "Natslog-Batches": _header("whole: stored batches, not cut", {"enum": ["whole", "columns", "exact"]}),
+}
+
+# ---- the calls ----
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One method of a path.
+
+    Attributes:
+        answer: type of the JSON body; None: no body. `status`: of success. `also`: further statuses, with the types of
+            their bodies.
+        body: type of the request body, or its media type. `statuses`: of errors, besides those of every call.
+        parameters: besides those of the path. `headers`: of a success. `kinds`: media types of a body that is no JSON.
+    """
+
+    summary: str
+    answer: Any = None
+    status: int = 200
+    also: Mapping[int, Any] | None = None
+    body: Any = None
+    body_is_required: bool = True
+    statuses: Sequence[int] = ()
+    parameters: Sequence[Json] = ()
+    headers: Mapping[str, Json] | None = None
+    kinds: Sequence[str] = (JSON,)
+
+
+CALLS: dict[str, dict[str, Call]] = {
+    "/v1/cluster": {"get": Call("The cluster and its brokers", shapes.Cluster)},
+    "/v1/cluster/brokers": {
+        "post": Call(
+            "Add the broker at a URL", shapes.Broker, 201, body=shapes.Newcomer, statuses=(*_METADATA_LEADER, 409)
+        )
+    },
+    "/v1/cluster/brokers/{id}": {
+        "patch": Call(
+            "Drain a broker, or stop draining it",
+            shapes.Broker,
+            body=shapes.Draining,
+            statuses=(*_METADATA_LEADER, 409),
+            parameters=(_REQUEST_ID, _REDIRECTED),
+        ),
+        "delete": Call(
+            "Remove a broker from the cluster",
+            status=204,
+            statuses=(*_METADATA_LEADER, 409),
+            parameters=(
+                _in_query("force", "true: the broker is permanently lost", _YES_OR_NO),
+                _REQUEST_ID,
+                _REDIRECTED,
+            ),
+        ),
+    },
+    "/v1/cluster/finalize-upgrade": {
+        "post": Call(
+            "Raise the feature level to the latest one, which every broker must support. This cannot be undone",
+            shapes.Upgraded,
+            statuses=(*_METADATA_LEADER, 409),
+            parameters=(_REDIRECTED,),
+        )
+    },
+    "/v1/cluster/transfer": {
+        "post": Call(
+            "Transfer the metadata leadership",
+            shapes.Transfer,
+            202,
+            body=shapes.Transfer,
+            statuses=_METADATA_LEADER,
+            parameters=(_REDIRECTED,),
+        )
+    },
+    "/v1/streams/{name}/leader": {
+        "post": Call(
+            "Transfer the leadership of a stream to an in-sync replica, which becomes its preferred leader",
+            shapes.Led,
+            body=shapes.Transfer,
+            statuses=(*_LEADER, *_CHANGE),
+            parameters=(_REQUEST_ID, _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/replicas": {
+        "put": Call(
+            "Move a stream's replicas",
+            shapes.Moving,
+            202,
+            body=shapes.Replicas,
+            statuses=_CHANGE,
+            parameters=(_REQUEST_ID,),
+        )
+    },
+    "/v1/streams": {
+        "get": Call(
+            "All streams. A stream whose leader does not answer has a problem and no positions",
+            list[shapes.Stream],
+            headers=_CURRENT,
+            parameters=(
+                _in_query("pattern", "names that match this glob", _TEXT | {"maxLength": MAX_NAME_CHARS}),
+                _in_query("subject", "streams that record this plain subject", _SUBJECT),
+                _in_query("group", "of this group"),
+            ),
+        ),
+        "post": Call(
+            "Create a stream (200: it exists with the same settings)",
+            shapes.Stream,
+            201,
+            also={200: shapes.Stream},
+            body=shapes.NewStream,
+            statuses=(*_CHANGE, 404),
+            parameters=(_REQUEST_ID,),
+        ),
+    },
+    "/v1/streams/{name}": {
+        "get": Call(
+            "One stream. Without an available leader it has a problem and no positions",
+            shapes.Stream,
+            headers=_MAYBE_STATED,
+            statuses=_LEADER,
+            parameters=(_REDIRECTED,),
+        ),
+        "patch": Call(
+            "Change settings, pause or resume",
+            shapes.Stream,
+            body=shapes.ChangedStream,
+            statuses=_CHANGE,
+            parameters=(_REQUEST_ID,),
+        ),
+        "delete": Call("Delete a stream", status=204, statuses=_CHANGE, parameters=(_REQUEST_ID,)),
+    },
+    "/v1/streams/{name}/roll": {
+        "post": Call(
+            "Close the active segment. All messages below `sealed_end` are in Arrow files",
+            shapes.Rolled,
+            headers=_STATED,
+            statuses=(*_LEADER, 409),
+            parameters=(_REDIRECTED,),
+        )
+    },
+    "/v1/streams/{name}/purge": {
+        "post": Call(
+            "Remove the messages below an offset, or all that are committed now",
+            shapes.Purged,
+            body=shapes.Purge,
+            body_is_required=False,
+            headers=_STATED,
+            statuses=(*_LEADER, *_CHANGE, 416),
+            parameters=(_REQUEST_ID, _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/seal": {
+        "post": Call(
+            "Make the stream permanently read-only",
+            shapes.Stream,
+            headers=_STATED,
+            statuses=(*_LEADER, *_CHANGE),
+            parameters=(_REQUEST_ID, _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/offsets": {
+        "get": Call(
+            "The first offset at or after a time",
+            shapes.OffsetAt,
+            headers=_STATED,
+            statuses=_LEADER,
+            parameters=(_in_query("timestamp", "ISO-8601 or epoch ms", required=True), _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/lag": {
+        "get": Call(
+            "Rows, bytes and seconds between a position and the high watermark",
+            shapes.Lag,
+            headers=_STATED,
+            statuses=_LEADER,
+            parameters=(
+                _in_query("offset", "the next offset of the reader; or earliest, latest", _POSITION),
+                _in_query("cursor", "instead of offset: the position of this consumer's cursor", _NAMED),
+                _REDIRECTED,
+            ),
+        )
+    },
+    "/v1/positions": {
+        "post": Call(
+            "Positions of several streams (all without `streams`, `pattern` and `group`). With `seen` (id and high "
+            "watermark of each) and `wait_ms`: waits until one of them differs",
+            list[shapes.Position],
+            headers=_CURRENT,
+            body=shapes.AskedPositions,
+        )
+    },
+    "/v1/splits": {
+        "post": Call(
+            "Committed ranges of several streams divided into splits: `splits` by stream; `elsewhere`: streams "
+            "without a replica here, by the URL of their leader",
+            shapes.SplitsOfSeveral,
+            body=shapes.AskedSplits,
+        )
+    },
+    "/v1/lags": {
+        "post": Call(
+            "The lag of an offset in each of several streams; null if the leader of a stream does not answer",
+            dict[str, shapes.Lag | None],
+            body=dict[shapes.Name, shapes.Offset],
+        )
+    },
+    "/v1/cursors": {
+        "get": Call(
+            "All cursors, with their lag",
+            list[shapes.Cursor],
+            parameters=(
+                _in_query("consumer", "only of this consumer"),
+                _in_query("stream", "only on this stream"),
+            ),
+        )
+    },
+    "/v1/cursors/{consumer}/{stream}": {
+        "get": Call("The cursor of a consumer, and its lag", shapes.Cursor),
+        "put": Call(
+            "Set the cursor of a consumer",
+            shapes.Cursor,
+            body=shapes.NewCursor,
+            statuses=_CHANGE,
+            parameters=(_REQUEST_ID,),
+        ),
+        "delete": Call("Delete the cursor of a consumer", status=204, statuses=_CHANGE, parameters=(_REQUEST_ID,)),
+    },
+    "/v1/streams/{name}/splits": {
+        "get": Call(
+            "A range divided into splits for parallel readers",
+            list[shapes.Split],
+            headers=_STATED,
+            statuses=(*_LEADER, 416),
+            parameters=(
+                *_RANGE,
+                _in_query("max_bytes", "per split", _whole(1)),
+                _in_query("max_rows", "per split", _whole(1)),
+                _in_query("min_splits", "minimum number of splits", _whole(1, shapes.MAX_SPLITS)),
+                _in_query("read_from", "the order of each split's urls", {"enum": ["nearest", "leader", "any"]}),
+                _in_query("rack", "rack of the client"),
+                _REDIRECTED,
+            ),
+        )
+    },
+    "/v1/streams/{name}/extent": {
+        "get": Call(
+            "The approximate stored size of a range, or the end of the range that has a given size",
+            shapes.Extent,
+            headers=_STATED,
+            statuses=(*_LEADER, 416),
+            parameters=(*_RANGE, _in_query("max_bytes", "limit on the size", _whole(1)), _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/messages": {
+        "get": Call(
+            "Messages as an Arrow IPC stream, or as one line of JSON per message with Accept: application/x-ndjson. "
+            "Any in-sync replica serves a range with a numeric, committed end; the leader answers all other "
+            "requests. Without max_bytes the response has all messages up to end, or up to the high watermark at the "
+            "time of the request; a response without its terminating chunk is incomplete",
+            kinds=(ARROW_STREAM, NDJSON),
+            headers=_OF_MESSAGES,
+            statuses=(*_LEADER, 416),
+            parameters=(*_MESSAGES, _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/appends/{producer}": {
+        "get": Call(
+            "The last batch that this producer committed",
+            shapes.LastBatch,
+            statuses=_LEADER,
+            parameters=(_REDIRECTED,),
+        )
+    },
+    "/v1/streams/{name}/appends/{producer}/{batch}": {
+        "post": Call(
+            "Commit staged parts as one run, exactly once",
+            Appended,
+            body=shapes.Commit,
+            statuses=(*_LEADER, 409),
+            parameters=(_REDIRECTED,),
+        ),
+        "delete": Call("Delete the staged parts", status=204, statuses=_LEADER, parameters=(_REDIRECTED,)),
+    },
+    "/v1/streams/{name}/appends/{producer}/{batch}/parts/{part}": {
+        "put": Call(
+            "Stage rows: an Arrow IPC stream with value and, if wanted, subject, key, headers",
+            shapes.StagedPart,
+            body=ARROW_STREAM,
+            statuses=_LEADER,
+            parameters=(
+                _in_query("attempt", "attempts do not replace each other", _whole(0)),
+                _in_query("subject", "subject of the rows if they have no column subject", _SUBJECT),
+                _REDIRECTED,
+            ),
+        )
+    },
+    "/v1/whoami": {"get": Call("The identity of this request, and what it may do", shapes.Whoami)},
+    "/v1/tokens": {
+        "get": Call("All tokens, without their secrets", list[shapes.Token]),
+        "post": Call(
+            "Create a token. The response has its secret, which cannot be shown again",
+            shapes.Token,
+            201,
+            body=shapes.NewToken,
+            statuses=_CHANGE,
+            parameters=(_REQUEST_ID,),
+        ),
+    },
+    "/v1/tokens/{token}": {
+        "delete": Call(
+            "Revoke a token. Requests in progress with it end within 5 s",
+            status=204,
+            statuses=_CHANGE,
+            parameters=(_REQUEST_ID,),
+        )
+    },
+    "/v1/acl": {
+        "get": Call("All access rules, oldest first", list[shapes.AccessRule]),
+        "post": Call(
+            "Permit an action (200: the rule exists)",
+            shapes.AccessRule,
+            201,
+            also={200: shapes.AccessRule},
+            body=shapes.NewRule,
+            statuses=(404, *_CHANGE),
+            parameters=(_REQUEST_ID,),
+        ),
+    },
+    "/v1/acl/{rule}": {
+        "delete": Call("Remove an access rule", status=204, statuses=_CHANGE, parameters=(_REQUEST_ID,))
+    },
+    "/v1/acl/check": {
+        "get": Call(
+            "Whether an identity may do something, and the rule that decides. For other identities it needs admin",
+            shapes.Verdict,
+            parameters=(
+                _in_query("identity", "by default the identity of this request"),
+                _in_query("action", "see AccessRule", {"enum": list(ACTIONS)}, required=True),
+                _in_query("stream", "name of a stream, which need not exist", _NAMED, required=True),
+                _in_query("subject", "by default all subjects that the stream has recorded"),
+            ),
+        )
+    },
+    "/v1/roles": {"get": Call("The roles of each identity that has any", dict[str, tuple[str, ...]])},
+    "/v1/roles/{role}": {
+        "put": Call(
+            "Give a role to an identity", shapes.Roles, statuses=_CHANGE, parameters=(_OF_IDENTITY, _REQUEST_ID)
+        ),
+        "delete": Call(
+            "Take a role from an identity", shapes.Roles, statuses=_CHANGE, parameters=(_OF_IDENTITY, _REQUEST_ID)
+        ),
+    },
+    "/v1/quotas": {
+        "get": Call("All quotas, and the defaults", shapes.AllQuotas),
+        "put": Call(
+            "Set the quota of an identity, or of * (identities without one of their own)",
+            shapes.NewQuotas,
+            body=shapes.NewQuotas,
+            statuses=_CHANGE,
+            parameters=(_OF_IDENTITY, _REQUEST_ID),
+        ),
+        "delete": Call(
+            "Remove the quota of an identity",
+            status=204,
+            statuses=(404, *_CHANGE),
+            parameters=(_OF_IDENTITY, _REQUEST_ID),
+        ),
+    },
+    "/healthz": {"get": Call("The process is running", shapes.Health)},
+    "/readyz": {
+        "get": Call("Whether messages are accepted and served", shapes.Readiness, also={503: shapes.Readiness})
+    },
+    "/metrics": {"get": Call("Prometheus metrics", kinds=("text/plain",))},
+    "/openapi.json": {"get": Call("This document", Json)},
+}

@@ -1,0 +1,539 @@
+"""The JSON bodies of the API, requests and responses, as types: `/openapi.json` derives its schemas from them.
+
+Responses are encoded from these types, so a field that is not declared here cannot be sent. A field that is `UNSET` is
+left out. Counts that are None are unknown to the reader: clients then use offsets.
+
+Bodies of requests with constraints that JSON Schema cannot express, and settings of streams, are checked by their
+handlers, which name the remedy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from natslog.consensus import MAX_BROKER_ID
+from natslog.errors import KINDS
+from natslog.model import MAX_REPLICAS, Acks, Compression, OnConflict, PartReceipt
+from natslog.security.records import IDENTITY_PATTERN, Action
+from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
+
+MAX_OFFSET = 2**62
+MAX_SPLITS = 100_000
+MAX_WAIT_MS = 60_000
+
+Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$", max_length=MAX_NAME_CHARS)]
+Subject = Annotated[str, Meta(min_length=1, max_length=MAX_SUBJECT_BYTES)]
+Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+Count = Annotated[int, Meta(ge=0)]
+BrokerNumber = Annotated[int, Meta(ge=1, le=MAX_BROKER_ID)]
+Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+ReadFrom = Literal["nearest", "leader", "any"]
+AnyProblem = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Problem"})]
+"""A `Problem` with its facts."""
+
+
+def shape_response(body: object, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+    """A response with this JSON body: one of the types below, or a list or dict of them."""
+    try:
+        text = msgspec.json.encode(body)
+    except UnicodeEncodeError:  # a path that is not valid Unicode
+        text = json.dumps(msgspec.to_builtins(body)).encode()
+    return web.Response(
+        body=text, status=status, headers={**headers, "Content-Type": "application/json; charset=utf-8"}
+    )
+
+
+# ---- errors ----
+
+
+class Problem(msgspec.Struct):
+    """What is wrong and what to do. Further fields are facts for programs, such as `stream` or `high_watermark`."""
+
+    code: Annotated[str, Meta(extra_json_schema={"enum": sorted(KINDS)})]
+    message: str
+    retriable: Annotated[bool, Meta(description="whether the same request may succeed later")]
+
+
+class Error(msgspec.Struct):
+    """The body of every response with a status of 400 or more."""
+
+    error: Problem
+
+
+# ---- the cluster ----
+
+
+class Broker(msgspec.Struct):
+    """A broker of the cluster. `url` is null until the broker has registered itself. `problem`: why there is no link to
+    it.
+    """
+
+    id: BrokerNumber
+    url: str | None
+    rack: str
+    alive: bool
+    role: Literal["voter", "learner", "none"]
+    draining: bool
+    leads: Count
+    replicas: Count
+    in_sync: Count
+    clock_apart_s: float
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class Cluster(msgspec.Struct):
+    """The cluster as this broker sees it. `is_current`: a majority confirmed that the broker has all changes."""
+
+    cluster_id: str | None
+    metadata_leader: BrokerNumber | None
+    metadata_term: Count
+    is_current: bool
+    brokers: list[Broker]
+    streams: Count
+    under_replicated: Count
+    leaderless: Count
+    version: str
+    feature_level: Count
+    supported_level: Count
+    upgrade_waits: bool
+    upgrade_waits_for: list[BrokerNumber]
+
+
+class Newcomer(msgspec.Struct):
+    """The URL of a blank broker."""
+
+    url: str
+
+
+class Draining(msgspec.Struct):
+    """Whether replicas and leaderships of the broker move to others."""
+
+    draining: bool
+
+
+class Transfer(msgspec.Struct):
+    """The number of the new leader."""
+
+    to: BrokerNumber
+
+
+class Upgraded(msgspec.Struct):
+    """The feature level of the cluster. `raised`: it was lower before this request."""
+
+    feature_level: Count
+    raised: bool
+
+
+# ---- streams ----
+
+
+class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a stream. Durations are seconds or text such as `7d`, sizes are bytes or text such as `10GiB`."""
+
+    subject: Subject | UnsetType = UNSET
+    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
+    min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
+    group: Name | UnsetType | None = UNSET
+    max_age: float | str | UnsetType | None = UNSET
+    max_bytes: int | str | UnsetType | None = UNSET
+    max_messages: Annotated[int, Meta(ge=1, le=2**62)] | UnsetType | None = UNSET
+    compression: Compression | UnsetType | None = UNSET
+    dedupe_window: float | str | UnsetType | None = UNSET
+    acks: Acks | UnsetType | None = UNSET
+    paused: bool | UnsetType | None = UNSET
+
+
+class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Name, subject and settings of a stream. Durations and sizes as for `ChangedStream`."""
+
+    name: Name
+    subject: Subject
+    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
+    min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
+    group: Name | UnsetType | None = UNSET
+    max_age: float | str | UnsetType | None = UNSET
+    max_bytes: int | str | UnsetType | None = UNSET
+    max_messages: Annotated[int, Meta(ge=1, le=2**62)] | UnsetType | None = UNSET
+    compression: Compression | UnsetType | None = UNSET
+    dedupe_window: float | str | UnsetType | None = UNSET
+    acks: Acks | UnsetType | None = UNSET
+
+
+class Stream(msgspec.Struct, kw_only=True):
+    """A stream. Its leader alone states a position (`log_start_offset` to `segments`); without one there is a
+    `problem`.
+    """
+
+    name: Name
+    id: str
+    subject: str
+    replicas: Count
+    min_isr: Count
+    group: str | None
+    max_bytes: int | None
+    max_messages: int | None
+    compression: Compression
+    acks: Acks
+    max_age: str | None
+    dedupe_window: str | None
+    paused: bool
+    sealed: bool
+    envelopes: bool
+    created: Time
+    leader: BrokerNumber | None
+    leader_epoch: Count
+    replica_ids: list[BrokerNumber]
+    isr: list[BrokerNumber]
+    target_replica_ids: list[BrokerNumber] | UnsetType = UNSET
+    log_start_offset: Offset | UnsetType = UNSET
+    high_watermark: Offset | UnsetType = UNSET
+    bytes: Count | UnsetType | None = UNSET
+    segments: Count | UnsetType | None = UNSET
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class Position(msgspec.Struct, kw_only=True):
+    """The position of a stream as its leader states it; without one there is a `problem`."""
+
+    name: Name
+    id: str
+    leader_epoch: Count
+    log_start_offset: Offset | UnsetType = UNSET
+    high_watermark: Offset | UnsetType = UNSET
+    bytes: Count | UnsetType | None = UNSET
+    segments: Count | UnsetType | None = UNSET
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class AskedPositions(msgspec.Struct, forbid_unknown_fields=True):
+    """Which streams (all, if nothing is given); `seen`: id and high watermark of each, as the reader has them."""
+
+    streams: frozenset[str] | None = None
+    pattern: str | None = None
+    group: str | None = None
+    seen: dict[str, tuple[str, int]] = {}
+    wait_ms: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_WAIT_MS})] = 0
+
+
+class Rolled(msgspec.Struct):
+    """All messages below `sealed_end` are in Arrow files in this folder of the leader."""
+
+    name: Name
+    sealed_end: Offset
+    folder: str
+
+
+class Purge(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages below this offset; without it, all that are committed now."""
+
+    below: Offset | UnsetType = UNSET
+
+
+class Purged(msgspec.Struct):
+    """The position of the stream afterwards. `purged`: how many messages were removed."""
+
+    name: Name
+    log_start_offset: Offset
+    purged: Count
+    high_watermark: Offset
+
+
+class Led(msgspec.Struct):
+    """A stream and its leader."""
+
+    stream: Name
+    leader: BrokerNumber
+
+
+class Replicas(msgspec.Struct):
+    """The brokers of the replicas of a stream, the preferred leader first."""
+
+    brokers: Annotated[list[BrokerNumber], Meta(min_length=1, max_length=MAX_REPLICAS)]
+
+
+class Moving(msgspec.Struct):
+    """A stream and the brokers that its replicas move to."""
+
+    stream: Name
+    brokers: list[BrokerNumber]
+
+
+# ---- ranges ----
+
+
+class OffsetAt(msgspec.Struct):
+    """An offset and the time of its message; the high watermark and null, if there is no such message."""
+
+    offset: Offset
+    timestamp: Time | None
+
+
+class Extent(msgspec.Struct):
+    """About how many bytes a range takes."""
+
+    start: Offset
+    end: Offset
+    bytes: Count | None
+
+
+class Split(msgspec.Struct):
+    """A part of a range; `urls` of brokers that have it, nearest first."""
+
+    start: Offset
+    end: Offset
+    rows: Count | None
+    bytes: Count | None
+    urls: tuple[str, ...]
+
+
+class AskedRange(msgspec.Struct, forbid_unknown_fields=True):
+    """Offsets `[start, end)` of the stream with this id."""
+
+    stream: str
+    id: str
+    start: int
+    end: int
+    min_splits: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": MAX_SPLITS})] = 1
+
+
+class AskedSplits(msgspec.Struct, forbid_unknown_fields=True):
+    """As the parameters of `/v1/streams/{name}/splits`, of several streams."""
+
+    ranges: list[AskedRange]
+    max_bytes: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
+    max_rows: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
+    read_from: Annotated[str, Meta(extra_json_schema={"enum": ["nearest", "leader", "any"]})] = "nearest"
+    rack: str | None = None
+
+
+class SplitsOfSeveral(msgspec.Struct):
+    """Splits by stream. `elsewhere`: streams without a replica here, by the URL of their leader."""
+
+    splits: dict[str, list[Split]]
+    elsewhere: dict[str, list[str]]
+
+
+# ---- cursors and lag ----
+
+
+class Lag(msgspec.Struct):
+    """The messages between an offset and the high watermark. `seconds`: the age of the oldest of them.
+
+    `lost_rows` were deleted before the offset was reached; `beyond_rows`: the offset is so far beyond the end.
+    """
+
+    offset: Offset
+    rows: Count | None
+    bytes: Count | None
+    seconds: Annotated[float, Meta(ge=0)] | None
+    lost_rows: Count
+    beyond_rows: Count
+    log_start_offset: Offset
+    high_watermark: Offset
+    id: str
+
+
+class Rewound(msgspec.Struct, rename={"from_": "from"}):
+    """A cursor was moved back from this offset."""
+
+    from_: Offset
+    timestamp: Time
+
+
+class Cursor(msgspec.Struct):
+    """The position of a consumer. `lag` is null if the leader of the stream does not answer."""
+
+    consumer: Name
+    stream: Name
+    id: str
+    offset: Offset
+    timestamp: Time
+    rewound: Rewound | None
+    lag: Lag | UnsetType | None = UNSET
+
+
+class NewCursor(msgspec.Struct, forbid_unknown_fields=True):
+    """The next offset that the consumer has not read. `timestamp`: the time of this position, by default the current
+    time. `id`: of the stream. A response to GET may be sent back: its other fields are ignored.
+    """
+
+    offset: Offset
+    timestamp: str | int | UnsetType = UNSET
+    id: str | UnsetType | None = UNSET
+    consumer: Name | UnsetType = UNSET
+    stream: Name | UnsetType = UNSET
+    rewound: Any = UNSET
+    lag: Any = UNSET
+
+
+# ---- direct appends ----
+
+
+class StagedPart(msgspec.Struct):
+    """The receipt of a part, by which the commit names it; `bytes`: as a log stores its rows."""
+
+    part: Name
+    attempt: Count
+    rows: Count
+    digest: str
+    content: str | None
+    broker: BrokerNumber | None
+    bytes: Count
+
+
+class Commit(msgspec.Struct, forbid_unknown_fields=True):
+    """Receipts of the parts. `on_conflict`: if the batch is not the next one of its producer."""
+
+    parts: list[PartReceipt]
+    on_conflict: OnConflict = "fail"
+
+
+class LastBatch(msgspec.Struct):
+    """The batch that a producer committed last, or nulls. `urls`: where its uploads should go."""
+
+    producer: Name
+    urls: tuple[str, ...]
+    batch: Count | None = None
+    start: Offset | None = None
+    end: Offset | None = None
+    digest: str | None = None
+
+
+# ---- health ----
+
+
+class Health(msgspec.Struct):
+    """The process is running."""
+
+    status: Literal["alive"]
+    version: str
+
+
+class Readiness(msgspec.Struct):
+    """Whether messages are accepted and served; `reason`: why not. With security, the other fields need `monitor`."""
+
+    status: Literal["ready", "not ready"]
+    reason: str | None
+    streams_with_problems: dict[str, str] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+# ---- security ----
+
+Identity = Annotated[str, Meta(pattern=f"^{IDENTITY_PATTERN}$", max_length=MAX_NAME_CHARS)]
+Quota = Annotated[int, Meta(ge=0)] | None
+
+
+class AccessRule(msgspec.Struct):
+    """Permits an action to an identity, to `role:NAME`, or to every identity (`*`)."""
+
+    id: str
+    who: str
+    action: Action
+    stream: str
+    subject: str
+
+
+class NewRule(msgspec.Struct, forbid_unknown_fields=True):
+    """`stream`: a pattern of names. `subject`: a NATS wildcard. Both are everything by default."""
+
+    who: str
+    action: Action
+    stream: str = "*"
+    subject: str = ">"
+
+
+class Quotas(msgspec.Struct):
+    """Limits of an identity; null: none. The last three are for the cluster, the others for each broker."""
+
+    connections: Quota
+    requests: Quota
+    polls: Quota
+    requests_per_s: Quota
+    bytes_in_per_s: Quota
+    bytes_out_per_s: Quota
+    streams: Quota
+    stored_bytes: Quota
+    cursors: Quota
+
+
+class NewQuotas(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Limits of an identity; what is not given, or null, has its default."""
+
+    connections: Quota = None
+    requests: Quota = None
+    polls: Quota = None
+    requests_per_s: Quota = None
+    bytes_in_per_s: Quota = None
+    bytes_out_per_s: Quota = None
+    streams: Quota = None
+    stored_bytes: Quota = None
+    cursors: Quota = None
+
+
+class AllQuotas(msgspec.Struct):
+    """Quotas by identity (`*`: of those without one of their own), and the defaults."""
+
+    default: Quotas
+    quotas: dict[str, NewQuotas]
+
+
+class Whoami(msgspec.Struct):
+    """The identity of a request, and what it may do. `security`: whether it is enabled in the cluster."""
+
+    identity: str
+    security: bool
+    token: str | None
+    expires: Time | None
+    roles: tuple[str, ...]
+    rules: list[AccessRule]
+    quota: Quotas
+    cluster_id: str | None
+
+
+class Token(msgspec.Struct, kw_only=True):
+    """A bearer token. `token`: the token itself, in the response to its creation only."""
+
+    id: str
+    identity: Identity
+    created: Time
+    expires: Time | None
+    expired: bool
+    note: str
+    roles: tuple[str, ...]
+    token: str | UnsetType = UNSET
+
+
+class NewToken(msgspec.Struct, forbid_unknown_fields=True):
+    """`roles`: the identity gets them, too. `expires`: a duration such as `90d`, or `never`."""
+
+    identity: Identity
+    roles: list[Name] = []
+    expires: float | str = "365d"
+    note: str = ""
+
+
+class Verdict(msgspec.Struct):
+    """Whether an identity may do something to the `subjects` of a stream, and the rule that decides, if one does."""
+
+    identity: str
+    roles: tuple[str, ...]
+    action: Action
+    stream: str
+    subjects: tuple[str, ...]
+    allowed: bool
+    allowed_subjects: tuple[str, ...]
+    rule: AccessRule | None
+
+
+class Roles(msgspec.Struct):
+    """The roles of an identity."""
+
+    identity: Identity
+    roles: tuple[str, ...]

@@ -1,0 +1,45 @@
+"""One target under atheris, in a process of its own: `python -m tests.fuzz.engine MODULE TARGET [arguments]`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+
+MOST_RSS_MIB = 3072
+WITHIN_S = 30
+_KERNELS = (
+    *(f"natslog.wire.{name}" for name in (
+        "compiled", "kernels", "kernels_acks", "kernels_envelopes", "kernels_hash", "kernels_ids", "kernels_out",
+        "machine_code", "native_build", "row_hashes",
+    )),
+    *(f"pyspark_natslog.payload.{name}" for name in (
+        "kernels", "kernels_avro", "kernels_flat", "kernels_json", "kernels_scalars", "kernels_tokens", "tree",
+    )),
+)  # fmt: skip
+"""numba compiles the bytecode of these modules, which must be as it was written."""
+_MODELS = ("tests.unit.connector.payload.test_json", "fastavro._read_py", "tests.fuzz.models")
+
+
+def main(module: str, name: str, arguments: list[str]) -> None:
+    import atheris
+
+    with atheris.instrument_imports(include=["natslog", "pyspark_natslog", *_MODELS], exclude=list(_KERNELS)):
+        importlib.import_module(module)
+    from tests.fuzz.target import TARGETS
+
+    chosen = TARGETS[name]
+    logging.disable(logging.CRITICAL)
+    for seed in chosen.seeds():  # kernels are compiled and files are written before time is measured
+        chosen.check(seed)
+    atheris.Setup([sys.argv[0], *arguments], functools.partial(_run, chosen.run), enable_python_coverage=True)
+    atheris.Fuzz()
+
+
+def _run(check: functools.partial[None], data: bytes) -> None:
+    check(data)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
