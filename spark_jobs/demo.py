@@ -215,7 +215,13 @@ def publish_csv(stage: Stage, path: Path, watch: Watch) -> str:
     """Publishes the file's rows, acked; returns the output of `natslog pub`."""
     subject = f"{EVENTS}.{{{watch.group_field}}}" if watch.group_field else f"{EVENTS}.row"
     rows = ("--file", str(path), "--format", "csv", "--in-subject", "escape")
-    command = natslog("pub", subject, *rows, "--ack", "--nats-url", stage.nats_url)
+    login = (
+        ("--nats-user", stage.credentials.user),
+        ("--nats-password-file", stage.credentials.password_file),
+        ("--nats-tls-ca-file", stage.credentials.tls_ca_file),
+    )
+    options = [text for name, value in login if value is not None for text in (name, value)]
+    command = natslog("pub", subject, *rows, "--ack", "--nats-url", stage.nats_url, *options)
     return stage.run("natslog-pub", command).strip()
 
 
@@ -385,8 +391,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tls", action="store_true", help="with TLS, users of NATS, tokens and access rules")
     arguments = parser.parse_args()
-    if arguments.tls and arguments.file:
-        parser.error("--tls and --file cannot be combined")
     if (arguments.field or arguments.group_field) and not arguments.file:
         parser.error("--field and --group-field are for --file")
     return arguments

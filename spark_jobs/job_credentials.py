@@ -20,7 +20,9 @@ _OF_BROKERS = {
 }
 _OF_NATS = {
     "--nats-creds-file": ("NATSLOG_NATS_CREDS_FILE", "natsCredsFile", "NATS credentials file (JWT)"),
+    "--nats-nkey-file": ("NATSLOG_NATS_NKEY_FILE", "natsNkeyFile", "file with the nkey seed of a user"),
     "--nats-user": ("NATSLOG_NATS_USER", "natsUser", "user name for NATS"),
+    "--nats-user-file": ("NATSLOG_NATS_USER_FILE", "natsUserFile", "file with the user name"),
     "--nats-password-file": ("NATSLOG_NATS_PASSWORD_FILE", "natsPasswordFile", "file with the password of that user"),
     "--nats-token-file": ("NATSLOG_NATS_TOKEN_FILE", "natsTokenFile", "file with a NATS token"),
     "--nats-tls-ca-file": ("NATSLOG_NATS_TLS_CA_FILE", "natsTlsCaFile", "CA certificates that verify the NATS server"),
@@ -28,6 +30,7 @@ _OF_NATS = {
     "--nats-tls-key-file": ("NATSLOG_NATS_TLS_KEY_FILE", "natsTlsKeyFile", "private key of that certificate"),
 }
 """Option: (variable, option of the source or sink, help)."""
+_HANDSHAKE_FIRST = "NATSLOG_NATS_TLS_HANDSHAKE_FIRST"
 
 
 def add_broker_login(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +42,14 @@ def add_broker_login(parser: argparse.ArgumentParser) -> None:
 
 def add_nats_login(parser: argparse.ArgumentParser) -> None:
     """How a job that publishes logs in to NATS."""
-    _add(parser.add_argument_group("login to NATS", "each option has a variable: NATSLOG_NATS_USER, …"), _OF_NATS)
+    group = parser.add_argument_group("login to NATS", "each option has a variable: NATSLOG_NATS_USER, …")
+    _add(group, _OF_NATS)
+    group.add_argument(
+        "--nats-tls-handshake-first",
+        action="store_true",
+        default=os.environ.get(_HANDSHAKE_FIRST, "").lower() in ("1", "true", "yes", "on"),
+        help="the server begins with the TLS handshake",
+    )
 
 
 def client_options(arguments: argparse.Namespace) -> ClientOptions:
@@ -54,15 +64,18 @@ def client_options(arguments: argparse.Namespace) -> ClientOptions:
 
 
 def nats_credentials(arguments: argparse.Namespace) -> NatsCredentials:
-    """The same, for NATS."""
+    """The same, for NATS. Raises ConfigError: two of them exclude each other."""
     return NatsCredentials(
         creds_file=arguments.nats_creds_file,
+        nkey_file=arguments.nats_nkey_file,
         user=arguments.nats_user,
+        user_file=arguments.nats_user_file,
         password_file=arguments.nats_password_file,
         token_file=arguments.nats_token_file,
         tls_ca_file=arguments.nats_tls_ca_file,
         tls_cert_file=arguments.nats_tls_cert_file,
         tls_key_file=arguments.nats_tls_key_file,
+        tls_handshake_first=arguments.nats_tls_handshake_first,
     )
 
 
@@ -73,7 +86,8 @@ def broker_login(arguments: argparse.Namespace) -> dict[str, str]:
 
 def nats_login(arguments: argparse.Namespace) -> dict[str, str]:
     """Options of the sink."""
-    return _given(arguments, _OF_NATS)
+    first = {"natsTlsHandshakeFirst": "true"} if arguments.nats_tls_handshake_first else {}
+    return _given(arguments, _OF_NATS) | first
 
 
 _Options = dict[str, tuple[str, str, str]]

@@ -11,6 +11,7 @@ sys.path.insert(0, str(JOBS))
 import checkpoints
 import compact_parquet
 import enrich_stream
+import job_credentials
 import job_support
 import replay_range
 import stream_to_parquet
@@ -20,6 +21,7 @@ __all__ = [
     "checkpoints",
     "compact_parquet",
     "enrich_stream",
+    "job_credentials",
     "job_support",
     "replay_range",
     "stream_to_parquet",

@@ -116,17 +116,13 @@ def revoke_token(
     yes: Yes = False,
 ) -> None:
     """Revoke a token. Requests with it are refused at once, and those in progress end within 5 s."""
-    token_id = _id_of(token_id)
+    from natslog.security.tokens import id_in
+
+    token_id = id_in(token_id)
     if not yes:
         confirm(f"Revoke the token {token_id}?", or_else=f"token {token_id} is not revoked")
     global_of(context).client().revoke_token(token_id)
     out.print(f"token {token_id} was revoked")
-
-
-def _id_of(text: str) -> str:
-    """The id where the whole token was given, so that the secret is not sent in a URL."""
-    parts = text.split("_")
-    return parts[1] if len(parts) > 2 and parts[0] == "nlt" else text
 
 
 # ---- rules ----

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from natslog.client.asking import Asker, Facts, in_path
+from natslog.security.tokens import id_in
 
 
 class SecurityCalls(Asker):
@@ -37,8 +38,12 @@ class SecurityCalls(Asker):
         return self._json("POST", "/v1/tokens", Facts, body=body | ({} if expires is None else {"expires": expires}))
 
     def revoke_token(self, token_id: str) -> None:
-        """Requests with it are refused from now on, and those in progress end. Raises SecurityNotFound."""
-        self._ask("DELETE", f"/v1/tokens/{in_path(token_id)}")
+        """Requests with it are refused from now on, and those in progress end. Raises SecurityNotFound.
+
+        Args:
+            token_id: or the whole token, of which only the id is sent: URLs are logged.
+        """
+        self._ask("DELETE", f"/v1/tokens/{in_path(id_in(token_id))}")
 
     # ---- rules ----
 

@@ -183,7 +183,7 @@ def _expiry_us(expires: object, now_us: int) -> int | None:
 async def revoke_token(request: web.Request) -> web.Response:
     """Requests with this token are refused from now on, and those in progress end."""
     query(request)
-    await _change(request, RevokeToken(id=request.match_info["token"]))
+    await _change(request, RevokeToken(id=tokens.checked_id(request.match_info["token"])))
     return web.Response(status=204)
 
 

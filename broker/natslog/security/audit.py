@@ -2,7 +2,8 @@
 
 A line names who (identity, id of the token), from where, what (method, path, and the route of the API), with which
 outcome (HTTP status and error code), when, at which broker, and the id of the request. It holds no body, no query and
-no credentials. JSON escapes all control characters, so no line can imitate another one, or send commands to a terminal.
+no credentials; of a token that was sent as a part of the path, it has the id. JSON escapes all control characters, so
+no line can imitate another one, or send commands to a terminal.
 
 Refusals are logged at a bounded rate; the next line says how many were left out. Changes are always logged.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from natslog.errors import ConfigError
+from natslog.security.tokens import without_secrets
 from natslog.times import format_timestamp_us
 
 _REFUSALS_PER_S = 20.0
@@ -68,7 +70,9 @@ class AuditLog:
 
     def _write(self, event: str, facts: dict[str, Any]) -> None:
         line = {"time": format_timestamp_us(time.time_ns() // 1000), "event": event, "broker": self._broker}
-        line |= {name: fact[:_MOST_CHARS] if isinstance(fact, str) else fact for name, fact in facts.items()}
+        line |= {
+            name: without_secrets(fact)[:_MOST_CHARS] if isinstance(fact, str) else fact for name, fact in facts.items()
+        }
         self._logger.info("%s", json.dumps(line))
 
     def close(self) -> None:

@@ -12,13 +12,15 @@ import hmac
 import re
 import secrets
 
-from natslog.errors import SecurityConflict
+from natslog.errors import SecurityConflict, SecurityNotFound
 from natslog.security.records import TokenRecord
 
 PREFIX = "nlt_"
 _SECRET_BYTES = 32
 _ID_CHARS = 12
+_ID = re.compile(r"[0-9a-f]{12}")
 _TOKEN = re.compile(r"nlt_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+_ANYWHERE = re.compile(r"nlt_([0-9a-f]{12})_[A-Za-z0-9_-]+")
 
 
 def new_secret() -> str:
@@ -51,6 +53,25 @@ def parsed(text: str) -> tuple[str, str] | None:
     """The id and the digest of the secret; None where it is no token."""
     found = _TOKEN.fullmatch(text)
     return None if found is None else (found[1], digest_of(found[2]))
+
+
+def id_in(text: str) -> str:
+    """The id, also where the whole token was given."""
+    parts = text.split("_")
+    return parts[1] if len(parts) > 2 and text.startswith(PREFIX) else text
+
+
+def checked_id(text: str) -> str:
+    """The id, if it can be one: no other text is stored or logged. Raises SecurityNotFound."""
+    found = id_in(text)
+    if not _ID.fullmatch(found):
+        raise SecurityNotFound(f"there is no such token: its id has {_ID_CHARS} hexadecimal digits (natslog token ls)")
+    return found
+
+
+def without_secrets(text: str) -> str:
+    """The text with the ids of the tokens in it, for logs: a token may be where it does not belong, as in a path."""
+    return _ANYWHERE.sub(rf"{PREFIX}\1_…", text)
 
 
 def is_of(record: TokenRecord, digest: str) -> bool:
