@@ -106,6 +106,8 @@ def run(target: Target, minutes: float, seed: int) -> Outcome:
         inputs, coverage, last = _watched(process, target.name)
     took_s = time.monotonic() - started_s
     findings = sorted(set(folder.iterdir()) - before)
+    with _printing:
+        print(f"{target.name:16} {inputs:11,} inputs in {took_s:.0f} s, {coverage} edges: ended", flush=True)
     if findings:
         (folder / f"{findings[0].name}.txt").write_text("".join(last))
         with _printing:

@@ -25,8 +25,6 @@ from tests.fuzz.scratch import SCRATCH, fresh
 from tests.fuzz.target import target
 from tests.unit.log.test_run_log import append_run
 
-_NO_LIMIT = 1 << 30
-
 # ---- an unsealed segment ----
 
 
@@ -141,9 +139,8 @@ def _served(folder: Path) -> dict[int, bytes] | None:
     except (CorruptLog, DataDirError):
         return None
     try:
-        found, is_reported = _read(log), log.failure is not None
-        for start in (start for start in range(len(_values())) if start not in found):
-            is_reported |= _is_reported(log, start)
+        found, is_reported = _read(log)
+        is_reported |= log.failure is not None
         assert is_reported or len(found) == len(_values()), "committed messages are missing without a report"
         for producer in ("query-1", "write-x"):
             with contextlib.suppress(CorruptLog):
@@ -154,31 +151,28 @@ def _served(folder: Path) -> dict[int, bytes] | None:
         log.close()
 
 
-def _is_reported(log: ReplicaLog, start: int) -> bool:
-    try:
-        with log.reader.plan_read(start, max_bytes=1, uncommitted=True) as plan:
-            plan.messages()
-    except CorruptLog:
-        return True
-    except OffsetOutOfRange:
-        pass
-    return False
-
-
-def _read(log: ReplicaLog) -> dict[int, bytes]:
-    """All that can be read, as it was written."""
-    found: dict[int, bytes] = {}
+def _read(log: ReplicaLog) -> tuple[dict[int, bytes], bool]:
+    """All that can be read, a batch at a time, as it was written; and whether damage was reported."""
+    found, is_reported = dict[int, bytes](), False
     for start in range(len(_values())):
         if start in found:
             continue
-        with contextlib.suppress(CorruptLog, OffsetOutOfRange):
-            with log.reader.plan_read(start, max_bytes=_NO_LIMIT, uncommitted=True) as plan:
+        try:
+            with log.reader.plan_read(start, max_bytes=1, uncommitted=True) as plan:
                 for message in plan.messages():
-                    header = ipc.proven_header(message)
-                    assert header is not None
-                    assert ipc.body_holds(header, message), "a batch is served whose CRC does not hold"
-                    values = ipc.decode_batch(message).column("value").to_pylist()
-                    found |= dict(enumerate(values, header.base_offset))
+                    found |= _messages(message)
+        except CorruptLog:
+            is_reported = True
+        except OffsetOutOfRange:
+            pass
+    return found, is_reported
+
+
+def _messages(message: bytes) -> dict[int, bytes]:
+    header = ipc.proven_header(message)
+    assert header is not None, "a batch is served whose header is damaged"
+    assert ipc.body_holds(header, message), "a batch is served whose CRC does not hold"
+    found = dict(enumerate(ipc.decode_batch(message).column("value").to_pylist(), header.base_offset))
     for offset, value in found.items():
         assert offset < len(_values()), "a message has an offset that was never assigned"
         assert value == _values()[offset], f"offset {offset} has another message"

@@ -18,7 +18,16 @@ from natslog.model import BrokerId, Offset, StreamId, StreamSettings
 from natslog.node.metadata.entries import check_entries, check_message
 from natslog.node.peers.handshake import MAX_HELLO_BYTES
 from natslog.node.peers.keys import LinkSession
-from natslog.node.peers.messages import Answered, Ask, Forwarded, RaftMessages, decode_frame, decode_value, encode_frame
+from natslog.node.peers.messages import (
+    Answered,
+    Ask,
+    FetchResponse,
+    Forwarded,
+    RaftMessages,
+    decode_frame,
+    decode_value,
+    encode_frame,
+)
 from tests.fuzz import edits
 from tests.fuzz.target import target
 from tests.unit.node.peers.test_handshake import ONE, RING, TWO, accept, dialling, hello, shaken
@@ -76,7 +85,7 @@ _TAGS = [bytes([0xA0 + len(tag)]) + tag for tag in (b"raft", b"propose", b"fetch
 def check_peer_frames(data: bytes) -> None:
     """A frame is refused (ClusterMismatch; UpgradeRequired for an unknown command), or it is one that encodes to a
     frame
-    that decodes to the same; every value in it is JSON, or is refused.
+    that decodes to the same; its batches fill the payload, and every value in it is JSON, or is refused.
     """
     try:
         frame, payload = decode_frame(memoryview(data))
@@ -84,6 +93,8 @@ def check_peer_frames(data: bytes) -> None:
         return
     again, rest = decode_frame(memoryview(b"".join(encode_frame(frame, [bytes(payload)]))))
     assert (again, bytes(rest)) == (frame, bytes(payload)), "a frame is sent on as another one"
+    if isinstance(frame, FetchResponse):
+        assert sum(answer.length for answer in frame.answers) == len(payload), "batches do not fill the payload"
     if isinstance(frame, RaftMessages):
         for message in frame.messages:
             with contextlib.suppress(UpgradeRequired):
