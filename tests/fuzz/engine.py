@@ -8,7 +8,10 @@ import logging
 import sys
 
 MOST_RSS_MIB = 3072
-WITHIN_S = 30
+WITHIN_S = 120
+"""Of the clock, after which libFuzzer ends the process: long, because other programs may use the machine. The limit of
+CPU time is `target.MOST_S`.
+"""
 _KERNELS = (
     *(f"natslog.wire.{name}" for name in (
         "compiled", "kernels", "kernels_acks", "kernels_envelopes", "kernels_hash", "kernels_ids", "kernels_out",
