@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import subprocess
 import sys
@@ -111,6 +112,36 @@ def test_more_long_polls_than_connections_are_refused_and_operators_still_served
         assert publish_acked(nats.url, "orders", [b"a"])[0]["offset"] == 0
         assert waiting[0].recv(12) == b"HTTP/1.1 200"
         assert "Traceback" not in broker.output()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/streams HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["idle", "refused"])
+def test_five_thousand_connections_without_credentials_leave_room_for_the_others(tmp_path: Path, sent: bytes) -> None:
+    connections = 5000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < connections + 1000:
+        pytest.skip(f"this process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (connections + 1000, hard))
+    try:
+        with with_orders(tmp_path / "own", NATSLOG_SECURITY="true") as (nats, broker), ExitStack() as open_ones:
+            before = psutil.Process(broker.pid).memory_info().rss
+            for _ in range(connections):
+                open_ones.enter_context(connect(broker)).sendall(sent)
+            with admin_of(broker) as admin:
+                started = time.monotonic()
+                assert sum(batch.num_rows for batch in admin.read("orders")) == ROWS
+                assert publish_acked(nats.url, "honest", [b"a"] * 100)[-1]["offset"] == 99
+                taken_s = time.monotonic() - started
+            more = psutil.Process(broker.pid).memory_info().rss - before
+            print(f"{connections} connections: {more / connections / 1024:.0f} KiB each, reading took {taken_s:.1f} s")
+            assert taken_s < 30
+            assert more < 400 * 2**20
+            open_ones.close()
+            eventually(lambda: psutil.Process(broker.pid).num_fds() < 200, 30, "their files are closed")
+            assert "Traceback" not in broker.output()
+            assert broker.terminate() < 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def isr_of_orders(broker: ClusterBroker) -> list[int]:
