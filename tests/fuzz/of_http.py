@@ -17,14 +17,22 @@ from multidict import CIMultiDict
 
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import InvalidRequest, OffsetOutOfRange, PayloadTooLarge
-from natslog.http import appends, cluster, context, many_streams, messages, streams
+from natslog.http import appends, cluster, context, many_streams, messages, shapes, streams
+from natslog.http.access import RIGHTS, given_id
 from natslog.http.bodies import BODIES, Bodies, json_body
+from natslog.http.context import OWNER, REQUEST_ID
 from natslog.model import StreamSettings, parse_settings
+from natslog.security.guard import Guard, Identity
+from natslog.security.records import Rule, Security
+from natslog.subjects import includes
 from natslog.units import parse_duration_s
 from tests.fuzz.target import target
 
 _LOG: Any = SimpleNamespace(first_readable_offset=3, high_watermark=9)
-_STREAM: Any = SimpleNamespace(name="orders", usable_log=lambda: _LOG, record=SimpleNamespace(id="ab"), leader_epoch=1)
+_RECORD = SimpleNamespace(id="ab", name="orders", recorded_subjects=("orders.>",))
+_STREAM: Any = SimpleNamespace(name="orders", usable_log=lambda: _LOG, record=_RECORD, leader_epoch=1)
+_RULE = Rule(id="r1", who="alice", action="read", stream="orders", subject="orders.eu.>")
+_GUARD = Guard(lambda: Security(rules={"r1": _RULE}), lambda: 0)
 
 
 @functools.cache
@@ -44,9 +52,12 @@ def request_of(query: str = "", headers: dict[str, str] | None = None, body: byt
     payload = StreamReader(mock.Mock(_reading_paused=False), 1 << 20, loop=_loop())
     payload.feed_data(body)
     payload.feed_eof()
-    return make_mocked_request(
+    request = make_mocked_request(
         "POST", f"/v1/x?{query}", CIMultiDict(headers or {}), app=_app(), payload=payload, match_info={"id": part}
     )
+    request[RIGHTS], request[OWNER] = _GUARD.rights(Identity("alice")), "alice"
+    request[REQUEST_ID] = given_id(request) or "0" * 32
+    return request
 
 
 # ---- queries and headers ----
@@ -70,9 +81,8 @@ _QUERY_WORDS = [
 
 @target("queries", _queries, _QUERY_WORDS)
 def check_queries(data: bytes) -> None:
-    """A request for messages is refused (InvalidRequest), or all that it asks for is within the limits; a request id
-    and
-    the number of a broker in a path are refused, or are what was given.
+    """A request for messages is refused (InvalidRequest), or all that it asks for is within the limits, and within the
+    subjects of its identity; a request id and the number of a broker in a path are refused, or are what was given.
     """
     texts = data.decode("utf-8", "surrogateescape").split("\n")
     query, accept, given, number, *_ = [*texts, "", "", "", ""]
@@ -82,7 +92,7 @@ def check_queries(data: bytes) -> None:
     except ValueError:  # no URL for aiohttp
         return
     try:
-        asked = messages._question(request, _LOG)
+        asked = messages._question(request, _STREAM)
     except InvalidRequest:
         pass
     else:
@@ -92,8 +102,11 @@ def check_queries(data: bytes) -> None:
         assert 0 <= asked.wait_ms <= 60_000
         assert set(asked.columns or ()) <= set(COLUMNS)
         assert len(set(asked.columns or ())) == len(asked.columns or ())
+        assert asked.allowed == ("orders.eu.>",) or includes("orders.eu.>", asked.subject or ">")
     with contextlib.suppress(InvalidRequest):
-        assert context.request_id(request).id == given
+        change = context.request_id(request)
+        assert len(change.id) == 32
+        assert (change.id == "0" * 32) == (not given)
     with contextlib.suppress(InvalidRequest):
         assert cluster._path_number(request) == int(number) <= 2**31
 
@@ -151,9 +164,9 @@ async def _handled(kind: int, request: Any) -> None:
             commit = await appends._commit_body(request)
             assert len({receipt.part for receipt in commit.parts}) == len(commit.parts)
         case 4:
-            asked = await many_streams._body(request, many_streams._AskedPositions)
+            asked = await many_streams._body(request, shapes.AskedPositions)
             assert isinstance(asked.wait_ms, int)
         case _:
-            ranges = await many_streams._body(request, many_streams._AskedSplits)
+            ranges = await many_streams._body(request, shapes.AskedSplits)
             many_streams._check(ranges)
             assert all(one.min_splits >= 1 for one in ranges.ranges)

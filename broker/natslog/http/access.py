@@ -386,11 +386,16 @@ GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 
 
+def given_id(request: web.Request) -> str | None:
+    """The id that the client gave; None where it is no id."""
+    given = request.headers.get("Natslog-Request-Id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else None
+
+
 @web.middleware
 async def name_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Each request has an id: the one that the client gave, or a new one. Each response names it."""
-    given = request.headers.get("Natslog-Request-Id")
-    request[REQUEST_ID] = given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    request[REQUEST_ID] = given_id(request) or secrets.token_hex(16)
     return await handler(request)
 
 

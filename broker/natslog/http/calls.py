@@ -59,7 +59,7 @@ OF_PATH = {
     "id": _whole(1, MAX_BROKER_ID),
     "role": _NAMED,
     "token": _TEXT,
-    "rule": _TEXT,
+    "rule": _TEXT | {"pattern": "^r[0-9]+$"},
 }
 _RANGE = (
     _in_query("start", "first offset, or earliest, latest", _POSITION),

@@ -225,7 +225,7 @@ async def add_rule(request: web.Request) -> web.Response:
     raise SecurityNotFound("the rule was removed again by another request")
 
 
-@routes.delete("/v1/acl/{rule}")
+@routes.delete("/v1/acl/{rule:r[0-9]+}")
 @access("cluster", "admin")
 async def drop_rule(request: web.Request) -> web.Response:
     query(request)

@@ -36,7 +36,8 @@ def resolved(reference: str) -> Any:
 
 
 def test_every_route_is_described_and_nothing_else() -> None:
-    routes = {(route.path, route.method.lower()) for route in ROUTES if isinstance(route, web.RouteDef)}
+    defined = [route for route in ROUTES if isinstance(route, web.RouteDef)]
+    routes = {(re.sub(r":[^}]*", "", route.path), route.method.lower()) for route in defined}
     assert {one for one in routes if one[0] != LINK_PATH} == set(CALLS)
 
 
