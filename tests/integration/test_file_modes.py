@@ -51,6 +51,15 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     server.stop()
 
 
+def refused_start(broker: BrokerProcess) -> str:
+    """What a broker prints that does not start, as one line. A broker that starts ends with the test."""
+    try:
+        assert broker.spawn().wait(60) == 1
+        return broker.output().replace("\n", " ")
+    finally:
+        broker.kill()
+
+
 def stage_a_part(client: NatslogClient, stream: str) -> None:
     """Without the commit."""
     uploader = PartUploader(client, stream, "modes", 0)
@@ -151,8 +160,7 @@ def test_a_token_of_the_administrator_that_cannot_be_written_is_not_created(tmp_
     broker = BrokerProcess(tmp_path / "data", nats.url, admin_token_file=token_file)
     broker.environment = {"NATSLOG_SECURITY": "true"}
     try:
-        assert broker.spawn().wait(60) == 1
-        assert "correct the path; no token was created" in broker.output().replace("\n", " ")
+        assert "correct the path; no token was created" in refused_start(broker)
         token_file.parent.mkdir()
         broker.start()
         assert token_file.read_text().startswith("nlt_")
@@ -174,9 +182,7 @@ def test_a_broker_does_not_start_with_a_secret_that_everyone_can_read(
         "cluster_secret_file": write_secret(tmp_path / "secret", "a secret of many characters"),
     }
     files[setting].chmod(0o604)
-    broker = BrokerProcess(tmp_path / "data", nats.url, **files).spawn()
-    assert broker.wait(60) == 1
-    assert f"chmod 600 {files[setting]}" in broker.output().replace("\n", " ")
+    assert f"chmod 600 {files[setting]}" in refused_start(BrokerProcess(tmp_path / "data", nats.url, **files))
 
 
 # ---- a user without rights ----
@@ -224,8 +230,7 @@ def test_a_broker_runs_as_a_user_without_rights(nats: NatsServer) -> None:
         os.chown(folder, 0, 0)
         elsewhere = BrokerProcess(folder / "other", nats.url)
         elsewhere.prefix, elsewhere.environment = broker.prefix, broker.environment
-        assert elsewhere.spawn().wait(60) == 1
-        assert "Give this user the right to" in elsewhere.output().replace("\n", " ")
+        assert "Give this user the right to" in refused_start(elsewhere)
     finally:
         shutil.rmtree(folder)
 
@@ -303,10 +308,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_broker_reports_the_link_in_one_sentence(filled: Path, tmp_path: Path, nats: NatsServer) -> None:
     shutil.copytree(filled, tmp_path / "data")
     _replace_by_link(tmp_path / "data" / "raft", tmp_path / "elsewhere")
-    broker = BrokerProcess(tmp_path / "data", nats.url).spawn()
-    assert broker.wait(60) == 1
-    assert f"{tmp_path / 'data' / 'raft'} is a symbolic link" in broker.output().replace("\n", " ")
-    assert "Traceback" not in broker.output()
+    said = refused_start(BrokerProcess(tmp_path / "data", nats.url))
+    assert f"{tmp_path / 'data' / 'raft'} is a symbolic link" in said
+    assert "Traceback" not in said
 
 
 def test_a_data_folder_that_everyone_may_write_to_is_refused(tmp_path: Path) -> None:
