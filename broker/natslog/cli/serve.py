@@ -29,7 +29,8 @@ def _log_to_stderr(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form, force=True)
 
 
-def _run(config: BrokerConfig) -> None:
+def _run(config: BrokerConfig, *, states_access: bool = True) -> None:
+    """Args: `states_access`: prints who may use the broker."""
     import asyncio
 
     with broker_extra("running a broker"):
@@ -37,12 +38,8 @@ def _run(config: BrokerConfig) -> None:
 
     def ready(config: BrokerConfig, admin_token: str | None) -> None:
         lines = [_nats_line(config.nats_url), f"HTTP   {config.url}", f"data   {Path(config.data_dir).resolve()}"]
-        if config.security:
-            lines.append("access tokens and client certificates, by the rules of natslog acl ls")
-        elif is_loopback(config.http_host):
-            lines.append("access from this machine only, without credentials (security is not enabled)")
-        else:
-            lines.append("access WITHOUT CREDENTIALS from every machine that reaches this address (insecure)")
+        if states_access:
+            lines.append(f"access {_access(config)}")
         if admin_token is not None and config.admin_token_file is not None:
             lines.append(f"token  of the administrator: in {config.admin_token_file}")
         elif admin_token is not None:
@@ -51,6 +48,15 @@ def _run(config: BrokerConfig) -> None:
             out.print(line)
 
     asyncio.run(run_broker(config, ready))
+
+
+def _access(config: BrokerConfig) -> str:
+    """Who may use the broker."""
+    if config.security:
+        return "by tokens and client certificates, as the rules permit (natslog acl ls)"
+    if is_loopback(config.http_host):
+        return "from this machine only, without credentials (security is not enabled)"
+    return "WITHOUT CREDENTIALS from every machine that reaches this address (insecure)"
 
 
 def _nats_line(nats_url: str) -> str:
@@ -96,7 +102,7 @@ def dev(
     try:
         if brokers == 1:
             flags = {"data_dir": str(data_dir), "http_port": http_port, "nats_url": nats_url}
-            _run(load_config(None, flags))
+            _run(load_config(None, flags), states_access=False)
         else:
             _run_cluster(DevCluster(data_dir, nats_url, brokers, http_port, log_level), nats_url)
     finally:

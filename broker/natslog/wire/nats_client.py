@@ -117,6 +117,8 @@ def problem_of(error: BaseException, credentials: NatsCredentials) -> Problem:
             remedy = "if the server does not begin with the handshake, remove handshake first"
         return Problem(f"the TLS handshake failed, {reason}", remedy)
     text = str(error) or type(error).__name__
+    if isinstance(error, AttributeError) and "_over_ssl" in text:  # of asyncio, where the connection is closed already
+        return Problem("the server closed the connection after the TLS handshake", credentials.certificate_remedy)
     if any(word in text.lower() for word in _LOGIN_WORDS):
         return Problem(text, credentials.login_remedy, is_login=True)
     if "expecting INFO" in text and not credentials.tls_handshake_first:
