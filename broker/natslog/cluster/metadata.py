@@ -160,7 +160,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if known is not None:
             return known
         try:
-            answered.window_of(proposal).require_room(proposal.client)
+            is_reserved = isinstance(proposal.command, SecurityCommand)
+            answered.window_of(proposal).require_room(proposal.client, is_reserved=is_reserved)
         except Overloaded as error:
             return Outcome(changed=False, error=error.to_json())
         outcome = self._outcome(proposal.command)
