@@ -20,7 +20,9 @@ import pytest
 from aiohttp import web
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.client.appending import PartUploader
 from natslog.client.publisher import Publisher, Rows
+from natslog.errors import Forbidden
 from natslog.http.app import ROUTES
 from natslog.node.peers.handshake import LINK_PATH
 from tests.harness import BrokerProcess, eventually, publish_acked, running
@@ -417,8 +419,8 @@ def test_the_audit_log_has_changes_and_refusals_and_no_secrets(secured: Secured)
     assert all({"time", "identity", "from", "method", "path", "status", "request_id"} <= set(event) for event in events)
     assert any(event["identity"] == "admin" and event["route"] == "/v1/tokens" for event in events)
     assert not any("\x1b" in line for line in lines)
-    secrets = [token for name, token in secured.tokens.items() if token and name != "admin"]
-    assert not any(secret in secured.broker.output() for secret in secrets)
+    tokens = [token for name, token in secured.tokens.items() if token and name != "admin"]
+    assert not any(secret in secured.broker.output() for secret in tokens)
 
 
 def test_a_request_that_names_very_many_streams_does_not_stop_others(secured: Secured) -> None:
@@ -434,3 +436,43 @@ def test_a_request_that_names_very_many_streams_does_not_stop_others(secured: Se
         assert (status, answer["error"]["code"]) == (400, "invalid_request"), call
     assert secured.ask("POST /v1/positions", "reader", body={"streams": ["x" * 1_000_000]})[0] == 403
     assert secured.ask("POST /v1/positions", "reader", body={"streams": [STREAM]})[0] == 200
+
+
+def identity_with(secured: Secured, name: str, *rules: tuple[str, str, str]) -> list[str]:
+    """Creates an identity and its rules (action, stream, subject), whose ids are returned."""
+    secured.tokens[name] = secured.ask("POST /v1/tokens", body={"identity": name})[1]["token"]
+    added = [
+        secured.ask("POST /v1/acl", body={"who": name, "action": action, "stream": stream, "subject": subject})
+        for action, stream, subject in rules
+    ]
+    return [rule["id"] for _, rule, _ in added]
+
+
+def test_a_commit_stores_only_subjects_that_are_permitted_when_it_is_made(secured: Secured) -> None:
+    """Parts that were staged before a rule was removed, and parts that another identity has staged."""
+    create_again(secured)
+    (rule,) = identity_with(secured, "stager", ("publish", STREAM, "orders.us.>"))
+    identity_with(secured, "stager", ("publish", STREAM, "orders.eu.>"))
+
+    def staged(identity: str, batch: int, subject: str) -> list[Any]:
+        with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens[identity])) as client:
+            uploader = PartUploader(client, STREAM, "staging", batch)
+            rows = {"value": pa.array([b"x"], pa.binary()), "subject": pa.array([subject])}
+            uploader.add(pa.RecordBatch.from_pydict(rows))
+            return uploader.finish()
+
+    def commit(batch: int, parts: list[Any]) -> None:
+        with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens["stager"])) as client:
+            client.commit_append(STREAM, "staging", batch, parts)
+
+    commit(1, staged("stager", 1, "orders.us.a"))
+    before_the_change = [staged("stager", 2, "orders.us.a"), staged("stager", 3, "orders.eu.a")]
+    of_another = [staged("admin", 4, "orders.us.a"), staged("admin", 5, "orders.eu.a")]
+    assert secured.ask("DELETE /v1/acl/{rule}", path={"rule": rule})[0] == 204
+    with pytest.raises(Forbidden, match="orders.us.a"):
+        commit(2, before_the_change[0])
+    commit(3, before_the_change[1])
+    with pytest.raises(Forbidden, match="orders.us.a"):
+        commit(4, of_another[0])
+    commit(5, of_another[1])
+    assert [row["subject"] for row in rows_of(secured, "admin")][6:] == ["orders.us.a", "orders.eu.a", "orders.eu.a"]

@@ -58,7 +58,8 @@ class RowRules:
 
     Attributes:
         covered_by: the stream's subject. `default_subject`: of rows that come without a column `subject`.
-        allowed: wildcards of the subjects on which the identity may publish; None: all. It matters at the upload only.
+        allowed: wildcards of the subjects on which the identity may publish; None: all. A
+            commit compares it with those of who commits.
     """
 
     covered_by: str
