@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -476,3 +477,21 @@ def test_a_commit_stores_only_subjects_that_are_permitted_when_it_is_made(secure
         commit(4, of_another[0])
     commit(5, of_another[1])
     assert [row["subject"] for row in rows_of(secured, "admin")][6:] == ["orders.us.a", "orders.eu.a", "orders.eu.a"]
+
+
+def test_who_disconnects_before_the_end_of_a_response_has_paid_for_it(secured: Secured) -> None:
+    assert secured.ask("POST /v1/streams", body={"name": "large", "subject": "large"})[0] == 201
+    publish_acked(secured.broker.nats_url, "large", [secrets.token_bytes(500_000) for _ in range(20)])
+    identity_with(secured, "leaver", ("read", "large", ">"))
+    quota = {"bytes_out_per_s": 1_000_000}
+    assert secured.ask("PUT /v1/quotas", query="?identity=leaver", body=quota)[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+    headers = {"Authorization": f"Bearer {secured.tokens['leaver']}"}
+    connection.request("GET", "/v1/streams/large/messages?start=0&max_bytes=10000000", headers=headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert len(answer.read(1000)) == 1000
+    answer.close()
+    connection.close()
+    status, body, _ = secured.ask("GET /v1/streams/{name}", "leaver", path={"name": "large"})
+    assert (status, body["error"]["code"]) == (429, "quota_exceeded")

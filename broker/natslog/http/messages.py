@@ -128,15 +128,17 @@ async def _answered(
             headers["Natslog-Limited"] = "true"
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
+        limits.charge(rights, part.length)
         with disconnecting_slow_client(request):
             await body.send_bytes(opening)
             await part.send(body)
-    await limits.sent(rights, part.length)
+    await limits.sent(rights)
     at = part.next_offset
     while not is_last and at < end:
         with await _further(request, stream, maker.part(at, end)) as part, disconnecting_slow_client(request):
+            limits.charge(rights, part.length)
             await part.send(body)
-        await limits.sent(rights, part.length)
+        await limits.sent(rights)
         at = part.next_offset
     with disconnecting_slow_client(request):
         await body.send_bytes(ending)
