@@ -449,6 +449,26 @@ def identity_with(secured: Secured, name: str, *rules: tuple[str, str, str]) -> 
     return [rule["id"] for _, rule, _ in added]
 
 
+def test_a_long_poll_gets_no_messages_of_subjects_that_are_recorded_since_it_began(secured: Secured) -> None:
+    for number in range(3):
+        name = f"narrow-{number}"
+        assert secured.ask("POST /v1/streams", body={"name": name, "subject": f"{name}.eu.>"})[0] == 201
+        identity_with(secured, name, ("read", name, f"{name}.eu.>"))
+        connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
+        headers = {"Authorization": f"Bearer {secured.tokens[name]}", "Accept": "application/x-ndjson"}
+        connection.request("GET", f"/v1/streams/{name}/messages?start=0&wait_ms=20000", headers=headers)
+        time.sleep(0.3)
+        patched = secured.ask("PATCH /v1/streams/{name}", path={"name": name}, body={"subject": f"{name}.>"})
+        assert patched[0] == 200
+        publish_acked(secured.broker.nats_url, f"{name}.us.a", [b"theirs"])
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        assert answer.status == 403, body
+        assert b"theirs" not in body
+        assert b"dGhlaXJz" not in body
+
+
 def test_a_commit_stores_only_subjects_that_are_permitted_when_it_is_made(secured: Secured) -> None:
     """Parts that were staged before a rule was removed, and parts that another identity has staged."""
     create_again(secured)

@@ -132,6 +132,18 @@ def _limits_are(pending: _Pending, patterns: Patterns | None, action: Action, na
         raise Forbidden("the access rules have changed since this request came: repeat it")
 
 
+def require_still(request: web.Request) -> None:
+    """After a wait: the request is permitted still, on the same subjects. (In between it is checked once a second.)
+
+    Raises:
+        Forbidden, Unauthorized: it is not.
+    """
+    pending = request.get(_PENDING)
+    if isinstance(pending, _Pending):
+        pending.check()
+        pending.still_holds()
+
+
 _COUNTS = ("bytes", "rows", "segments")
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
