@@ -515,3 +515,18 @@ def test_who_disconnects_before_the_end_of_a_response_has_paid_for_it(secured: S
     connection.close()
     status, body, _ = secured.ask("GET /v1/streams/{name}", "leaver", path={"name": "large"})
     assert (status, body["error"]["code"]) == (429, "quota_exceeded")
+
+
+def test_subjects_of_a_stream_are_shown_only_to_those_who_may_see_it(secured: Secured) -> None:
+    assert secured.ask("POST /v1/streams", body={"name": "hidden", "subject": "hidden.subject"})[0] == 201
+    identity_with(secured, "prober", ("manage", "*", "prober.>"))
+    answers = [
+        secured.ask("GET /v1/acl/check", "prober", query="?action=read&stream=hidden"),
+        secured.ask("POST /v1/streams", "prober", body={"name": "hidden", "subject": "prober.x"}),
+        secured.ask("PATCH /v1/streams/{name}", "prober", path={"name": "hidden"}, body={"subject": "prober.x"}),
+        secured.ask("GET /v1/streams/{name}", "prober", path={"name": "hidden"}),
+    ]
+    assert [status for status, _, _ in answers] == [200, 409, 403, 403]
+    assert not any("hidden.subject" in json.dumps(body) for _, body, _ in answers)
+    found = secured.ask("GET /v1/acl/check", query="?identity=prober&action=read&stream=hidden")[1]
+    assert found["subjects"] == ["hidden.subject"], "an administrator sees it"
