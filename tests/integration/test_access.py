@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -530,3 +531,15 @@ def test_subjects_of_a_stream_are_shown_only_to_those_who_may_see_it(secured: Se
     assert not any("hidden.subject" in json.dumps(body) for _, body, _ in answers)
     found = secured.ask("GET /v1/acl/check", query="?identity=prober&action=read&stream=hidden")[1]
     assert found["subjects"] == ["hidden.subject"], "an administrator sees it"
+
+
+def test_a_malformed_header_with_a_token_is_refused_without_showing_it(secured: Secured) -> None:
+    token = secured.tokens["reader"]
+    assert token is not None
+    with socket.create_connection(("127.0.0.1", secured.broker.http_port), timeout=10) as connection:
+        connection.sendall(f"GET /v1/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer\r\n {token}\r\n\r\n".encode())
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+    assert b"400 Bad Request" in answer
+    assert token.encode() not in answer
