@@ -2,9 +2,9 @@
 
 Theory of operation. Requests beyond a rate first wait, up to `_MOST_WAIT_S`, so that a client that is only a little too
 fast needs no logic of its own; beyond that they are refused with 429 and `Retry-After`. Bytes are charged before
-they are sent and when they have been received, and the next part of a response, or the next request, waits for them. Refused requests
-(401, 403 and 429) are answered at a bounded rate for each source, because a client that repeats them without a pause
-would otherwise take the processor from others.
+they are sent and when they have been received, and the next part of a response, or the next request, waits for them.
+Refused requests (401, 403 and 429) are answered at a bounded rate for each source, because a client that repeats them
+without a pause would otherwise take the processor from others.
 
 All of this belongs to the event loop; times are those of the monotonic clock.
 """

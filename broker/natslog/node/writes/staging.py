@@ -302,8 +302,8 @@ class Staging:
         return {"data": base64.b64encode(data).decode(), "default_subject": staged.rules.default_subject}
 
     async def require_allowed(self, parts: Iterable[StagedPart], allowed: tuple[str, ...] | None) -> None:
-        """The subjects of these parts are permitted to who commits them: rules may have changed since the uploads, which
-        may be of others, too. Who uploaded under the same limits was checked then.
+        """The subjects of these parts are permitted to who commits them. Rules may have changed since the uploads,
+        which may be of others, too; an upload with the same limits was checked when it was made.
 
         Raises:
             Forbidden, PartsMissing.
