@@ -9,6 +9,8 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ import pytest
 from aiohttp import web
 
 from natslog.client import ClientOptions, NatslogClient
+from natslog.client.appending import PartUploader
 from natslog.client.publisher import Publisher, Rows
+from natslog.errors import Forbidden
 from natslog.http.app import ROUTES
 from natslog.node.peers.handshake import LINK_PATH
 from tests.harness import BrokerProcess, eventually, publish_acked, running
@@ -418,5 +422,128 @@ def test_the_audit_log_has_changes_and_refusals_and_no_secrets(secured: Secured)
     assert all({"time", "identity", "from", "method", "path", "status", "request_id"} <= set(event) for event in events)
     assert any(event["identity"] == "admin" and event["route"] == "/v1/tokens" for event in events)
     assert not any("\x1b" in line for line in lines)
-    secrets = [token for name, token in secured.tokens.items() if token and name != "admin"]
-    assert not any(secret in secured.broker.output() for secret in secrets)
+    tokens = [token for name, token in secured.tokens.items() if token and name != "admin"]
+    assert not any(secret in secured.broker.output() for secret in tokens)
+
+
+def test_a_request_that_names_very_many_streams_does_not_stop_others(secured: Secured) -> None:
+    """Names that do not exist are looked up in the rules, each of them."""
+    identity_with(secured, "many", ("read", "orders*", ">"))
+    for call, body in (
+        ("POST /v1/positions", {"streams": [f"orders{number}" for number in range(100_000)]}),
+        (
+            "POST /v1/splits",
+            {"ranges": [{"stream": f"orders{number}", "id": "0", "start": 0, "end": 1} for number in range(30_000)]},
+        ),
+        ("POST /v1/lags", {f"orders{number}": 0 for number in range(2_000)}),
+    ):
+        status, answer, _ = secured.ask(call, "many", body=body)
+        assert (status, answer["error"]["code"]) == (400, "invalid_request"), call
+        assert secured.ask(call, "reader", body=body)[0] == 403
+    assert secured.ask("POST /v1/positions", "reader", body={"streams": ["x" * 1_000_000]})[0] == 403
+    assert secured.ask("POST /v1/positions", "reader", body={"streams": [STREAM]})[0] == 200
+
+
+def identity_with(secured: Secured, name: str, *rules: tuple[str, str, str]) -> list[str]:
+    """Creates an identity and its rules (action, stream, subject), whose ids are returned."""
+    secured.tokens[name] = secured.ask("POST /v1/tokens", body={"identity": name})[1]["token"]
+    added = [
+        secured.ask("POST /v1/acl", body={"who": name, "action": action, "stream": stream, "subject": subject})
+        for action, stream, subject in rules
+    ]
+    return [rule["id"] for _, rule, _ in added]
+
+
+def test_a_long_poll_gets_no_messages_of_subjects_that_are_recorded_since_it_began(secured: Secured) -> None:
+    for number in range(3):
+        name = f"narrow-{number}"
+        assert secured.ask("POST /v1/streams", body={"name": name, "subject": f"{name}.eu.>"})[0] == 201
+        identity_with(secured, name, ("read", name, f"{name}.eu.>"))
+        connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
+        headers = {"Authorization": f"Bearer {secured.tokens[name]}", "Accept": "application/x-ndjson"}
+        connection.request("GET", f"/v1/streams/{name}/messages?start=0&wait_ms=20000", headers=headers)
+        time.sleep(0.3)
+        patched = secured.ask("PATCH /v1/streams/{name}", path={"name": name}, body={"subject": f"{name}.>"})
+        assert patched[0] == 200
+        publish_acked(secured.broker.nats_url, f"{name}.us.a", [b"theirs"])
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        assert answer.status == 403, body
+        assert b"theirs" not in body
+        assert b"dGhlaXJz" not in body
+
+
+def test_a_commit_stores_only_subjects_that_are_permitted_when_it_is_made(secured: Secured) -> None:
+    """Parts that were staged before a rule was removed, and parts that another identity has staged."""
+    create_again(secured)
+    (rule,) = identity_with(secured, "stager", ("publish", STREAM, "orders.us.>"))
+    identity_with(secured, "stager", ("publish", STREAM, "orders.eu.>"))
+
+    def staged(identity: str, batch: int, subject: str) -> list[Any]:
+        with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens[identity])) as client:
+            uploader = PartUploader(client, STREAM, "staging", batch)
+            rows = {"value": pa.array([b"x"], pa.binary()), "subject": pa.array([subject])}
+            uploader.add(pa.RecordBatch.from_pydict(rows))
+            return uploader.finish()
+
+    def commit(batch: int, parts: list[Any]) -> None:
+        with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens["stager"])) as client:
+            client.commit_append(STREAM, "staging", batch, parts)
+
+    commit(1, staged("stager", 1, "orders.us.a"))
+    before_the_change = [staged("stager", 2, "orders.us.a"), staged("stager", 3, "orders.eu.a")]
+    of_another = [staged("admin", 4, "orders.us.a"), staged("admin", 5, "orders.eu.a")]
+    assert secured.ask("DELETE /v1/acl/{rule}", path={"rule": rule})[0] == 204
+    with pytest.raises(Forbidden, match="orders.us.a"):
+        commit(2, before_the_change[0])
+    commit(3, before_the_change[1])
+    with pytest.raises(Forbidden, match="orders.us.a"):
+        commit(4, of_another[0])
+    commit(5, of_another[1])
+    assert [row["subject"] for row in rows_of(secured, "admin")][6:] == ["orders.us.a", "orders.eu.a", "orders.eu.a"]
+
+
+def test_who_disconnects_before_the_end_of_a_response_has_paid_for_it(secured: Secured) -> None:
+    assert secured.ask("POST /v1/streams", body={"name": "large", "subject": "large"})[0] == 201
+    publish_acked(secured.broker.nats_url, "large", [secrets.token_bytes(500_000) for _ in range(20)])
+    identity_with(secured, "leaver", ("read", "large", ">"))
+    quota = {"bytes_out_per_s": 1_000_000}
+    assert secured.ask("PUT /v1/quotas", query="?identity=leaver", body=quota)[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+    headers = {"Authorization": f"Bearer {secured.tokens['leaver']}"}
+    connection.request("GET", "/v1/streams/large/messages?start=0&max_bytes=10000000", headers=headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert len(answer.read(1000)) == 1000
+    answer.close()
+    connection.close()
+    status, body, _ = secured.ask("GET /v1/streams/{name}", "leaver", path={"name": "large"})
+    assert (status, body["error"]["code"]) == (429, "quota_exceeded")
+
+
+def test_subjects_of_a_stream_are_shown_only_to_those_who_may_see_it(secured: Secured) -> None:
+    assert secured.ask("POST /v1/streams", body={"name": "hidden", "subject": "hidden.subject"})[0] == 201
+    identity_with(secured, "prober", ("manage", "*", "prober.>"))
+    answers = [
+        secured.ask("GET /v1/acl/check", "prober", query="?action=read&stream=hidden"),
+        secured.ask("POST /v1/streams", "prober", body={"name": "hidden", "subject": "prober.x"}),
+        secured.ask("PATCH /v1/streams/{name}", "prober", path={"name": "hidden"}, body={"subject": "prober.x"}),
+        secured.ask("GET /v1/streams/{name}", "prober", path={"name": "hidden"}),
+    ]
+    assert [status for status, _, _ in answers] == [200, 409, 403, 403]
+    assert not any("hidden.subject" in json.dumps(body) for _, body, _ in answers)
+    found = secured.ask("GET /v1/acl/check", query="?identity=prober&action=read&stream=hidden")[1]
+    assert found["subjects"] == ["hidden.subject"], "an administrator sees it"
+
+
+def test_a_malformed_header_with_a_token_is_refused_without_showing_it(secured: Secured) -> None:
+    token = secured.tokens["reader"]
+    assert token is not None
+    with socket.create_connection(("127.0.0.1", secured.broker.http_port), timeout=10) as connection:
+        connection.sendall(f"GET /v1/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer\r\n {token}\r\n\r\n".encode())
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+    assert b"400 Bad Request" in answer
+    assert token.encode() not in answer

@@ -365,6 +365,21 @@ def test_cat_escapes_control_characters_on_a_terminal_only(
     assert piped == _STEERING + b"\n" + "grün\n\u009b2J\n".encode()
 
 
+def test_lists_and_errors_escape_control_characters_on_a_terminal_only(broker: BrokerProcess, stream: str) -> None:
+    """Whoever may create a stream chooses its subject, which may have the control characters from U+0080 to U+009F."""
+    subject = f"{stream}-other.\u009b31mred"
+    natslog("stream", "create", f"{stream}-other", "--subject", subject, url=broker.url)
+    for arguments in (
+        ("stream", "ls"),
+        ("stream", "info", f"{stream}-other"),
+        ("stream", "create", f"{stream}-other", "--subject", "x"),
+    ):
+        _, shown = on_terminal(*arguments, url=broker.url)
+        assert r"\x9b" in shown, shown
+        assert "\u009b" not in shown
+    assert subject in natslog("stream", "ls", url=broker.url).stdout
+
+
 def test_cat_of_arrow_to_a_terminal_is_refused(broker: BrokerProcess, stream: str) -> None:
     code, shown = on_terminal("cat", stream, "--arrow", url=broker.url)
     assert (code, "redirect it to a file or a pipe" in shown) == (1, True)

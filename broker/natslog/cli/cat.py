@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import global_of, is_terminal, position_of
+from natslog.cli.common import escaped, global_of, is_terminal, position_of
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from natslog.client import NatslogClient
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 _WAIT_MS = 20_000
 _FOLLOW_PATIENCE_S = 120.0
 
@@ -102,7 +100,6 @@ def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
 
 
 def _escaped(lines: bytes, as_json: bool) -> bytes:
-    """Escapes control characters as hexadecimal: stored messages must not control the terminal."""
-    form = "\\u{:04x}" if as_json else "\\x{:02x}"
+    """Stored messages must not control the terminal."""
     text = lines.decode(errors="backslashreplace")
-    return _CONTROLS.sub(lambda found: form.format(ord(found[0])), text).encode()
+    return escaped(text, "\\u{:04x}" if as_json else "\\x{:02x}").encode()

@@ -7,6 +7,7 @@ imported by the function that uses it, because it takes most of the time and mem
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,27 @@ def is_terminal(stream: Any) -> bool:
     return stream is not None and bool(stream.isatty())
 
 
-# Names and subjects are printed unchanged, never as markup. In a pipe each row is one line of any length.
-out = Console(highlight=False, soft_wrap=True, markup=False, width=None if is_terminal(sys.stdout) else 1000)
-err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+
+
+def escaped(text: str, form: str = "\\x{:02x}") -> str:
+    """With control characters as hexadecimal: no text of others may control the terminal."""
+    return _CONTROLS.sub(lambda found: form.format(ord(found[0])), text)
+
+
+class _Console(Console):
+    """On a terminal, control characters are escaped: names, subjects and errors come from brokers and their clients."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*map(self.shown, objects), **options)
+
+    def shown(self, one: Any) -> Any:
+        return escaped(one) if self.is_terminal and isinstance(one, str) else one
+
+
+# Names and subjects are never printed as markup. In a pipe they are unchanged, and each row is one line of any length.
+out = _Console(highlight=False, soft_wrap=True, markup=False, width=None if is_terminal(sys.stdout) else 1000)
+err = _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 NatsUrl = Annotated[
@@ -122,7 +141,7 @@ def print_table(columns: list[str], rows: list[list[Any]]) -> None:
     for column in columns:
         table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*("" if cell is None else out.shown(str(cell)) for cell in row))
     out.print(table)
 
 

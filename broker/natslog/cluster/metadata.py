@@ -160,7 +160,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if known is not None:
             return known
         try:
-            answered.window_of(proposal).require_room(proposal.client)
+            is_reserved = isinstance(proposal.command, SecurityCommand)
+            answered.window_of(proposal).require_room(proposal.client, is_reserved=is_reserved)
         except Overloaded as error:
             return Outcome(changed=False, error=error.to_json())
         outcome = self._outcome(proposal.command)
@@ -339,8 +340,9 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 after = edited(record, settings, changed, level=self.feature_level)
                 if after.settings.max_bytes != record.settings.max_bytes:
                     others = [one for one in self.streams.values() if one.name != record.name]
-                    quota = self._quota_of(record.owner)
-                    require_stream(quota, record.owner, after.settings, others, is_new=False)
+                    quota, wanted = self._quota_of(record.owner), wanted_replicas(record)
+                    asked = msgspec.structs.replace(after.settings, replicas=wanted)
+                    require_stream(quota, record.owner, asked, others, is_new=False)
                 return after
             case PauseStream(paused=paused):
                 return msgspec.structs.replace(record, paused=paused)
@@ -485,6 +487,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _resize(self, record: StreamRecord, target: tuple[BrokerId, ...], min_isr: int) -> bool:
         check_target(record, target, len(target), self.brokers)
+        if len(target) > wanted_replicas(record):
+            others = [one for one in self.streams.values() if one.name != record.name]
+            wider = msgspec.structs.replace(record.settings, replicas=len(target))
+            require_stream(self._quota_of(record.owner), record.owner, wider, others, is_new=False)
         return self._replace(self._expected_on(target, resizing(record, target, min_isr)))
 
     def _expected_on(self, target: tuple[BrokerId, ...], record: StreamRecord) -> StreamRecord:

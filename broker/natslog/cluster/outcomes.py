@@ -27,6 +27,8 @@ CURSOR_RETRY_WINDOW_MS = 60_000
 MAX_OUTCOMES = 20_000
 """Of each kind (cursors, all others). An outcome takes about 300 bytes of every broker's memory."""
 MAX_OF_ONE_CLIENT = 5_000
+RESERVED_OUTCOMES = 5_000
+"""For tokens, rules, roles and quotas, so that an administrator can revoke a token of whoever fills the rest."""
 
 
 class KeptOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -57,9 +59,14 @@ class Window(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
         self.kept[proposal_id] = kept
         self.of_client[kept.client] = self.of_client.get(kept.client, 0) + 1
 
-    def require_room(self, client: str) -> None:
-        """Raises Overloaded."""
-        if len(self.kept) >= MAX_OUTCOMES or self.of_client.get(client, 0) >= MAX_OF_ONE_CLIENT:
+    def require_room(self, client: str, *, is_reserved: bool = False) -> None:
+        """Args: `is_reserved`: for a change of security, which must be possible however many others there are.
+
+        Raises:
+            Overloaded.
+        """
+        most = MAX_OUTCOMES + RESERVED_OUTCOMES if is_reserved else MAX_OUTCOMES
+        if len(self.kept) >= most or self.of_client.get(client, 0) >= MAX_OF_ONE_CLIENT:
             raise Overloaded(
                 f"{client or 'this client'} has changed the metadata {self.of_client.get(client, 0)} times, and all "
                 f"clients together {len(self.kept)} times, in the last minutes: repeat the request later, and send "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from natslog.cluster.cursors import CursorRecord
+from natslog.cluster.stream_changes import wanted_replicas
 from natslog.errors import StorageQuotaExceeded
 from natslog.model import StreamRecord, StreamSettings
 from natslog.security.records import Quota
@@ -33,17 +34,18 @@ def require_stream(
             "max_bytes (--max-bytes)",
             quota="stored_bytes",
         )
-    reserved = sum(_reserved(record.settings) for record in owned)
-    if reserved + _reserved(settings) > quota.stored_bytes:
+    reserved = sum(_reserved(record.settings, wanted_replicas(record)) for record in owned)
+    asked = _reserved(settings, settings.replicas)
+    if reserved + asked > quota.stored_bytes:
         raise StorageQuotaExceeded(
             f"{owner} may store {quota.stored_bytes} bytes; its streams may already take {reserved} (max_bytes times "
-            f"replicas), and this one {_reserved(settings)} more: give a smaller max_bytes, or {_REMEDY}",
+            f"replicas), and this one {asked} more: give a smaller max_bytes, or {_REMEDY}",
             quota="stored_bytes",
         )
 
 
-def _reserved(settings: StreamSettings) -> int:
-    return (settings.max_bytes or 0) * settings.replicas
+def _reserved(settings: StreamSettings, replicas: int) -> int:
+    return (settings.max_bytes or 0) * replicas
 
 
 def require_cursor(quota: Quota, owner: str, cursors: Iterable[CursorRecord]) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -27,6 +27,7 @@ from msgspec import UNSET
 
 from natslog.errors import (
     Forbidden,
+    InvalidRequest,
     NatslogError,
     QuotaExceeded,
     StreamNotFound,
@@ -47,6 +48,8 @@ logger = logging.getLogger("natslog.http")
 
 Kind = Literal["open", "peers", "credentials", "cluster", "stream", "checked"]
 _RECHECK_EVERY_S = 1.0
+_NAMES_AT_ONCE = 200
+_MOST_UNKNOWN = 1_000
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 HandlerFunction = TypeVar("HandlerFunction", bound=Callable[[web.Request], Awaitable[web.StreamResponse]])
@@ -130,6 +133,39 @@ def _limits_are(pending: _Pending, patterns: Patterns | None, action: Action, na
     record = pending.stream(name)
     if record is not None and pending.rights.limits(action, name, record.recorded_subjects) != patterns:
         raise Forbidden("the access rules have changed since this request came: repeat it")
+
+
+async def require_readable(request: web.Request, names: Iterable[str]) -> None:
+    """Streams that a body names. Other requests have their turn meanwhile.
+
+    Raises:
+        InvalidRequest: too many of them do not exist. Forbidden, Unauthorized: one of them may not be read.
+    """
+    broker, rights, unknown = broker_of(request), rights_of(request), 0
+    if not rights.is_limited:
+        return
+    for at, name in enumerate(names, start=1):
+        if at % _NAMES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if (record := broker.state.streams.get(name)) is not None:
+            rights.limits("read", name, record.recorded_subjects)
+            continue
+        rights.require_name("read", name)
+        unknown += 1
+        if unknown > _MOST_UNKNOWN:  # each of these is compared with all rules of the identity
+            raise InvalidRequest(f"more than {_MOST_UNKNOWN} of the streams that the request names do not exist")
+
+
+def require_still(request: web.Request) -> None:
+    """After a wait: the request is permitted still, on the same subjects. (In between it is checked once a second.)
+
+    Raises:
+        Forbidden, Unauthorized: it is not.
+    """
+    pending = request.get(_PENDING)
+    if isinstance(pending, _Pending):
+        pending.check()
+        pending.still_holds()
 
 
 _COUNTS = ("bytes", "rows", "segments")

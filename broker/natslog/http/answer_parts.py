@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from aiohttp import web
 
 from natslog.arrow import ipc
+from natslog.arrow.covered import covered
 from natslog.arrow.messages_json import json_lines
 from natslog.arrow.projection import schema_of
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
@@ -33,7 +33,6 @@ from natslog.log import ReadPlan
 from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
-from natslog.subjects import wildcard_regex
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
@@ -305,7 +304,7 @@ def _is_all_asked(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -> boo
     if offsets[0].as_py() < plan.start or offsets[-1].as_py() >= plan.next_offset:
         return False
     distinct = pc.unique(batch.column("subject"))
-    return all(pc.all(_within(distinct, patterns)).as_py() for patterns in asked.subjects)
+    return all(pc.all(covered(distinct, patterns)).as_py() for patterns in asked.subjects)
 
 
 def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -> memoryview:
@@ -314,7 +313,7 @@ def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -
     offsets = table.column("offset")
     keep = pc.and_(pc.greater_equal(offsets, plan.start), pc.less(offsets, plan.next_offset))
     for patterns in asked.subjects:
-        keep = pc.and_(keep, _within(table.column("subject"), patterns))
+        keep = pc.and_(keep, covered(table.column("subject"), patterns))
     table = table.filter(keep)
     if asked.columns is not None:
         table = table.select(list(asked.columns))
@@ -322,11 +321,6 @@ def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -
         return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
     batches = table.combine_chunks().to_batches()
     return _messages_of(batches, asked) if batches else memoryview(b"")
-
-
-def _within(subjects: pa.Array | pa.ChunkedArray, patterns: tuple[str, ...]) -> Any:
-    """Whether each subject is covered by one of the wildcards."""
-    return pc.match_substring_regex(subjects, "|".join(map(wildcard_regex, patterns)))
 
 
 def _decoded(plan: ReadPlan, max_bytes: int) -> list[tuple[bytes, pa.RecordBatch]]:

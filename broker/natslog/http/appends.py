@@ -79,7 +79,8 @@ async def commit_batch(request: web.Request) -> web.Response:
     query(request)
     stream, broker = await leading(request), broker_of(request)
     body = await _commit_body(request)
-    requested = Commit(_key(request, stream), body.parts, body.on_conflict)
+    allowed = limits_of(request, "publish", stream.record)
+    requested = Commit(_key(request, stream), body.parts, body.on_conflict, allowed)
     appended = await commit(stream, broker.staging, broker.staged_copies, requested)
     return shape_response(appended)
 

@@ -25,6 +25,7 @@ from natslog.http.errors_as_json import error_response
 from natslog.node.peers.handshake import LINK_PATH
 from natslog.security.limits import Limits, Usage
 from natslog.security.records import Quota
+from natslog.security.tokens import without_secrets
 
 logger = logging.getLogger("natslog.http")
 
@@ -157,8 +158,8 @@ class Connection(web.RequestHandler):
             logger.error("%s %s failed", request.method, request.path, exc_info=exc)
             error = NatslogError("internal error; the traceback is in the broker's log")
         else:
-            logger.debug("request from %s refused: %s", request.remote, message)
-            said = " ".join((message or "it cannot be parsed").split())[:200]
+            said = without_secrets(" ".join((message or "it cannot be parsed").split()))[:200]
+            logger.debug("request from %s refused: %s", request.remote, said)
             error = InvalidRequest(f"the request is not valid HTTP: {said}")
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has been begun, so no error can be sent")

@@ -9,7 +9,7 @@ from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
 from natslog.http import shapes
-from natslog.http.access import access, rights_of, with_counts
+from natslog.http.access import access, require_readable, rights_of, with_counts
 from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
 from natslog.http.shapes import MAX_OFFSET, NewCursor, shape_response
@@ -153,10 +153,7 @@ async def lags(request: web.Request) -> web.Response:
     for name, offset in positions.items():
         check_name(name)
         _check_offset(offset)
-        if (record := broker.state.streams.get(name)) is None:
-            rights_of(request).require_name("read", name)
-        else:
-            rights_of(request).limits("read", name, record.recorded_subjects)
+    await require_readable(request, positions)
     found = await broker.lags.everywhere({name: [offset] for name, offset in positions.items()})
     return shape_response(
         {name: _shown_lag(request, name, found[name][0]) if name in found else None for name in positions}

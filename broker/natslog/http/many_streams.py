@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +13,7 @@ from aiohttp import web
 
 from natslog.errors import InvalidRequest, NatslogError
 from natslog.http import shapes
-from natslog.http.access import access, polling, rights_of, with_counts
+from natslog.http.access import access, polling, require_readable, rights_of, with_counts
 from natslog.http.bodies import read_body
 from natslog.http.context import broker_of, current_headers, query
 from natslog.http.shapes import MAX_SPLITS, MAX_WAIT_MS, AskedPositions, AskedRange, AskedSplits, shape_response
@@ -47,28 +47,18 @@ async def positions(request: web.Request) -> web.Response:
     if not 0 <= asked.wait_ms <= MAX_WAIT_MS:
         raise InvalidRequest(f"wait_ms {asked.wait_ms} must be a whole number from 0 to {MAX_WAIT_MS}")
     broker = broker_of(request)
-    _require_readable(request, asked.streams or ())
+    await require_readable(request, asked.streams or ())
     if asked.wait_ms:
         with polling(request):
             await broker.watching.everywhere(
                 asked.seen, asked.wait_ms, lambda: {(record.name, record.id) for record in _readable(request, asked)}
             )
     is_current = await broker.up_to_date()
-    _require_readable(request, asked.streams or ())
+    await require_readable(request, asked.streams or ())
     records = _readable(request, asked)
     found = await broker.positions.of_several(records)
     shown = [_shown(request, record, found.get(record.name)) for record in records]
     return shape_response(shown, headers=current_headers(is_current))
-
-
-def _require_readable(request: web.Request, names: Iterable[str]) -> None:
-    """Streams that are named. Raises Forbidden, Unauthorized: one of them may not be read."""
-    streams, rights = broker_of(request).state.streams, rights_of(request)
-    for name in names:
-        if (record := streams.get(name)) is None:
-            rights.require_name("read", name)
-        else:
-            rights.limits("read", name, record.recorded_subjects)
 
 
 def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]:
@@ -101,7 +91,7 @@ async def splits(request: web.Request) -> web.Response:
     """
     asked: AskedSplits = await _body(request, AskedSplits)
     _check(asked)
-    _require_readable(request, [one.stream for one in asked.ranges])
+    await require_readable(request, [one.stream for one in asked.ranges])
     broker = broker_of(request)
     served = {one.stream: (one, stream) for one in asked.ranges if (stream := _serving(broker, one)) is not None}
     work = [(one, stream.usable_log()) for one, stream in served.values()]

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OffsetOutOfRange, StorageUnavailable
-from natslog.http.access import LIMITS, access, limits_of, polling, rights_of
+from natslog.http.access import LIMITS, access, limits_of, polling, require_still, rights_of
 from natslog.http.answer_parts import ARROW_STREAM, NDJSON, PartMaker, Question
 from natslog.http.context import (
     broker_of,
@@ -106,6 +106,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     with request.app[POLLS].poll(stream, asked) as poll:
         with polling(request) if asked.wait_ms else nullcontext():
             await poll.turn()
+            require_still(request)  # the stream may record other subjects than when the wait began
         return await _answered(request, stream, asked, states_end, poll)
 
 
@@ -128,15 +129,17 @@ async def _answered(
             headers["Natslog-Limited"] = "true"
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
+        limits.charge(rights, part.length)
         with disconnecting_slow_client(request):
             await body.send_bytes(opening)
             await part.send(body)
-    await limits.sent(rights, part.length)
+    await limits.sent(rights)
     at = part.next_offset
     while not is_last and at < end:
         with await _further(request, stream, maker.part(at, end)) as part, disconnecting_slow_client(request):
+            limits.charge(rights, part.length)
             await part.send(body)
-        await limits.sent(rights, part.length)
+        await limits.sent(rights)
         at = part.next_offset
     with disconnecting_slow_client(request):
         await body.send_bytes(ending)

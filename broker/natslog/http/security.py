@@ -247,6 +247,8 @@ async def check_rule(request: web.Request) -> web.Response:
     action, stream = check_action(values.get("action")), check_name(values.get("stream"))
     _security(request)
     record = broker.state.streams.get(stream)
+    if record is not None and not rights.may_see(stream, record.recorded_subjects):
+        record = None  # which subjects it records is for those who may see it
     if "subject" in values:
         subjects: tuple[str, ...] = (check_subject_pattern(values["subject"]),)
     else:

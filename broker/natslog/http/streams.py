@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from natslog.cluster.features import ENVELOPES_LEVEL
 from natslog.cluster.stream_changes import cannot_be_edited
-from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamNotFound
+from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamConflict, StreamNotFound
 from natslog.http import shapes
 from natslog.http.access import access, rights_of, with_counts
 from natslog.http.bodies import json_body
@@ -127,6 +127,9 @@ async def create_stream(request: web.Request) -> web.Response:
     broker = broker_of(request)
     settings, rights = parse_settings(body), rights_of(request)
     rights.require_whole("manage", name, (settings.subject,))
+    existing = broker.state.streams.get(name)
+    if existing is not None and not rights.may_see(name, existing.recorded_subjects):
+        raise StreamConflict(f"stream {name!r} exists, and is not yours: choose another name", stream=name)
     creating = broker.stream_operations.create(name, settings, request_id(request), owner=rights.owner)
     created = await broker.change_cluster(creating)
     return shape_response(await _shown(request, name), status=201 if created else 200)

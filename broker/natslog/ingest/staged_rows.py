@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.covered import covered
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import Forbidden, InvalidRequest
@@ -58,7 +59,8 @@ class RowRules:
 
     Attributes:
         covered_by: the stream's subject. `default_subject`: of rows that come without a column `subject`.
-        allowed: wildcards of the subjects on which the identity may publish; None: all. It matters at the upload only.
+        allowed: wildcards of the subjects on which the identity may publish; None: all. A
+            commit compares it with those of who commits.
     """
 
     covered_by: str
@@ -286,10 +288,10 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
         short = pc.less_equal(pc.binary_length(distinct), MAX_SUBJECT_BYTES)
         wild = pc.match_substring_regex(distinct, _WILDCARD_TOKEN)
         right = pc.and_not(pc.and_(plain, short), wild)
-        covered = pc.match_substring_regex(distinct, wildcard_regex(rules.covered_by))
+        recorded = pc.match_substring_regex(distinct, wildcard_regex(rules.covered_by))
         for is_right, problem in (
             (right, "subject is not one plain NATS subject"),
-            (covered, f"the stream records {rules.covered_by!r}, not the subject"),
+            (recorded, f"the stream records {rules.covered_by!r}, not the subject"),
         ):
             if not pc.all(is_right, min_count=0).as_py():
                 refuse(pc.is_in(subject, distinct.filter(pc.invert(is_right))), problem, subject)
@@ -307,8 +309,7 @@ def _check_allowed(batch: pa.RecordBatch, rules: RowRules, what: str) -> None:
         return
     has_subjects = "subject" in batch.schema.names
     distinct = pc.unique(batch.column("subject")) if has_subjects else pa.array([rules.default_subject], pa.string())
-    pattern = "|".join(map(wildcard_regex, rules.allowed))
-    others = distinct.filter(pc.fill_null(pc.invert(pc.match_substring_regex(distinct, pattern)), False))
+    others = distinct.filter(pc.fill_null(pc.invert(covered(distinct, rules.allowed)), False))
     if len(others):
         raise Forbidden(
             f"{what}: you may publish only on the subjects {', '.join(rules.allowed)}, not on "

@@ -23,7 +23,7 @@ from natslog.security.records import (
     Rule,
     Security,
 )
-from natslog.subjects import includes, overlap
+from natslog.subjects import MAX_NAME_CHARS, includes, overlap
 
 Patterns: TypeAlias = tuple[str, ...]
 """Wildcards of subjects."""
@@ -46,6 +46,8 @@ class Decisions:
 
     def rules(self, identity: str, action: Action, stream: str | None = None) -> tuple[Rule, ...]:
         """Those that permit the action on a stream; without a stream, those for all streams and subjects."""
+        if stream is not None and len(stream) > MAX_NAME_CHARS:
+            return ()  # no stream has such a name, and what is kept must be small
         key = identity, action, stream
         found = self._found.get(key)
         if found is None:

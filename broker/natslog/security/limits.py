@@ -1,10 +1,10 @@
 """Quotas of identities at one broker: how much of it one identity may take at once.
 
 Theory of operation. Requests beyond a rate first wait, up to `_MOST_WAIT_S`, so that a client that is only a little too
-fast needs no logic of its own; beyond that they are refused with 429 and `Retry-After`. Bytes are charged when they
-have been sent or received, and the next part of a response, or the next request, waits for them. Refused requests
-(401, 403 and 429) are answered at a bounded rate for each source, because a client that repeats them without a pause
-would otherwise take the processor from others.
+fast needs no logic of its own; beyond that they are refused with 429 and `Retry-After`. Bytes are charged before
+they are sent and when they have been received, and the next part of a response, or the next request, waits for them.
+Refused requests (401, 403 and 429) are answered at a bounded rate for each source, because a client that repeats them
+without a pause would otherwise take the processor from others.
 
 All of this belongs to the event loop; times are those of the monotonic clock.
 """
@@ -142,10 +142,17 @@ class Limits:
 
     # ---- bytes ----
 
-    async def sent(self, rights: Rights, count: int) -> None:
-        """So many bytes of a response were sent: returns when more may be."""
+    def charge(self, rights: Rights, count: int) -> None:
+        """Before so many bytes of a response are sent: who disconnects before the last one has paid for them, too."""
         if rights.is_limited and (per_s := rights.quota().bytes_out_per_s) is not None:
-            await _pay(self.usage(rights.identity.name).bytes_out, count, per_s)
+            self.usage(rights.identity.name).bytes_out.take(count, per_s, _BURST_S, time.monotonic())
+
+    async def sent(self, rights: Rights) -> None:
+        """They were sent: returns when more may be."""
+        if rights.is_limited and rights.quota().bytes_out_per_s is not None:
+            wait_s = self.usage(rights.identity.name).bytes_out.wait_s(time.monotonic())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
 
     async def received(self, rights: Rights, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The chunks of a body, at the rate of the identity."""

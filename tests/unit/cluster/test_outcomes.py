@@ -18,7 +18,9 @@ from natslog.cluster.commands import (
 from natslog.cluster.encoding import decode_state, encode_proposal, encode_state
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.outcomes import CURSOR_RETRY_WINDOW_MS, RETRY_WINDOW_MS
+from natslog.cluster.security_commands import EnableSecurity, SetQuota
 from natslog.model import StreamSettings
+from natslog.security.records import Quota, TokenRecord
 
 
 def state_at(level: int = 2) -> Metadata:
@@ -69,6 +71,20 @@ def test_a_clock_that_goes_back_changes_nothing() -> None:
     state.decide(ask("two", toggled(1), elapsed_ms=-(10**9)))
     assert state.answered is not None
     assert state.answered.now_ms == 5
+
+
+def test_security_can_be_changed_when_other_clients_have_taken_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "MAX_OUTCOMES", 10)
+    state = state_at()
+    token = TokenRecord(id="0" * 12, identity="admin", digest="0" * 64, created_us=0)
+    state.apply(EnableSecurity(token=token))
+    for at in range(11):
+        refused = state.decide(ask(f"a{at}", toggled(at), client=f"client-{at}")).error is not None
+        assert refused == (at == 10)
+    quota = SetQuota(identity="client-1", quota=Quota(requests_per_s=1))
+    assert state.decide(ask("b", quota, client="admin")).error is None
+    monkeypatch.setattr(outcomes, "RESERVED_OUTCOMES", 1)
+    assert state.decide(ask("c", quota, client="admin")).error is not None, "these are bounded, too"
 
 
 def test_one_client_that_asks_too_often_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

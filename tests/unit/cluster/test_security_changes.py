@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from natslog.cluster.commands import CreateStream, EditStream, FinalizeUpgrade, Proposal, SetCursor
+from natslog.cluster.commands import (
+    BrokerRecord,
+    CreateStream,
+    EditStream,
+    FinalizeUpgrade,
+    Proposal,
+    ResizeReplicas,
+    SetCursor,
+)
 from natslog.cluster.encoding import decode_proposal, decode_state, encode_proposal, encode_state
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
@@ -155,6 +163,22 @@ def test_quota_of_bytes_counts_replicas_and_edits() -> None:
         state.apply(EditStream(name="a", settings=StreamSettings(subject="a.>", replicas=2), changed=("max_bytes",)))
     smaller = StreamSettings(subject="a.>", max_bytes=100, replicas=2)
     assert state.apply(EditStream(name="a", settings=smaller, changed=("max_bytes",)))
+
+
+def test_quota_of_bytes_counts_replicas_that_are_added_later() -> None:
+    state = metadata(Quota(stored_bytes=1000))
+    for number in range(1, 5):
+        state.brokers[BrokerId(number)] = BrokerRecord(id=BrokerId(number), url=f"http://b{number}:9292")
+    state.apply(create("a", max_bytes=300))
+    four, three = tuple(map(BrokerId, (1, 2, 3, 4))), tuple(map(BrokerId, (1, 2, 3)))
+    with pytest.raises(StorageQuotaExceeded, match="1200"):
+        state.apply(ResizeReplicas(name="a", target=four, min_isr=2))
+    assert state.apply(ResizeReplicas(name="a", target=three, min_isr=2))
+    with pytest.raises(StorageQuotaExceeded, match="already take 900"):
+        state.apply(create("b", max_bytes=51))
+    wider = StreamSettings(subject="a.>", max_bytes=400, replicas=2)
+    with pytest.raises(StorageQuotaExceeded, match="1200"):
+        state.apply(EditStream(name="a", settings=wider, changed=("max_bytes",)))
 
 
 def test_quota_of_cursors() -> None:

@@ -62,6 +62,16 @@ def test_stream_patterns(pattern: str, name: str, *, matches: bool) -> None:
     assert found == ((">",) if matches else ())
 
 
+def test_a_name_that_no_stream_can_have_is_not_kept() -> None:
+    """Clients choose the names that are asked about, and they can be as long as a request."""
+    found = decisions(("alice", "read", "a*", ">"))
+    assert found.subjects("alice", "read", "a" * 128) == (">",)
+    kept = len(found._found)
+    assert found.subjects("alice", "read", "a" * 129) == ()
+    assert found.subjects("bob", "read", "a" * 4_000_000) == ()
+    assert len(found._found) == kept
+
+
 def test_nothing_is_permitted_without_a_rule() -> None:
     assert decisions().subjects("alice", "read", "orders") == ()
     assert decisions(("bob", "read", "*", ">")).subjects("alice", "read", "orders") == ()

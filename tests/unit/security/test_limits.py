@@ -66,9 +66,11 @@ def test_bytes_are_paid_for() -> None:
     async def run() -> None:
         limits, one = Limits(), rights(Quota(bytes_out_per_s=1_000_000, bytes_in_per_s=1_000_000))
         started = time.monotonic()
-        await limits.sent(one, 2_000_000)  # the burst
+        limits.charge(one, 2_000_000)  # the burst
+        await limits.sent(one)
         assert time.monotonic() - started < 0.2
-        await limits.sent(one, 500_000)
+        limits.charge(one, 500_000)
+        await limits.sent(one)
         assert 0.4 < time.monotonic() - started < 2
 
         async def chunks() -> AsyncIterator[bytes]:

@@ -61,11 +61,13 @@ class Commit:
     Attributes:
         on_conflict: `fail`: it is answered with `BatchConflict`; `append`: the batch is appended all the same, and the
             producer continues behind it; `skip`: where it is the producer's last batch with other rows, it is left out.
+        allowed: wildcards of the subjects on which the identity that commits may publish now; None: all.
     """
 
     key: BatchKey
     receipts: Sequence[PartReceipt]
     on_conflict: OnConflict = "fail"
+    allowed: tuple[str, ...] | None = None
 
     @property
     def rows(self) -> int:
@@ -104,13 +106,14 @@ async def _commit(stream: HostedStream, staging: Staging, requested: Commit) -> 
     """Appends the named parts, which are staged here.
 
     Raises:
-        BatchConflict, PartsMissing, StorageFull, …: nothing was appended. NoLeader, NotEnoughReplicas: not
+        BatchConflict, PartsMissing, Forbidden, StorageFull, …: nothing was appended. NoLeader, NotEnoughReplicas: not
         confirmed as committed yet; a repeated request shows the result.
     """
     parts: list[StagedPart] | PartsMissing
     key = requested.key
     try:
         parts = staging.named(key, requested.receipts)
+        await staging.require_allowed(parts, requested.allowed)
         requested = replace(requested, receipts=[part.receipt for part in parts])  # what they state was proven here
     except PartsMissing as error:
         parts = error  # no error where the batch was appended before

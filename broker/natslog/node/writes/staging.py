@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -73,10 +73,18 @@ class StagedPart:
     size_bytes: int
     uploaded_bytes: int
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Its rows. Raises PartsMissing: the file is not what was uploaded any more."""
+    def batches(self, allowed: tuple[str, ...] | None = None) -> Iterator[pa.RecordBatch]:
+        """Its rows.
+
+        Args:
+            allowed: wildcards, one of which covers the subject of each row; None: that is not checked again.
+
+        Raises:
+            PartsMissing: the file is not what was uploaded any more. Forbidden: a row has another subject.
+        """
+        rules, checks_rows = replace(self.rules, allowed=allowed), allowed is not None
         try:
-            yield from read_rows(self.path, int(self.receipt.digest, 16), self.rules, "staged part", checks_rows=False)
+            yield from read_rows(self.path, int(self.receipt.digest, 16), rules, "staged part", checks_rows=checks_rows)
         except (OSError, InvalidRequest) as error:
             raise PartsMissing(f"a staged part cannot be read ({error}): stage the batch again") from error
 
@@ -293,6 +301,17 @@ class Staging:
             raise _missing(part, attempt, batch, producer) from error
         return {"data": base64.b64encode(data).decode(), "default_subject": staged.rules.default_subject}
 
+    async def require_allowed(self, parts: Iterable[StagedPart], allowed: tuple[str, ...] | None) -> None:
+        """The subjects of these parts are permitted to who commits them. Rules may have changed since the uploads,
+        which may be of others, too; an upload with the same limits was checked when it was made.
+
+        Raises:
+            Forbidden, PartsMissing.
+        """
+        if allowed is not None:
+            for part in [part for part in parts if part.rules.allowed != allowed]:
+                await self._in_thread(_read_through, part, allowed)
+
     def named(self, key: BatchKey, receipts: Iterable[PartReceipt]) -> list[StagedPart]:
         """The parts that a commit names, in that order.
 
@@ -326,6 +345,11 @@ class Staging:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _read_through(part: StagedPart, allowed: tuple[str, ...]) -> None:
+    for _ in part.batches(allowed):
+        pass
 
 
 def _description_of(path: Path) -> Path:
