@@ -12,7 +12,7 @@ _SIZE_BYTES = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", 1)
     for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
 }
-_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d|w)")
+_PART = re.compile(r"([0-9]{1,13}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d|w)")
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*((?:[kmgt](?:i?b)?|b)?)", re.IGNORECASE)
 
 

@@ -74,7 +74,9 @@ def _one(at: Mapping[str, Any]) -> StreamOffset:
     if not isinstance(at["id"], str):
         raise TypeError("an id is a text")
     start = at.get("start")
-    tasks = tuple((_whole(number), _whole(end)) for number, end in at.get("tasks", ()))
+    if not isinstance(shares := at.get("tasks", []), list):
+        raise TypeError("tasks are a list")
+    tasks = tuple((_whole(number), _whole(end)) for number, end in shares)
     start = None if start is None else _whole(start)
     return StreamOffset(at["id"], _whole(at["offset"]), start, tasks, _whole(at.get("epoch", 0)))
 
