@@ -27,8 +27,8 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
     """Returns after a clean stop.
 
     Args:
-        on_ready: called with the settings (the port filled in) once requests are served, and with the token of the
-            administrator, if this start has created it.
+        on_ready: called with the settings (with the port, and whether security applies) once requests are served, and
+            with the token of the administrator, if this start has created it.
 
     Raises:
         NatslogError: it cannot start, with the remedy. The exception of a bug, if one stopped the broker.
@@ -44,6 +44,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
         broker.use_config(config)
         if await _has_started(broker):
             release_what_only_the_start_needed()
+            config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
             on_ready(config, broker.take_admin_token())
             await broker.stopping_soon.wait()
         logger.info("stopping: committing and acking the received messages")

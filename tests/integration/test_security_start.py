@@ -6,12 +6,15 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from natslog.cli.common import Global
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import BrokerUnavailable, StorageQuotaExceeded, Unauthorized
 from tests.cluster_harness import running_cluster
@@ -70,6 +73,10 @@ def test_the_first_start_prints_the_token_of_the_administrator_and_stores_it_now
         with pytest.raises(Unauthorized):
             client_of(broker, None).streams()
         assert "security is enabled in this cluster" in broker.output()
+        broker.terminate()
+        broker.log_path.write_text("")
+        broker.start()
+        eventually(lambda: "access by tokens" in broker.output(), what="it states what applies, not what is configured")
 
 
 def test_one_of_several_brokers_prints_the_token_and_all_of_them_know_it(
@@ -218,19 +225,56 @@ def test_a_token_file_that_is_replaced_is_used_by_the_next_request(secured: Brok
     assert client.whoami()["token"] == new["id"]
 
 
+def test_a_request_that_waits_uses_a_token_file_that_is_replaced_meanwhile(
+    secured: BrokerProcess, tmp_path: Path
+) -> None:
+    admin = client_of(secured, admin_token(secured))
+    admin.create_stream("waiting", "waiting")
+    admin.add_rule("waiter", "read", "waiting")
+    old, new = (admin.create_token("waiter") for _ in range(2))
+    file = tmp_path / "token"
+    file.write_text(old["token"])
+    client = NatslogClient(secured.url, ClientOptions(retries=0, token_file=str(file)))
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(client.fetch, "waiting", 0, wait_ms=20_000)
+        eventually(lambda: 'path="/v1/streams/{name}/messages"' in _metrics(admin), what="it waits")
+        file.write_text(new["token"])
+        admin.revoke_token(old["id"])
+        time.sleep(2.5)  # until the broker has ended the request, and the client has repeated it
+        publish_acked(secured.nats_url, "waiting", [b"x"])
+        assert sum(batch.num_rows for batch in fetching.result(20).batches) == 1
+
+
+def _metrics(client: NatslogClient) -> str:
+    return client._ask("GET", "/metrics").data.decode()
+
+
+def test_the_token_of_a_profile_is_not_sent_to_other_servers(
+    operator: dict[str, str], secured: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATSLOG_CONFIG", operator["NATSLOG_CONFIG"])
+    assert Global().client().options.token_file is not None
+    assert Global(servers=(f"{secured.url}/",)).client().options.token_file is not None
+    for other in ("http://127.0.0.1:1", secured.url.replace("127.0.0.1", "localhost"), f"{secured.url},http://a:1"):
+        assert Global(servers=(other,)).client().options.token_file is None
+        assert Global(servers=(other,), profile="ops").client().options.token_file is None
+
+
 def test_the_audit_file_is_written_privately_and_may_be_moved_away(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     with running(tmp_path, environment=SECURED | {"NATSLOG_AUDIT_FILE": str(file)}) as (_, broker):
         admin = client_of(broker, admin_token(broker))
         admin.create_stream("orders", "orders.>")
         assert file.stat().st_mode & 0o777 == 0o600
-        (event,) = [json.loads(line) for line in file.read_text().splitlines()]
+        first, event = [json.loads(line) for line in file.read_text().splitlines()]
+        assert first["created_token"] == admin_token(broker).split("_")[1]
         assert (event["event"], event["identity"], event["route"], event["status"]) == (
             "change",
             "admin",
             "/v1/streams",
             201,
         )
+        assert json.loads(event["body"]) == {"name": "orders", "subject": "orders.>"}
         assert re.fullmatch(r"[0-9a-f]{32}", event["request_id"])
         file.rename(tmp_path / "audit.jsonl.1")
         with pytest.raises(Unauthorized):

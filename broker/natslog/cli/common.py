@@ -75,10 +75,13 @@ class Global:
     def client(self, patience_s: float = 0.0) -> NatslogClient:
         """Raises ConfigError where an option is wrong."""
         from natslog.client import ClientOptions, NatslogClient, parse_servers
-        from natslog.client.profiles import load_profile
+        from natslog.client.credentials import origin_of
+        from natslog.client.profiles import Profile, load_profile
 
         profile = load_profile(self.profile)
         servers = tuple(part for text in self.servers or profile.servers for part in parse_servers(text))
+        if self.servers and not {*map(origin_of, servers)} <= {*map(origin_of, profile.servers)}:
+            profile = Profile()  # its credentials are for its own servers
         has_certificate = self.tls_cert_file is not None
         options = ClientOptions(
             token=self.token,

@@ -74,7 +74,8 @@ def options(
         typer.Option(
             "--profile",
             envvar="NATSLOG_PROFILE",
-            help="Servers and credentials of ~/.config/natslog/config.toml; the options above override it.",
+            help="Servers and credentials of ~/.config/natslog/config.toml. The options above override it; with "
+            "--server, its credentials are used only if the server is one of the profile.",
         ),
     ] = None,
     version: Annotated[

@@ -140,7 +140,7 @@ def _print_rules(rules: list[dict[str, Any]]) -> None:
 def add_rule(
     context: typer.Context,
     who: Annotated[
-        str, typer.Argument(metavar="WHO", help="An identity, role:NAME, or * (every identity with credentials).")
+        str, typer.Argument(metavar="WHO", help="An identity, role:NAME, * (every identity), or anonymous.")
     ],
     action: Annotated[
         str, typer.Argument(metavar="ACTION", help="read, publish, manage, cursor, monitor, or admin (all of them).")
@@ -175,7 +175,9 @@ def check_rule(
     context: typer.Context,
     identity: Identity,
     action: Annotated[str, typer.Argument(metavar="ACTION", help="read, publish, manage, cursor, monitor or admin.")],
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Name of a stream; it need not exist.")],
+    stream: Annotated[
+        str, typer.Argument(metavar="[STREAM]", help="Name of a stream, which need not exist; *: the whole cluster.")
+    ] = "*",
     subject: Annotated[
         str | None, typer.Option("--subject", help="On these subjects; default: all that the stream has recorded.")
     ] = None,

@@ -36,6 +36,7 @@ from natslog.errors import (
     NotMetadataLeader,
     OffsetOutOfRange,
     PartsUnavailable,
+    Unauthorized,
     from_json,
 )
 from natslog.urls import without_secrets
@@ -204,8 +205,9 @@ class Asker:
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
         problem, attempt, started, asked_to_wait_s = "", 0, time.monotonic(), 0.0
+        sent, has_new_token = self._token(), False
         patient_until, parts_until = started + self.options.patience_s, started + parts_within_s
-        while attempt <= self.options.retries or time.monotonic() < patient_until:
+        while attempt <= self.options.retries + has_new_token or time.monotonic() < patient_until:
             if attempt:
                 time.sleep(max(asked_to_wait_s, self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT)))
             attempt, asked_to_wait_s = attempt + 1, 0.0
@@ -227,6 +229,9 @@ class Asker:
                     patient_until = max(patient_until, parts_until)
                     _ask_last(server, waited_s=time.monotonic() - asked_at)
                     continue
+                if isinstance(error, Unauthorized) and self._has_another_token(sent):
+                    problem, sent, has_new_token = error.message, self._token(), True
+                    continue  # the file was replaced: the next request uses the new token
                 if not error.retriable:
                     raise error
                 problem = f"{without_secrets(server)}: {error.message}"
@@ -291,7 +296,7 @@ class Asker:
         headers |= named
         connect_s = self.options.timeout_s if isinstance(body, memoryview) else _CONNECT_TIMEOUT_S  # sending counts too
         timeout = urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s)
-        token = read_token(self.options.token, self.options.token_file)
+        token = self._token()
         for _ in range(_MOST_REDIRECTS):
             is_trusted = token is not None and self._may_have_token(url)
             allowed = {"Authorization": f"Bearer {token}"} if is_trusted else {}
@@ -310,6 +315,14 @@ class Asker:
             url, headers["Natslog-Redirected"] = _target(url, response.headers["Location"]), "true"
         raise _RedirectFailed(f"{_shown_server(url)}: redirected more than {_MOST_REDIRECTS} times")
 
+    def _token(self) -> str | None:
+        """As the options have it now."""
+        return read_token(self.options.token, self.options.token_file)
+
+    def _has_another_token(self, sent: str | None) -> bool:
+        """Whether the token file was replaced since this token was read."""
+        return self.options.token_file is not None and self._token() != sent
+
     def _may_have_token(self, url: str) -> bool:
         """The rule of `credentials`."""
         origin = origin_of(url)
@@ -322,7 +335,7 @@ class Asker:
 
     def _list_of_members(self, server: str) -> bytes | None:
         """The response of a given server; None if it is not a list."""
-        token = read_token(self.options.token, self.options.token_file)
+        token = self._token()
         timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
         try:
             response = self._pool.request(

@@ -33,6 +33,7 @@ from natslog.errors import (
     StreamNotFound,
     Unauthorized,
 )
+from natslog.http.bodies import BODY
 from natslog.http.connections import Connection
 from natslog.http.context import BROKER, OWNER, REQUEST_ID, broker_of
 from natslog.http.errors_as_json import Handler
@@ -365,10 +366,13 @@ class Gate:
             raise
         finally:
             if outcome["status"] != 307 and outcome.get("code") not in ("unauthorized", "forbidden", "quota_exceeded"):
-                self._audit.changed(**_facts(request, rights_of(request).identity), **outcome)
+                facts = _facts(request, rights_of(request).identity) | request.get(AUDITED, {})
+                self._audit.changed(**facts, **_body_facts(request), **outcome)
 
     def _log_refusal(self, request: web.Request, needed: Access, identity: Identity, error: NatslogError) -> None:
         facts = _facts(request, identity) | {"status": error.status, "code": error.code, "reason": error.message}
+        if not identity.token and "token" in error.facts:  # of a token that is not valid
+            facts["token"] = error.facts["token"]
         self._audit.refused(**facts, **({"action": needed.action} if needed.action else {}))
 
 
@@ -417,6 +421,16 @@ def _facts(request: web.Request, identity: Identity) -> dict[str, object]:
     }
 
 
+def _body_facts(request: web.Request) -> dict[str, object]:
+    """What a change asks for: the parameters, and the JSON that was sent, to its first characters."""
+    body = request.get(BODY)
+    facts: dict[str, object] = {} if body is None else {"body": body[:_MOST_BODY_CHARS].decode(errors="replace")}
+    return facts | ({"query": request.query_string} if request.query_string else {})
+
+
+AUDITED: web.RequestKey[dict[str, object]] = web.RequestKey("audited", dict)
+"""Further facts of a change for the audit log."""
+_MOST_BODY_CHARS = 512
 GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
@@ -439,3 +453,4 @@ async def state_request_id(request: web.Request, response: web.StreamResponse) -
     """Before the headers of a response are sent."""
     if (request_id := request.get(REQUEST_ID)) is not None:
         response.headers["Natslog-Request-Id"] = request_id
+    response.headers["Server"] = "natslog"

@@ -454,7 +454,7 @@ CALLS: dict[str, dict[str, Call]] = {
             parameters=(
                 _in_query("identity", "by default the identity of this request"),
                 _in_query("action", "see AccessRule", {"enum": list(ACTIONS)}, required=True),
-                _in_query("stream", "name of a stream, which need not exist", _NAMED, required=True),
+                _in_query("stream", "name of a stream, which need not exist; by default * (the whole cluster)"),
                 _in_query("subject", "by default all subjects that the stream has recorded"),
             ),
         )

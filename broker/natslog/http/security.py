@@ -18,7 +18,7 @@ from natslog.cluster.security_commands import (
 )
 from natslog.errors import InvalidRequest, SecurityNotFound, did_you_mean
 from natslog.http import shapes
-from natslog.http.access import GUARD, access, rights_of
+from natslog.http.access import AUDITED, GUARD, access, rights_of
 from natslog.http.bodies import json_body
 from natslog.http.context import broker_of, query, request_id
 from natslog.http.shapes import shape_response
@@ -32,6 +32,7 @@ from natslog.security.records import (
     EVERYONE,
     QUOTA_NAMES,
     ROLE_PREFIX,
+    Action,
     Quota,
     Rule,
     Security,
@@ -166,6 +167,8 @@ async def create_token(request: web.Request) -> web.Response:
         raise tokens.lost(record.id)
     shown = _shown_token(_security(request), record, now_us)
     shown.token = tokens.text_of(record.id, secret)
+    audited: dict[str, object] = {"created_token": record.id}
+    request[AUDITED] = audited
     return shape_response(shown, status=201, headers={"Cache-Control": "no-store"})
 
 
@@ -217,6 +220,8 @@ async def add_rule(request: web.Request) -> web.Response:
         stream=check_stream_pattern(body.get("stream", ALL_STREAMS)),
         subject=check_subject_pattern(body.get("subject", ALL_SUBJECTS)),
     )
+    if command.action == "monitor" and (command.stream, command.subject) != (ALL_STREAMS, ALL_SUBJECTS):
+        raise InvalidRequest("monitor is for the whole cluster: leave out stream and subject", field="stream")
     added = await _change(request, command)
     wanted = command.who, command.action, command.stream, command.subject
     for rule in _security(request).rules.values():
@@ -244,8 +249,11 @@ async def check_rule(request: web.Request) -> web.Response:
     identity = check_identity(values.get("identity", rights.identity.name))
     if identity != rights.identity.name:
         rights.require("admin")
-    action, stream = check_action(values.get("action")), check_name(values.get("stream"))
+    action, stream = check_action(values.get("action")), values.get("stream", ALL_STREAMS)
     _security(request)
+    if stream == ALL_STREAMS:
+        return shape_response(_on_everything(request, identity, action))
+    check_name(stream)
     record = broker.state.streams.get(stream)
     if record is not None and not rights.may_see(stream, record.recorded_subjects):
         record = None  # which subjects it records is for those who may see it
@@ -266,6 +274,22 @@ async def check_rule(request: web.Request) -> web.Response:
         rule=None if rule is None else _shown_rule(rule),
     )
     return shape_response(shown)
+
+
+def _on_everything(request: web.Request, identity: str, action: Action) -> shapes.Verdict:
+    """Whether the identity may do this on all streams and subjects, and so in the cluster."""
+    asked = request.app[GUARD].rights(Identity(identity))
+    rules = request.app[GUARD].decisions.rules(identity, action)
+    return shapes.Verdict(
+        identity=identity,
+        roles=asked.roles(),
+        action=action,
+        stream=ALL_STREAMS,
+        subjects=(ALL_SUBJECTS,),
+        allowed=bool(rules),
+        allowed_subjects=(ALL_SUBJECTS,) if rules else (),
+        rule=_shown_rule(rules[0]) if rules else None,
+    )
 
 
 # ---- roles ----

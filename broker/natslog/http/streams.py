@@ -126,7 +126,7 @@ async def create_stream(request: web.Request) -> web.Response:
     name = check_name(body.pop("name", None))
     broker = broker_of(request)
     settings, rights = parse_settings(body), rights_of(request)
-    rights.require_whole("manage", name, (settings.subject,))
+    rights.require_subject("manage", name, settings.subject)
     existing = broker.state.streams.get(name)
     if existing is not None and not rights.may_see(name, existing.recorded_subjects):
         raise StreamConflict(f"stream {name!r} exists, and is not yours: choose another name", stream=name)
@@ -174,7 +174,7 @@ async def edit_stream(request: web.Request) -> web.Response:
         raise cannot_be_edited("group")
     if "subject" in body:
         subject = parse_settings({"subject": body["subject"]}, record.settings).subject
-        rights_of(request).require_whole("manage", name, (subject,))
+        rights_of(request).require_subject("manage", name, subject)
     if body:
         await broker.change_cluster(broker.stream_operations.edit(record, body, request_id(request)))
     if paused is not None:

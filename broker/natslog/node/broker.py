@@ -50,6 +50,7 @@ from natslog.node.writes.staging import Staging
 from natslog.security.audit import AuditLog
 from natslog.security.guard import Guard
 from natslog.security.tls import BrokerTls, TlsFiles
+from natslog.security.tokens import id_in
 from natslog.wire.lanes import NatsLanes
 from natslog.wire.link import NatsCredentials
 
@@ -176,6 +177,8 @@ class Broker:
             new_admin_token=self.config.new_admin_token,
             token_file=None if token_file is None else Path(token_file),
         )
+        if self.admin_token is not None:
+            self.audit.changed(identity="", route="start of the broker", created_token=id_in(self.admin_token))
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()

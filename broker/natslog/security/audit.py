@@ -1,9 +1,10 @@
 """The audit log: one line of JSON for each change, and for each access that was refused.
 
 A line names who (identity, id of the token), from where, what (method, path, and the route of the API), with which
-outcome (HTTP status and error code), when, at which broker, and the id of the request. It holds no body, no query and
-no credentials; of a token that was sent as a part of the path, it has the id. JSON escapes all control characters, so
-no line can imitate another one, or send commands to a terminal.
+outcome (HTTP status and error code), when, at which broker, and the id of the request. A change also has its parameters
+and the beginning of its JSON body, which hold no credentials; of a token that was sent where it does not belong, and of
+one that is not valid, the line has the id. JSON escapes all control characters, so no line can imitate another one, or
+send commands to a terminal.
 
 Refusals are logged at a bounded rate; the next line says how many were left out. Changes are always logged.
 """

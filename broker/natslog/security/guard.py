@@ -26,6 +26,14 @@ from natslog.subjects import includes
 CertificateNames = Literal["cn", "san"]
 """Where the identity of a client certificate is: the common name of its subject, or its first URI, e-mail address or
 DNS name (subject alternative name)."""
+_VERBS: dict[Action, str] = {
+    "read": "read",
+    "publish": "publish to",
+    "manage": "manage",
+    "cursor": "set cursors on",
+    "monitor": "monitor",
+    "admin": "administer",
+}
 _SAN_KINDS = ("URI", "email", "DNS")
 _MAX_AUTHORIZATION_CHARS = 512
 
@@ -118,7 +126,9 @@ class Guard:
         record = self.decisions.security.tokens.get(token_id)
         if record is None or not tokens.is_of(record, digest):
             raise Unauthorized(
-                "the token is unknown or was revoked: ask an administrator for another one (natslog token create)"
+                "the token is unknown or was revoked: ask an administrator for another one (natslog token create). If "
+                "no administrator has a valid token, start a broker once with --new-admin-token",
+                token=token_id,
             )
         if record.expires_us is not None and record.expires_us <= self._now_us():
             raise Unauthorized(
@@ -195,7 +205,8 @@ class Rights:
     def require(self, action: Action) -> None:
         """On everything in the cluster. Raises Forbidden, Unauthorized."""
         if not self.may(action):
-            raise self._refused(f"{self.identity.name} may not {action} the cluster", action, "'*'")
+            what = f"{self.identity.name} may not {_VERBS[action]} the cluster"
+            raise self._refused(what, action, "'*'")
 
     def require_credentials(self) -> None:
         """Raises Unauthorized: there are none, and no rule permits anything without them."""
@@ -229,10 +240,25 @@ class Rights:
         """It may do this to all messages of the stream. Raises Forbidden, Unauthorized."""
         if (patterns := self.limits(action, stream, recorded)) is not None:
             raise self._refused(
-                f"{self.identity.name} may {action} stream {stream!r} only on the subjects {', '.join(patterns)}; "
-                f"the stream has recorded {', '.join(recorded)}",
+                f"{self.identity.name} may {_VERBS[action]} stream {stream!r} only on the subjects "
+                f"{', '.join(patterns)}; the stream has recorded {', '.join(recorded)}",
                 action,
                 stream,
+            )
+
+    def require_subject(self, action: Action, stream: str, subject: str) -> None:
+        """It may do this on a subject that the request names itself. Raises Forbidden, Unauthorized."""
+        if not self._guard.is_on:
+            return
+        patterns = self._guard.decisions.subjects(self.identity.name, action, stream)
+        if not patterns:
+            raise self.refused_on(action, stream)
+        if not is_whole(patterns, (subject,)):
+            raise self._refused(
+                f"{self.identity.name} may {_VERBS[action]} stream {stream!r} only on the subjects "
+                f"{', '.join(patterns)}, not on {subject}",
+                action,
+                f"{stream} --subject '{subject}'",
             )
 
     def require_name(self, action: Action, stream: str) -> None:
@@ -245,8 +271,8 @@ class Rights:
         return any(self.subjects(action, stream, recorded) != () for action in ACTIONS)
 
     def refused_on(self, action: Action | None, stream: str) -> Forbidden | Unauthorized:
-        what = "do anything to" if action is None else action
-        return self._refused(f"{self.identity.name} may not {what} stream {stream!r}", action or "read", stream)
+        what = "do anything to" if action is None else _VERBS[action]
+        return self._refused(f"{self.identity.name} may not {what} stream {stream!r}", action or "ACTION", stream)
 
     def _refused(self, what: str, action: str, stream: str) -> Forbidden | Unauthorized:
         if self.identity.is_anonymous:
