@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -180,3 +180,50 @@ def test_unknown_expectation_is_ignored(broker: BrokerProcess, filled: str) -> N
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b'{"offset": 7}')
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "..%2F..%2Fescaped",
+        "%2e%2e%2fescaped",
+        "..%5Cescaped",
+        "%2Ftmp%2Fescaped",
+        "a%00b",
+        "a%2Fb",
+        "..",
+        "%2e",
+        "a..b",
+        "con%0d%0aX:%20y",
+        "%e2%80%ae",
+        "ｏrders",
+        "оrders",  # the first letter is Cyrillic
+        "orders%20",
+    ],
+)
+def test_names_in_paths_do_not_leave_the_data_folder_and_look_alikes_are_refused(
+    broker: BrokerProcess, filled: str, odd: str
+) -> None:
+    parent = broker.folder.parent
+
+    def outside() -> set[str]:
+        return {one.name for one in parent.iterdir()}
+
+    before, sent = outside(), quote(odd, safe="%.")
+    for method, path in (
+        ("GET", f"/v1/streams/{sent}"),
+        ("DELETE", f"/v1/streams/{sent}"),
+        ("GET", f"/v1/streams/{sent}/messages"),
+        ("PUT", f"/v1/streams/{filled}/appends/{sent}/0/parts/0"),
+        ("PUT", f"/v1/streams/{filled}/appends/p/0/parts/{sent}"),
+        ("POST", f"/v1/streams/{filled}/appends/{sent}/0"),
+        ("PUT", f"/v1/cursors/{sent}/{filled}"),
+        ("DELETE", f"/v1/tokens/{sent}"),
+    ):
+        answer = ask(broker, method, path, b"{}" if method in ("PUT", "POST") else None)
+        assert 400 <= answer.status < 500, (method, path, answer.data)
+    decoded = unquote(odd)
+    answer = ask(broker, "POST", "/v1/streams", json.dumps({"name": decoded, "subject": "x"}).encode())
+    assert answer.status == 400, answer.data
+    assert outside() == before
+    assert not any("escaped" in one.name for one in broker.folder.rglob("*"))
