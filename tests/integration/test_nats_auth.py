@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ from tests.nats_login import (
 )
 
 METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+
+
+def few_now(methods: Sequence[Callable[[Path], Login]], now: Sequence[Callable[[Path], Login]]) -> pytest.MarkDecorator:
+    """All of them; those that are not in `now` with the long tests."""
+    marked = [pytest.param(one, marks=() if one in now else pytest.mark.long) for one in methods]
+    return pytest.mark.parametrize("method", marked, ids=[one.__name__ for one in methods])
 
 
 def rows(subject: str, count: int) -> Rows:
@@ -86,7 +92,7 @@ def test_broker_records_and_publisher_gets_acks(tmp_path: Path, method: Callable
             assert not [secret for secret in login.secret if secret in broker.output()]
 
 
-@METHOD
+@few_now(METHODS, [user_and_password, tls])
 def test_wrong_credentials_are_an_error_with_the_remedy(
     tmp_path: Path, method: Callable[[Path], Login], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,9 +130,7 @@ def _other(login: Login, rotated: Login) -> None:
             Path(path).write_text(Path(rotated.right[name]).read_text())
 
 
-@pytest.mark.parametrize(
-    "method", [token, user_and_password, user_in_a_file, nkey, credentials, tls], ids=lambda method: method.__name__
-)
+@few_now([token, user_and_password, user_in_a_file, nkey, credentials, tls], [credentials, tls])
 def test_rotated_files_are_used_at_the_next_connection(tmp_path: Path, method: Callable[[Path], Login]) -> None:
     """The server is stopped, and starts with other secrets at the same address."""
     (tmp_path / "next").mkdir()
@@ -337,6 +341,7 @@ def test_tls_is_used_where_the_server_only_offers_it(tmp_path: Path) -> None:
             Publisher(server.url, credentials=NatsCredentials(**login.wrong), connect_timeout_s=2).__enter__()
 
 
+@pytest.mark.long
 def test_websocket_with_tls(tmp_path: Path) -> None:
     login, port = tls_and_user(tmp_path), free_port()
     at = tmp_path / "tls"
@@ -365,6 +370,7 @@ def test_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.long
 def test_handshake_first_with_a_server_that_does_not_begin_with_it(tmp_path: Path) -> None:
     login, first = tls(tmp_path), {"tls_handshake_first": True}
     with server_with(tmp_path, login.configuration) as server:

@@ -217,6 +217,7 @@ def test_many_answers_are_as_described(
     check_call(path, method, broker, session, name, settings(max_examples=300))
 
 
+@pytest.mark.long
 def test_boundary_cases_are_answered_as_described(
     broker: BrokerProcess, client: NatslogClient, name: str, tmp_path: Path
 ) -> None:

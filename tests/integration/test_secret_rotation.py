@@ -113,7 +113,11 @@ def test_secret_is_rotated_without_a_restart_while_messages_are_acked(tmp_path: 
 
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
-    [("short\n", 0o600, "at least 16 characters"), ("x" * 40, 0o644, "chmod 600"), (None, 0o600, "cannot read")],
+    [
+        ("short\n", 0o600, "at least 16 characters"),
+        pytest.param("x" * 40, 0o644, "chmod 600", marks=pytest.mark.long),
+        pytest.param(None, 0o600, "cannot read", marks=pytest.mark.long),
+    ],
 )
 def test_changed_file_that_cannot_be_used_changes_nothing_and_is_logged_once(
     tmp_path: Path, text: str | None, mode: int, said: str
