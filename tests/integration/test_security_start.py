@@ -176,6 +176,7 @@ def test_an_operator_creates_checks_and_revokes(
     assert "did you mean 'ops'" in run("--profile", "opz", "stream", "ls", code=1)
 
 
+@pytest.mark.long
 def test_quotas_are_set_and_applied(operator: dict[str, str], secured: BrokerProcess) -> None:
     admin = client_of(secured, admin_token(secured))
     for name in ("busy", "other"):

@@ -109,6 +109,7 @@ def test_replaced_certificate_without_a_restart(tmp_path: Path) -> None:
         assert old.num_connections == 1, "on the connection that was open"
 
 
+@pytest.mark.long
 def test_handshakes_that_are_not_finished_delay_no_others(tmp_path: Path, certificates: Path) -> None:
     with running(tmp_path / "natslog", **_settings(certificates)) as (_, broker), ExitStack() as opened:
         for _ in range(_MANY_HANDSHAKES):
@@ -266,6 +267,7 @@ def test_failed_handshakes_are_logged_once_a_minute(tmp_path: Path, certificates
         assert broker.ready()
 
 
+@pytest.mark.long
 def test_cluster_names_the_tls_problem_of_a_link_and_refuses_another_scheme(tmp_path: Path, certificates: Path) -> None:
     other = _make(tmp_path / "other")
     options = ["--tls-ca", str(certificates / "ca.pem")]

@@ -175,6 +175,7 @@ def test_fast_path_of_json_means_what_spark_means_by_it(spark: SparkSession, rea
     assert {case: pair for case, pair in zip(cases, both, strict=True) if repr(pair[0]) != repr(pair[1])} == {}
 
 
+@pytest.mark.long
 def test_modes_and_the_corrupt_record_column(read: Any) -> None:
     payloads = [b'{"id":1}', b"oops \xff", b'{"id":"x","user":"kept"}', b'{"id":2}', b""]
     schema = "id INT, user STRING, _corrupt_record STRING"

@@ -352,6 +352,7 @@ def test_rows_and_options_that_cannot_be_are_named(
         writer.save()
 
 
+@pytest.mark.long
 def test_rows_that_cannot_be_sent_become_dead_letters_once_and_the_others_arrive(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

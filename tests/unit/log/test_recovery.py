@@ -64,6 +64,7 @@ def test_recovery_after_a_cut_at_every_byte_keeps_exactly_the_whole_commits(
             assert stored_values(open_log(crashed)) == [*flat[:kept], b"next"]
 
 
+@pytest.mark.long
 def test_recovery_after_a_flip_of_every_bit_names_the_damage_and_loses_nothing_else(
     written: tuple[Path, list[int], list[int]],
 ) -> None:

@@ -35,6 +35,7 @@ def run(mode: str) -> list[Any]:
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.long
 def test_columns_acks_hashes_and_duplicates_are_the_same_by_all_three() -> None:
     results = [run(mode) for mode in ("native", "numba", "plain")]
     assert [used for used, _ in results] == ["native", "numba", "plain"]

@@ -158,6 +158,7 @@ def test_decode_random_data_equals_fastavro(case: Any, data: st.DataObject) -> N
     assert same([{kept: row[kept]} for row in rows], decode(schema, wrapped, [kept])[0]), "a column alone"
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.data())
 def test_cut_or_longer_datum_is_malformed_and_its_neighbours_are_not(case: Any, data: st.DataObject) -> None:
