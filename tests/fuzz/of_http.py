@@ -18,9 +18,10 @@ from multidict import CIMultiDict
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import InvalidRequest, OffsetOutOfRange, PayloadTooLarge
 from natslog.http import appends, cluster, context, many_streams, messages, shapes, streams
-from natslog.http.access import RIGHTS, given_id
+from natslog.http.access import RIGHTS
 from natslog.http.bodies import BODIES, Bodies, json_body
 from natslog.http.context import OWNER, REQUEST_ID
+from natslog.http.gate import given_id
 from natslog.model import StreamSettings, parse_settings
 from natslog.security.guard import Guard, Identity
 from natslog.security.records import Rule, Security

@@ -12,7 +12,7 @@ from aiohttp import web
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
 from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, security, status, streams
-from natslog.http.access import GATE, GUARD, LIMITS, Gate, name_requests, require_declared, state_request_id
+from natslog.http.access import GUARD, LIMITS, require_declared
 from natslog.http.answers import Answers
 from natslog.http.bodies import BODIES, Bodies, ignore_unknown_expectations
 from natslog.http.connections import (
@@ -25,6 +25,7 @@ from natslog.http.connections import (
 )
 from natslog.http.context import ANSWERS, BROKER
 from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
+from natslog.http.gate import GATE, Gate, name_requests, state_request_id
 from natslog.http.polls import POLLS, Polls
 from natslog.http.status import SCRAPES, Scrapes
 from natslog.http.tls_port import TlsPort
