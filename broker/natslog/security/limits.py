@@ -20,7 +20,7 @@ from natslog.errors import QuotaExceeded
 from natslog.security.guard import Rights
 from natslog.security.records import Quota
 
-DEFAULTS = Quota(connections=2048, requests=512, polls=2048, requests_per_s=100)
+DEFAULTS = Quota(connections=2048, requests=512, polls=2048, requests_per_s=50)
 """What an identity gets that has no quota. Bytes are not limited."""
 
 _BURST_S = 2.0
