@@ -175,7 +175,7 @@ class Gate:
         is_change = needed.changes if needed.changes is not None else request.method not in _READING
         if not is_change or needed.kind == "peers":
             return await handler(request)
-        outcome: dict[str, object] = {"status": 499, "code": "client_disconnected"}
+        outcome: dict[str, object] = {"status": 499, "code": "not_answered", "may_be_applied": True}  # it was cancelled
         try:
             response = await handler(request)
             outcome = {"status": response.status}

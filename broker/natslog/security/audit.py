@@ -6,7 +6,9 @@ and the beginning of its JSON body, which hold no credentials; of a token that w
 one that is not valid, the line has the id. JSON escapes all control characters, so no line can imitate another one, or
 send commands to a terminal.
 
-Refusals are logged at a bounded rate; the next line says how many were left out. Changes are always logged.
+Refusals are logged at a bounded rate; the next line states how many were left out. Changes are always logged. A file
+that cannot be written (a full disk, a folder that is missing) ends no request: the lines are lost, which the log of the
+broker states once a minute, and writing is tried again with the next line.
 """
 
 from __future__ import annotations
@@ -22,9 +24,18 @@ from natslog.errors import ConfigError
 from natslog.security.tokens import without_secrets
 from natslog.times import format_timestamp_us
 
+logger = logging.getLogger("natslog.security")
+
 _REFUSALS_PER_S = 20.0
 _BURST = 100.0
 _MOST_CHARS = 512
+_WARN_EVERY_S = 60.0
+
+
+class _AuditFile(WatchedFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raises what has happened, instead of printing it."""
+        raise
 
 
 class AuditLog:
@@ -43,9 +54,10 @@ class AuditLog:
         self._logger = logging.Logger("natslog.audit", logging.INFO) if file else logging.getLogger("natslog.audit")
         self._handler: WatchedFileHandler | None = None
         self._room, self._at_s, self._left_out = _BURST, time.monotonic(), 0
+        self._lost, self._warned_s = 0, -_WARN_EVERY_S
         if file:
             try:
-                self._handler = WatchedFileHandler(Path(file), encoding="utf-8")
+                self._handler = _AuditFile(Path(file), encoding="utf-8")
             except OSError as error:
                 raise ConfigError(f"cannot open the audit_file {file}: {error.strerror}") from error
             self._handler.setFormatter(logging.Formatter("%(message)s"))
@@ -74,7 +86,17 @@ class AuditLog:
         line |= {
             name: without_secrets(fact)[:_MOST_CHARS] if isinstance(fact, str) else fact for name, fact in facts.items()
         }
-        self._logger.info("%s", json.dumps(line))
+        try:
+            self._logger.info("%s", json.dumps(line))
+        except OSError as error:
+            self._note_lost(error)
+
+    def _note_lost(self, error: OSError) -> None:
+        self._lost += 1
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = now_s
+            logger.error("lines of the audit log cannot be written (%s): %d were lost so far", error, self._lost)
 
     def close(self) -> None:
         if self._handler is not None:

@@ -1,8 +1,8 @@
 """The one place that decides: who makes a request, and may this identity do this to that?
 
 Every interface of a broker asks it. `Guard.identify` turns credentials into an `Identity`; `Guard.rights` gives what
-the rules permit to it *now*. A request that takes long asks again (`Guard.still_permits`), so that a token that was
-revoked, has expired, or lost a rule ends it.
+the rules permit to it *now*. A request that takes long is compared again (`Guard.is_valid`, and its rights), so that a
+token that was revoked or has expired, or a rule that was removed, ends it.
 
 Without security (`security` is None and it is not required), every request is permitted, and nothing is looked up.
 

@@ -49,3 +49,24 @@ def test_refusals_are_limited_and_counted_and_changes_are_not(tmp_path: Path) ->
 def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="audit_file"):
         AuditLog(1, str(tmp_path / "missing" / "audit"))
+
+
+def test_a_file_that_cannot_be_written_ends_no_request_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = AuditLog(1, str(folder / "audit"))
+    log.changed(status=200)
+    (folder / "audit").unlink()
+    folder.rmdir()
+    for _ in range(20):
+        log.changed(status=200)
+        log.refused(status=401)
+    folder.mkdir()
+    log.changed(status=201)
+    log.close()
+    assert [one["status"] for one in lines(folder / "audit")] == [201]
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "audit" in errors[0]
