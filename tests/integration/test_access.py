@@ -378,6 +378,22 @@ def test_the_last_rule_of_an_administrator_cannot_be_removed(secured: Secured) -
     assert secured.ask("GET /v1/tokens")[0] == 200
 
 
+def polls(secured: Secured) -> float:
+    """How many requests for messages the broker has received."""
+    return metric(secured, 'natslog_http_requests_total{path="/v1/streams/{name}/messages"}')
+
+
+def metric(secured: Secured, name: str) -> float:
+    lines = secured.ask("GET /metrics")[1].decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_refused_requests_are_counted(secured: Secured) -> None:
+    before = metric(secured, "natslog_http_requests_refused_total")
+    secured.ask("GET /v1/streams", "none")
+    assert metric(secured, "natslog_http_requests_refused_total") == before + 1
+
+
 def test_a_repeated_request_for_a_token_never_returns_a_token_that_is_not_valid(secured: Secured) -> None:
     answers = []
     for _ in range(2):
@@ -401,8 +417,9 @@ def test_what_is_needed_for_a_long_poll_is_checked_again_while_it_waits(secured:
         secured.tokens["poller"] = created["token"]
         connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
         headers = {"Authorization": f"Bearer {created['token']}"}
+        before = polls(secured)
         connection.request("GET", f"/v1/streams/{STREAM}/messages?start=6&wait_ms=30000", headers=headers)
-        time.sleep(0.5)
+        eventually(lambda before=before: polls(secured) > before, what="the poll has come")
         started = time.monotonic()
         if how == "rule":
             assert secured.ask("DELETE /v1/acl/{rule}", path={"rule": rule["id"]})[0] == 204
@@ -467,8 +484,9 @@ def test_a_long_poll_gets_no_messages_of_subjects_that_are_recorded_since_it_beg
         identity_with(secured, name, ("read", name, f"{name}.eu.>"))
         connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
         headers = {"Authorization": f"Bearer {secured.tokens[name]}", "Accept": "application/x-ndjson"}
+        before = polls(secured)
         connection.request("GET", f"/v1/streams/{name}/messages?start=0&wait_ms=20000", headers=headers)
-        time.sleep(0.3)
+        eventually(lambda before=before: polls(secured) > before, what="the poll has come")
         patched = secured.ask("PATCH /v1/streams/{name}", path={"name": name}, body={"subject": f"{name}.>"})
         assert patched[0] == 200
         publish_acked(secured.broker.nats_url, f"{name}.us.a", [b"theirs"])

@@ -57,7 +57,7 @@ class SecurityCalls(Asker):
         return self._json("POST", "/v1/acl", Facts, body=body)
 
     def remove_rule(self, rule_id: str) -> None:
-        """Raises SecurityNotFound. SecurityConflict: no one could administer the cluster any more."""
+        """Raises SecurityNotFound. SecurityConflict: no identity could administer the cluster any more."""
         self._ask("DELETE", f"/v1/acl/{in_path(rule_id)}")
 
     def check_access(

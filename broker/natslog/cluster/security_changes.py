@@ -1,6 +1,6 @@
 """How the tokens, rules, roles and quotas of a cluster change. Pure: each function returns the next state.
 
-Invariant. Once there are rules, one of them permits `admin` on everything: a cluster that no one may administer could
+Invariant. Once there are rules, one of them permits `admin` on everything: a cluster without an administrator could
 not be changed any more.
 """
 
@@ -126,7 +126,7 @@ def _unassigned(security: Security, identity: str, role: str) -> Security:
 
 
 def _checked(security: Security) -> Security:
-    """Raises SecurityConflict: no rule permits `admin` on everything, or no one has its role."""
+    """Raises SecurityConflict: no rule permits `admin` on everything, or no identity has its role."""
     assigned = {f"{ROLE_PREFIX}{role}" for roles in security.roles.values() for role in roles}
     for rule in security.rules.values():
         is_of_someone = not rule.who.startswith(ROLE_PREFIX) or rule.who in assigned

@@ -66,7 +66,7 @@ def make_app(broker: Broker) -> web.Application:
     app.on_response_prepare.append(state_request_id)
     app[GUARD], app[LIMITS], app[GATE] = guard, limits, gate
     requests: Counter[str] = Counter()
-    app[BODIES], app[REQUESTS], app[SCRAPES] = Bodies(), requests, Scrapes(broker, requests)
+    app[BODIES], app[REQUESTS], app[SCRAPES] = Bodies(), requests, Scrapes(broker, requests, limits)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)

@@ -23,6 +23,7 @@ from natslog.node.replicas.lags import CursorLag
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import clock_warnings
 from natslog.node.threads import in_thread
+from natslog.security.limits import Limits
 
 routes = web.RouteTableDef()
 
@@ -54,10 +55,11 @@ class _BrokerCollector:
     """Reads the broker's counters on request, in a thread: metrics cause no work per message.
 
     Args: `cursors`: those on streams led here, looked up before, as that may read files. `requests`: by path.
+        `refused`: how many of them were.
     """
 
-    def __init__(self, broker: Broker, cursors: Sequence[CursorLag], requests: Mapping[str, int]) -> None:
-        self._broker, self._cursor_lags, self._requests = broker, cursors, requests
+    def __init__(self, broker: Broker, cursors: Sequence[CursorLag], requests: Mapping[str, int], refused: int) -> None:
+        self._broker, self._cursor_lags, self._requests, self._refused = broker, cursors, requests, refused
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
@@ -94,6 +96,11 @@ class _BrokerCollector:
         for path, count in self._requests.items():
             requests.add_metric([path], count)
         yield requests
+        yield CounterMetricFamily(
+            "natslog_http_requests_refused",
+            "HTTP requests that were refused because of their credentials, the access rules or a quota",
+            value=self._refused,
+        )
         streams = list(broker.streams.items())
         yield from self._cluster()
         yield from self._replicas(streams)
@@ -236,8 +243,8 @@ class _BrokerCollector:
 class Scrapes:
     """The text of the metrics, made in a thread, once for all who ask while an earlier one is being made."""
 
-    def __init__(self, broker: Broker, requests: Mapping[str, int]) -> None:
-        self._broker, self._requests = broker, requests
+    def __init__(self, broker: Broker, requests: Mapping[str, int], limits: Limits) -> None:
+        self._broker, self._requests, self._limits = broker, requests, limits
         self._making = asyncio.Lock()
         self._begun_s, self._text = 0.0, b""
 
@@ -249,7 +256,7 @@ class Scrapes:
                 begun_s = time.monotonic()
                 cursors = [] if broker.stopping else await broker.lags.of_cursors_led_here()
                 registry = CollectorRegistry()
-                registry.register(_BrokerCollector(broker, cursors, dict(self._requests)))
+                registry.register(_BrokerCollector(broker, cursors, dict(self._requests), self._limits.refused))
                 ProcessCollector(registry=registry)
                 self._text = await in_thread(broker.readers, generate_latest, registry)
                 self._begun_s = begun_s

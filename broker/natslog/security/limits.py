@@ -62,7 +62,7 @@ class Usage:
 
 
 class Limits:
-    """Of one broker."""
+    """Of one broker. `refused`: how many requests were refused."""
 
     def __init__(self) -> None:
         self._usages: dict[str, Usage] = {}

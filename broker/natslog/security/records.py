@@ -139,7 +139,7 @@ def check_role(name: object) -> str:
 
 
 def check_who(who: object) -> str:
-    """Whom a rule is for. Raises InvalidRequest."""
+    """The subject of a rule: an identity, a role, or everyone. Raises InvalidRequest."""
     if who == EVERYONE:
         return EVERYONE
     if isinstance(who, str) and who.startswith(ROLE_PREFIX):
