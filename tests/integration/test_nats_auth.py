@@ -24,6 +24,7 @@ from natslog.client.publisher import Publisher, Rows
 from natslog.errors import ConfigError, NatsLoginRefused, NatsUnavailable
 from natslog.nats_server import free_port
 from natslog.wire.link import NatsCredentials, NatsLink
+from natslog.wire.transport import InPlaceTransport
 from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal
 from tests.nats_login import (
     METHODS,
@@ -371,7 +372,18 @@ def test_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_handshake_first_with_a_server_that_does_not_begin_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_early", [False, True], ids=["info after the handshake began", "info before the handshake"])
+def test_handshake_first_with_a_server_that_does_not_begin_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    connect = InPlaceTransport.connect
+
+    async def connect_until_info(transport: Any, *args: Any, **kwargs: Any) -> None:
+        await connect(transport, *args, **kwargs)
+        if is_early:
+            await transport._io_reader._wait_for_data("test")
+
+    monkeypatch.setattr(InPlaceTransport, "connect", connect_until_info)
     login, first = tls(tmp_path), {"tls_handshake_first": True}
     with server_with(tmp_path, login.configuration) as server:
         publisher = Publisher(server.url, credentials=NatsCredentials(**login.right, **first), connect_timeout_s=4)

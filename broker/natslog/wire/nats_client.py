@@ -12,22 +12,13 @@ import ssl
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client, RawCredentials
-from nats.errors import Error as NatsError
 
 from natslog.errors import ConfigError
 from natslog.wire.credentials import Login, NatsCredentials
-from natslog.wire.transport import InPlaceTransport
+from natslog.wire.transport import InPlaceTransport, UnusableConnection
 
 _LOGIN_WORDS = ("authorization", "authentication", "credentials", "nkey", "seed")
 """What the texts of servers and nats-py have in common where a login failed."""
-
-
-class UnusableConnection(NatsError):
-    """A connection cannot be made with these files, or to this server: nats-py tries again."""
-
-    def __init__(self, text: str, remedy: str = "") -> None:
-        super().__init__(text)
-        self.remedy = remedy
 
 
 class NatsClient(Client):

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from nats.errors import Error as NatsError
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
@@ -29,6 +30,14 @@ logger = logging.getLogger("natslog.nats")
 Receiver = Callable[[Frames], None]
 
 _CLOSE_S = 1.0
+
+
+class UnusableConnection(NatsError):
+    """A connection cannot be made with these files, or to this server: nats-py tries again."""
+
+    def __init__(self, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 class FrameDemux:
@@ -166,8 +175,14 @@ class InPlaceTransport(TcpTransport):
         await super().connect(*args, **kwargs)
 
     async def connect_tls(self, *args: Any, **kwargs: Any) -> None:
+        plain: Any = self._io_reader
         await super().connect_tls(*args, **kwargs)
         assert self._io_writer is not None, "it is connected"
+        if plain._buffer:  # its INFO, which would then not come again; or an attacker's, who wants it to be obeyed
+            raise UnusableConnection(
+                "the server sent data without TLS before the TLS handshake",
+                "if the server does not begin with the handshake, remove handshake first",
+            )
         protocol: Any = self._io_writer.transport.get_protocol()
         protocol._over_ssl = True  # nats-py does not state it, and asyncio logs a warning when the connection ends
 
