@@ -38,6 +38,7 @@ def numbers(client: NatslogClient, stream: str) -> list[int]:
 # ---- purge ----
 
 
+@pytest.mark.long
 def test_purge_of_all_leaves_an_empty_stream_whose_offsets_go_on(
     broker: BrokerProcess, client: NatslogClient, filled: str
 ) -> None:

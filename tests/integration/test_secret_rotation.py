@@ -73,6 +73,7 @@ def _lost_links(cluster: Cluster) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_secret_is_rotated_without_a_restart_while_messages_are_acked(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster")
     files = Files(cluster, tmp_path)

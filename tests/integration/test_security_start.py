@@ -136,6 +136,7 @@ def test_on_loopback_a_broker_says_that_there_is_no_security(tmp_path: Path) -> 
 # ---- the commands ----
 
 
+@pytest.mark.long
 def test_an_operator_creates_checks_and_revokes(
     operator: dict[str, str], secured: BrokerProcess, tmp_path: Path
 ) -> None:

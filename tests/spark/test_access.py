@@ -47,6 +47,7 @@ def values(frame: DataFrame) -> list[bytes]:
     return sorted(bytes(row.value) for row in frame.select("value").collect())
 
 
+@pytest.mark.long
 def test_a_limited_identity_reads_its_rows_in_batches_and_streams(
     spark: SparkSession, secured: tuple[NatsServer, BrokerProcess, NatslogClient], tmp_path: Path
 ) -> None:

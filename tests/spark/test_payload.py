@@ -197,6 +197,7 @@ def test_modes_and_the_corrupt_record_column(read: Any) -> None:
     assert read(None, payloadFormat="string", mode="DROPMALFORMED").count() == 4
 
 
+@pytest.mark.long
 def test_projection_by_option_and_by_schema_decodes_only_what_is_asked_for(read: Any) -> None:
     payloads = [b'{"id":1,"user":"a","n":{"x":[1]}}', b'{"id":2,"user":7,"n":5}']
     options = {"payloadFormat": "json", "payloadSchema": "id INT, user STRING, n STRUCT<x: ARRAY<INT>>"}

@@ -389,6 +389,7 @@ def test_rows_that_cannot_be_sent_become_dead_letters_once_and_the_others_arrive
     assert letters[2]["value"] == b"7"
 
 
+@pytest.mark.long
 def test_tasks_log_in_with_the_files_of_the_options(spark: SparkSession, tmp_path: Path) -> None:
     login, encrypted = nkey(tmp_path), tls(tmp_path)
     with server_with(tmp_path, encrypted.configuration + login.configuration) as server:
