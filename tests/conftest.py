@@ -59,8 +59,8 @@ def stored_values(log: StreamLog, start: int = 0) -> list[bytes]:
         with log.reader.plan_read(start, max_bytes=1 << 20) as plan:
             for message in plan.messages():
                 batch = decoded(message)
-                low = max(0, start - batch.column("offset")[0].as_py())
-                values += batch.column("value").to_pylist()[low:]
+                offsets = batch.column("offset").to_pylist()
+                values += [value for at, value in zip(offsets, batch["value"].to_pylist(), strict=True) if at >= start]
             start = plan.next_offset
     return values
 

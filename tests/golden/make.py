@@ -23,6 +23,7 @@ from natslog.log.checked_file import write_checked
 from natslog.model import StreamSettings
 from natslog.node.data_dir import Identity
 from natslog.node.metadata.raft_store import RaftStore
+from tests.gaps import remove_offsets
 
 STREAM_ID = "0123456789abcdef" * 2
 COMMITS = [
@@ -34,6 +35,7 @@ COMMITS = [
     [("orders.grün", b"", None, b"third")],
 ]
 FIRST_US = 1_800_000_000_000_000
+REMOVED = {0, 2}
 PACKED_IDS = [None, [list(range(1, 13)), [0] * 12], None]
 """Of the rows of each commit, in format 2: 12 bytes a row."""
 
@@ -55,6 +57,7 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for batch_format in (FIRST_FORMAT, LATEST_FORMAT):
         make_segments(folder, batch_format)
+    make_segments_with_gaps(folder)
     write_checked(folder / "broker-v1", "broker", 1, {"broker_id": 1, "cluster_id": "c1"})
     write_checked(folder / "broker-v2", "broker", 2, Identity(broker_id=1, cluster_id="c1", directory="d" * 16))
     write_checked(folder / "life-v1", "life", 1, {"number": 7, "has_ended": True})
@@ -84,6 +87,24 @@ def make_segments(folder: Path, batch_format: int) -> None:
             if compression == "none" and batch_format == FIRST_FORMAT:
                 for name in ("hw-checkpoint", "leader-epochs"):
                     shutil.copy(Path(scratch) / name, folder / f"{name}-v1")
+
+
+def make_segments_with_gaps(folder: Path) -> None:
+    """As of format 2, but without the messages of `REMOVED`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch, "whole")
+        log = StreamLog(whole, STREAM_ID, StreamSettings(subject="orders.>"), LogOptions(min_free_bytes=0))
+        for at, (commit, ids) in enumerate(zip(COMMITS, PACKED_IDS, strict=True)):
+            log.append(columns(commit, ids), FIRST_US + at)
+        active = log.chain.segments[0].path
+        log.close()
+        remove_offsets(active, REMOVED)
+        shutil.copy(active, folder / "segment-v2-gaps.active")
+        log = StreamLog(whole, STREAM_ID, StreamSettings(subject="orders.>"), LogOptions(min_free_bytes=0))
+        log.roll()
+        log.seal_next()
+        shutil.copy(log.chain.segments[0].path, folder / "segment-v2-gaps.arrow")
+        log.close()
 
 
 def make_raft(folder: Path, *, uses_wal: bool) -> None:

@@ -23,7 +23,7 @@ from natslog.node.cluster_node import former_metadata
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.raft_store import RaftStore
 from pyspark_natslog.source.offsets import StreamOffset, from_json, to_json
-from tests.golden.make import COMMITS, FIRST_US, PACKED_IDS, STREAM_ID
+from tests.golden.make import COMMITS, FIRST_US, PACKED_IDS, REMOVED, STREAM_ID
 
 HERE = Path(__file__).parent
 ROWS = [row for commit in COMMITS for row in commit]
@@ -74,6 +74,23 @@ def test_segment_is_read(golden: str, name: str, tmp_path: Path) -> None:
         messages = plan.messages()
     assert plain(pa.Table.from_batches(map(ipc.decode_batch, messages))) == expected()
     assert packed_ids_of(messages) == ([] if "-v1" in golden else [PACKED_IDS[1][0]])
+
+
+@pytest.mark.parametrize("suffix", ["active", "arrow"])
+def test_segment_without_removed_messages_is_read(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{0:020d}.{suffix}"
+    shutil.copy(HERE / f"segment-v2-gaps.{suffix}", path)
+    for name in ("leader-epochs", "hw-checkpoint"):
+        shutil.copy(HERE / f"{name}-v1", tmp_path / name)
+    assert not check_file(path).problems
+    log = StreamLog(tmp_path, STREAM_ID, StreamSettings(subject="x"), LogOptions(min_free_bytes=0))
+    assert (log.failure, log.log_start_offset, log.log_end_offset) == (None, 0, 4)
+    with log.reader.plan_read(0, max_bytes=1 << 20) as plan:
+        messages = plan.messages()
+        assert (plan.next_offset, plan.removed_rows) == (4, len(REMOVED))
+    kept = [row for row in expected() if row["offset"] not in REMOVED]
+    assert plain(pa.Table.from_batches(map(ipc.decode_batch, messages))) == kept
+    assert packed_ids_of(messages) == [PACKED_IDS[1][0]]
 
 
 def packed_ids_of(messages: list[bytes]) -> list[list[int]]:

@@ -92,6 +92,11 @@ class BatchHeader:
         return self.crcs[0]
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether messages of some of its offsets were removed."""
+        return self.rows < self.end_offset - self.base_offset
+
+    @property
     def total_bytes(self) -> int:
         return self.header_bytes + self.body_bytes
 

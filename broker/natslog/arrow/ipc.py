@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,7 @@ def encode_batch(
     batch: pa.RecordBatch,
     *,
     base_offset: int,
+    end_offset: int | None = None,
     epoch: int,
     max_timestamp_us: int,
     compression: str | None = None,
@@ -81,6 +83,8 @@ def encode_batch(
     """One encapsulated message, CRCs filled in.
 
     Args:
+        end_offset: where the next batch begins; None: there is a row for each offset. Offsets of the batch without a
+            row belong to messages that were removed, which format 1 cannot state.
         compression: `zstd`, `lz4` or None, for the body's buffers.
         stats: JSON stored beside the batch line, for tools. `run`: the run that the batch is a part of.
         packed_ids: of its rows; None where no row has one, and in format 1.
@@ -101,13 +105,28 @@ def encode_batch(
     header, body = message[:header_bytes], message[header_bytes:]
     metadata_of = BatchMetadata(bytes(header[8:]))
     metadata_of.set_body_bytes(header[8:], len(body))
+    end_offset = base_offset + batch.num_rows if end_offset is None else end_offset
+    assert end_offset == base_offset + batch.num_rows or batch_format != FIRST_FORMAT, "format 1 has no gaps"
     described = BatchHeader(
-        base_offset, base_offset + batch.num_rows, batch.num_rows, epoch, max_timestamp_us,
+        base_offset, end_offset, batch.num_rows, epoch, max_timestamp_us,
         header_bytes, len(body), blank_crcs(batch_format), len(ids), run,
     )  # fmt: skip
     edges = [0, len(body)] if batch_format == FIRST_FORMAT else [*column_edges(metadata_of, described), len(body)]
     fill_line(header, line_start(header), described, [[body[start:end]] for start, end in pairwise(edges)])
     return message
+
+
+class OffsetRange(Protocol):
+    """What the header of any message states: offsets `[base_offset, end_offset)`, of which `rows` have a message."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def has_gaps(self) -> bool: ...
 
 
 def column_edges(metadata: BatchMetadata, header: BatchHeader) -> list[int]:
@@ -182,29 +201,87 @@ def packed_ids_of(header: BatchHeader, message: Bytes) -> PackedIds | None:
     return np.frombuffer(message, np.uint8, header.ids_bytes, start).reshape(header.rows, ID_BYTES)
 
 
-def rows_within(header: BatchHeader, start: int, end: int) -> slice:
-    """Which rows of a batch, one for each of its offsets, have offsets within `[start, end)`."""
-    assert header.rows == header.end_offset - header.base_offset, "no version removes single rows"
+def rows_within(header: OffsetRange, batch: pa.RecordBatch, start: int, end: int) -> slice:
+    """Which rows of a batch have offsets within `[start, end)`. If offsets are missing in it and the range begins or
+    ends inside of it, the batch must have the column `offset`.
+    """
     low, high = max(start, header.base_offset), min(end, header.end_offset)
-    return slice(low - header.base_offset, max(low, high) - header.base_offset)
+    if low <= header.base_offset and high >= header.end_offset:
+        return slice(0, header.rows)
+    if not header.rows:
+        return slice(0, 0)
+    if not header.has_gaps:
+        return slice(low - header.base_offset, max(low, high) - header.base_offset)
+    first, behind = np.searchsorted(batch.column("offset").to_numpy(), (low, max(low, high))).tolist()
+    return slice(first, behind)
 
 
 def clip_batch(message: Bytes, start: int, end: int) -> memoryview:
-    """The rows of a proven batch whose offsets are within `[start, end)`, at least one, as a batch of their own."""
+    """The part of a proven batch within `[start, end)`, at least one offset, as a batch of its own."""
     header = proven_header(message[:MAX_HEADER_BYTES])
     assert header is not None, "the message was proven"
-    kept = rows_within(header, start, end)
-    batch = decode_batch(message)[kept]
-    ids = packed_ids_of(header, message)
+    batch = decode_batch(message)
+    kept = rows_within(header, batch, start, end)
     newest_us = header.max_timestamp_us
-    if kept.stop < header.rows:
-        newest_us = batch.column("timestamp").cast(pa.int64())[-1].as_py()
+    if kept.stop < header.rows and kept.stop > kept.start:
+        newest_us = batch.column("timestamp").cast(pa.int64())[kept.stop - 1].as_py()
+    return _encoded_again(
+        header,
+        batch[kept],
+        _ids_at(header, message, kept),
+        base_offset=max(start, header.base_offset),
+        end_offset=min(end, header.end_offset),
+        max_timestamp_us=newest_us,
+    )
+
+
+def without_rows(message: Bytes, removed: npt.NDArray[np.bool_], *, compression: str | None = None) -> memoryview:
+    """A proven batch without some of its rows. It is for the same offsets; the timestamp of its newest message stays,
+    so that timestamps of batches ascend.
+
+    Args:
+        removed: of shape (rows,). `compression`: as in `encode_batch`.
+    """
+    header = proven_header(message[:MAX_HEADER_BYTES])
+    assert header is not None, "the message was proven"
+    assert len(removed) == header.rows, "one flag for each row"
+    kept = np.flatnonzero(~removed)
+    return _encoded_again(
+        header,
+        decode_batch(message).take(pa.array(kept)),
+        _ids_at(header, message, kept),
+        base_offset=header.base_offset,
+        end_offset=header.end_offset,
+        max_timestamp_us=header.max_timestamp_us,
+        compression=compression,
+    )
+
+
+def _ids_at(header: BatchHeader, message: Bytes, rows: slice | npt.NDArray[np.int64]) -> PackedIds | None:
+    ids = packed_ids_of(header, message)
+    return None if ids is None or not ids[rows].any() else np.ascontiguousarray(ids[rows])
+
+
+def _encoded_again(
+    header: BatchHeader,
+    batch: pa.RecordBatch,
+    packed_ids: PackedIds | None,
+    *,
+    base_offset: int,
+    end_offset: int,
+    max_timestamp_us: int,
+    compression: str | None = None,
+) -> memoryview:
+    """Some rows of a batch, with what its header states."""
+    has_gaps = batch.num_rows < end_offset - base_offset
     return encode_batch(
         batch,
-        base_offset=header.base_offset + kept.start,
+        base_offset=base_offset,
+        end_offset=end_offset,
         epoch=header.epoch,
-        max_timestamp_us=newest_us,
+        max_timestamp_us=max_timestamp_us,
+        compression=compression,
         run=header.run,
-        packed_ids=None if ids is None or not ids[kept].any() else ids[kept],
-        batch_format=header.batch_format,
+        packed_ids=packed_ids,
+        batch_format=LATEST_FORMAT if has_gaps else header.batch_format,
     )

@@ -126,6 +126,11 @@ class ProjectedHeader:
     crcs: list[tuple[int, int]]
 
     @property
+    def has_gaps(self) -> bool:
+        """As `BatchHeader.has_gaps`."""
+        return self.rows < self.end_offset - self.base_offset
+
+    @property
     def total_bytes(self) -> int:
         return self.header_bytes + self.body_bytes
 

@@ -5,8 +5,9 @@ Theory of operation. A *whole* answer consists of stored batches, each validated
 *columns* of columns of these, each validated by CRCs of its own; this module checks that the batches are those of the
 range. An *exact* answer has no CRC. Its schema is compared with the requested one before any row is read, then pyarrow
 validates all buffers (`validate(full=True)`: offsets of strings and lists, UTF-8), and its offsets must lie in the
-range and ascend; without a filter there is one row for each offset, unless the response states that the rules of the
-client's identity leave out rows (`Natslog-Limited`). A wrong value that is well-formed cannot be detected.
+range and ascend; without a filter there is one row for each offset, but for those that were removed (as many as the
+response states in `Natslog-Removed`), and unless the rules of the client's identity leave out rows (`Natslog-Limited`).
+A wrong value that is well-formed cannot be detected.
 
 Source: Arrow documentation, "Security considerations": data from elsewhere is validated before it is used.
 """
@@ -89,18 +90,33 @@ class Rest:
                 if batches and size_bytes >= max_bytes:
                     break
                 batch = ipc.decode_batch(message, self.schema)
-                low, high = max(self.asked.start, header.base_offset), min(self.end, header.end_offset)
                 if batch.num_rows != header.rows:
                     source = f"stream {self.asked.stream!r}"
                     raise CorruptAnswer(f"{source}: the batch at {header.base_offset} does not match its header")
                 size_bytes += batch.get_total_buffer_size()  # `nbytes` takes 30 times as long
                 count += 1
-                is_whole = high - low == header.rows
-                batches.append(batch if is_whole else batch.slice(low - header.base_offset, high - low))
-                covered = high
+                within = self._rows_within(header, batch)
+                is_whole = within.stop - within.start == header.rows
+                if within.stop > within.start:  # otherwise all of them were removed
+                    batches.append(batch if is_whole else batch[within])
+                covered = min(self.end, header.end_offset)
         left = self.messages[count:]
         part = replace(self.last, batches=batches, next_offset=covered if left else self.end, rest=None)
         return replace(part, rest=replace(self, messages=left, last=part)) if left else part
+
+    def _rows_within(self, header: BatchHeader | ProjectedHeader, batch: pa.RecordBatch) -> slice:
+        """Those asked for. Raises CorruptAnswer: it has others than its header states, or they cannot be chosen."""
+        if header.has_gaps and batch.num_rows:
+            source = f"stream {self.asked.stream!r}: the batch at {header.base_offset}"
+            is_cut = self.asked.start > header.base_offset or self.end < header.end_offset
+            if "offset" not in batch.schema.names:
+                if is_cut:
+                    raise CorruptAnswer(f"{source} lacks the column offset, by which its rows are chosen")
+            elif (
+                not header.base_offset <= batch["offset"][0].as_py() <= batch["offset"][-1].as_py() < header.end_offset
+            ):
+                raise CorruptAnswer(f"{source} has offsets beyond {header.base_offset} to {header.end_offset}")
+        return ipc.rows_within(header, batch, self.asked.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +178,8 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked, max_bytes: int | N
     with _corrupt_if_unreadable(asked):
         read = _READERS.get(headers.get("Natslog-Batches", ""))
         if read is None:
-            return replace(answer, batches=_exact_rows(response.data, asked, next_offset))
+            removed = number_of(headers, "Natslog-Removed") or 0
+            return replace(answer, batches=_exact_rows(response.data, asked, next_offset, removed))
         schema, messages = read(response.data, asked)
         checked = _checked(messages, asked, next_offset)
     start = replace(answer, next_offset=asked.start)
@@ -215,17 +232,17 @@ def _checked(messages: Iterable[Message], asked: Asked, end: int) -> list[Messag
 
 
 def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, end: int) -> slice:
-    """The rows of the batch that belong to the answer, which has those up to `covered`.
+    """The offsets of the batch that belong to the answer, which has those up to `covered`.
 
     Raises:
-        CorruptLog: it does not continue there. CorruptAnswer: it has not one row for each offset.
+        CorruptLog: it does not continue there. CorruptAnswer: it has more rows than offsets.
     """
     low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
     if low != covered:
         raise CorruptLog(
             f"stream {asked.stream!r}: offsets {covered} to {low} are missing in the response", start=covered, end=low
         )
-    if high < low or header.rows != header.end_offset - header.base_offset:
+    if high < low or header.rows > header.end_offset - header.base_offset:
         raise CorruptAnswer(
             f"stream {asked.stream!r}: the batch at offset {header.base_offset} does not match its header"
         )
@@ -239,8 +256,8 @@ def _check_covered(asked: Asked, covered: int, upto: int) -> None:
         )
 
 
-def _exact_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
-    """Validated rows: see above."""
+def _exact_rows(data: bytes, asked: Asked, end: int, removed: int) -> list[pa.RecordBatch]:
+    """Validated rows: see above. `removed`: how many offsets of the range have no message."""
     with pa.ipc.open_stream(data) as reader:
         if not reader.schema.equals(asked.schema):
             raise CorruptAnswer(f"stream {asked.stream!r}: the response does not have the requested columns")
@@ -253,7 +270,7 @@ def _exact_rows(data: bytes, asked: Asked, end: int) -> list[pa.RecordBatch]:
             if batch.num_rows:
                 batches.append(batch)
     rows = sum(batch.num_rows for batch in batches)
-    span = max(0, end - asked.start)
+    span = max(0, end - asked.start - removed)
     if rows > span or (rows < span and not asked.is_filtered):
         raise CorruptAnswer(f"stream {asked.stream!r}: {rows} rows for offsets {asked.start} to {end}")
     return batches

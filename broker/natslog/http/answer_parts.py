@@ -94,6 +94,11 @@ class Question:
         return not self.exact and (self.columns is None or (self.takes_columns and self.max_bytes is not None))
 
     @property
+    def has_offsets(self) -> bool:
+        """Whether the offset of each message is asked for."""
+        return self.columns is None or "offset" in self.columns
+
+    @property
     def opening(self) -> bytes:
         """The beginning of the response body."""
         return b"" if self.ndjson else _schema_message(self.columns)
@@ -130,7 +135,15 @@ class PartMaker:
                 plan, pieces = await self._pieces(start, end, held)
                 assert pieces is not None, "any batch can be rewritten"
             is_whole = not any(isinstance(piece, Answer) for piece in pieces)
-            return Part(self._stream, self._readers, plan.next_offset, pieces, held.pop_all(), is_whole=is_whole)
+            return Part(
+                self._stream,
+                self._readers,
+                plan.next_offset,
+                pieces,
+                held.pop_all(),
+                is_whole=is_whole,
+                removed_rows=plan.removed_rows,
+            )
 
     async def _pieces(self, start: int, end: int | None, held: ExitStack) -> tuple[ReadPlan, Sequence[Sendable] | None]:
         """The content of the part; `held` closes it. The slot is released before that. None where stored batches are of
@@ -183,19 +196,23 @@ class PartMaker:
     def _is_cut(self, plan: ReadPlan) -> bool:
         """Whether rows of its outer batches are left out: they were not asked for, or were purged."""
         begins_purged = bool(plan.ranges) and plan.ranges[0].start < self._stream.usable_log().first_readable_offset
-        return plan.uneven_bytes > 0 and (not self._asked.takes_whole or begins_purged)
+        takes_whole = self._asked.takes_whole and not begins_purged
+        if takes_whole and not self._asked.has_offsets:
+            takes_whole = not plan.has_uneven_gaps  # the client could not cut it
+        return plan.uneven_bytes > 0 and not takes_whole
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The answer to a question about `[start, end)`, without what opens and ends it: pieces that follow one another
-    can be joined. `is_whole`: it consists of stored batches.
+    can be joined. `is_whole`: it consists of stored batches. `removed_rows`: as of `Part`.
     """
 
     start: int
     end: int
     body: bytes
     is_whole: bool
+    removed_rows: int
 
 
 def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> Piece | None:
@@ -207,13 +224,15 @@ def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> P
     with _plan(stream, asked, start, end) as plan:
         if _rewrites(plan, asked, projects=False):
             body = bytes(_rewritten(plan, asked))
-            return Piece(start, plan.next_offset, body, is_whole=False)
+            plan.close()
+            return Piece(start, plan.next_offset, body, is_whole=False, removed_rows=plan.removed_rows)
         if plan.uneven_bytes:
             return None
         stored = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
         if sum(map(len, stored)) < plan.length:
             return None  # whoever reads it by itself finds out why
-        return Piece(start, plan.next_offset, b"".join(stored), is_whole=True)
+        joined = b"".join(stored)
+        return Piece(start, plan.next_offset, joined, is_whole=True, removed_rows=plan.removed_rows)
 
 
 def _rewrites(plan: ReadPlan, asked: Question, *, projects: bool) -> bool:
@@ -301,7 +320,7 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
 def _is_all_asked(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -> bool:
     """Whether every row of a stored batch is asked for."""
     offsets = batch.column("offset")
-    if offsets[0].as_py() < plan.start or offsets[-1].as_py() >= plan.next_offset:
+    if not len(offsets) or offsets[0].as_py() < plan.start or offsets[-1].as_py() >= plan.next_offset:
         return False
     distinct = pc.unique(batch.column("subject"))
     return all(pc.all(covered(distinct, patterns)).as_py() for patterns in asked.subjects)
@@ -325,15 +344,18 @@ def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -
 
 def _decoded(plan: ReadPlan, max_bytes: int) -> list[tuple[bytes, pa.RecordBatch]]:
     """The plan's batches, encoded and decoded, as many as take `max_bytes` decompressed, but one; the plan then ends
-    with them.
+    with them. Their rows count as taken from it.
     """
-    found: list[tuple[bytes, pa.RecordBatch]] = []
+    found: list[tuple[ipc.BatchHeader, bytes, pa.RecordBatch]] = []
     size_bytes = 0
-    for message in plan.messages():
+    for header, message in plan.proven_messages():
         batch = ipc.decode_batch(message)
         if found and size_bytes + batch.nbytes > max_bytes:
-            plan.next_offset = batch.column("offset")[0].as_py()
+            plan.next_offset = header.base_offset
             break
-        found.append((message, batch))
+        found.append((header, message, batch))
         size_bytes += batch.nbytes
-    return found
+    for header, _, batch in found:
+        within = ipc.rows_within(header, batch, plan.start, plan.next_offset)
+        plan.rows_taken += within.stop - within.start
+    return [(message, batch) for _, message, batch in found]

@@ -117,6 +117,7 @@ _OF_MESSAGES = _STATED | {
     "Natslog-Limited": _header(
         "true: rows are left out on whose subjects the identity may not read", {"enum": ["true"]}, required=False
     ),
+    "Natslog-Removed": _header("offsets of the range whose messages were removed; absent: 0", _OFFSET, required=False),
     "Natslog-Batches": _header("whole: stored batches, not cut", {"enum": ["whole", "columns", "exact"]}),
 }
 

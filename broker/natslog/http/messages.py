@@ -124,9 +124,7 @@ async def _answered(
         opening, ending = (b"", b"") if part.is_framed else (asked.opening, asked.ending)
         length = len(opening) + part.length + len(ending) if is_last else None
         headers = _headers(request, stream, part.next_offset if is_last else end, states_end)
-        headers["Natslog-Batches"] = _kind_of_batches(part, asked, is_last=is_last)
-        if asked.allowed is not None:
-            headers["Natslog-Limited"] = "true"
+        headers |= _headers_of_rows(part, asked, is_last=is_last)
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
         limits.charge(rights, part.length)
@@ -144,6 +142,16 @@ async def _answered(
     with disconnecting_slow_client(request):
         await body.send_bytes(ending)
         return await body.end()
+
+
+def _headers_of_rows(part: Part, asked: Question, *, is_last: bool) -> dict[str, str]:
+    """Of which rows the answer consists. An identity that may read some subjects only gets no counts of rows."""
+    batches = _kind_of_batches(part, asked, is_last=is_last)
+    if asked.allowed is not None:
+        return {"Natslog-Batches": batches, "Natslog-Limited": "true"}
+    if batches == "exact" and is_last and part.removed_rows:
+        return {"Natslog-Batches": batches, "Natslog-Removed": str(part.removed_rows)}
+    return {"Natslog-Batches": batches}
 
 
 def _kind_of_batches(part: Part, asked: Question, *, is_last: bool) -> str:

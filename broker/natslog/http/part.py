@@ -38,6 +38,7 @@ class Part:
         next_offset: where the part after this one begins.
         is_whole: it consists of stored batches, or of columns of them, none of them cut.
         is_framed: it holds what opens and ends the answer, too.
+        removed_rows: how many of its offsets have no message any more.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class Part:
         *,
         is_whole: bool,
         is_framed: bool = False,
+        removed_rows: int = 0,
     ) -> None:
         self.next_offset = next_offset
         self.is_whole = is_whole
         self.is_framed = is_framed
+        self.removed_rows = removed_rows
         self.length = sum(len(piece) if isinstance(piece, bytes) else piece.length for piece in pieces)
         self._stream, self._readers, self._pieces, self._held = stream, readers, pieces, held
 

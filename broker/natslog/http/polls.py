@@ -31,7 +31,7 @@ from aiohttp import web
 
 from natslog.errors import NatslogError
 from natslog.http.answer_parts import Piece, Question, make_piece
-from natslog.http.answers import Answer, Answers
+from natslog.http.answers import Answers
 from natslog.http.part import QUICK_BYTES, Part
 from natslog.model import StreamId
 from natslog.node.replicas.stream import HostedStream
@@ -291,10 +291,16 @@ class _Queue:
                 if poll.is_waiting and size_bytes <= (poll.asked.max_bytes or size_bytes):
                     held = ExitStack()
                     held.enter_context(answer)
-                    poll.part = self._part(end, answer, held, is_whole=is_whole)
-
-    def _part(self, end: int, answer: Answer, held: ExitStack, *, is_whole: bool) -> Part:
-        return Part(self.stream, self._polls.readers, end, [answer], held, is_whole=is_whole, is_framed=True)
+                    poll.part = Part(
+                        self.stream,
+                        self._polls.readers,
+                        end,
+                        [answer],
+                        held,
+                        is_whole=is_whole,
+                        is_framed=True,
+                        removed_rows=sum(piece.removed_rows for piece in pieces),
+                    )
 
 
 class _Tail:

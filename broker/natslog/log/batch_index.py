@@ -1,4 +1,4 @@
-"""Where each batch of a segment lies: five int64 columns, 40 bytes a batch, searched by bisection."""
+"""Where each batch of a segment lies: six int64 columns, 48 bytes a batch, searched by bisection."""
 
 from __future__ import annotations
 
@@ -11,26 +11,36 @@ from crc32c import crc32c
 
 from natslog.errors import CorruptLog
 
+_VERSIONS = {b"v1": 1, b"v2": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One batch: offsets `[base_offset, end_offset)`, bytes `[position, position + length)` of its file."""
+    """One batch: offsets `[base_offset, end_offset)`, of which `rows` have a message (the others were removed); bytes
+    `[position, position + length)` of its file.
+    """
 
     base_offset: int
     end_offset: int
+    rows: int
     position: int
     length: int
     max_timestamp_us: int
+
+    @property
+    def has_gaps(self) -> bool:
+        return self.rows < self.end_offset - self.base_offset
 
 
 class BatchIndex:
     """Batches in offset order. Only the owner appends; readers may look up published entries at any time."""
 
-    __slots__ = ("base_offsets", "end_offsets", "lengths", "max_timestamps_us", "positions")
+    __slots__ = ("base_offsets", "end_offsets", "lengths", "max_timestamps_us", "positions", "rows")
 
     def __init__(self) -> None:
         self.base_offsets = array("q")
         self.end_offsets = array("q")
+        self.rows = array("q")
         self.positions = array("q")
         self.lengths = array("q")
         self.max_timestamps_us = array("q")
@@ -42,11 +52,20 @@ class BatchIndex:
         return BatchEntry(*(column[at] for column in self._columns()))
 
     def _columns(self) -> tuple[array[int], ...]:
-        return (self.base_offsets, self.end_offsets, self.positions, self.lengths, self.max_timestamps_us)
+        """In the order of the fields of `BatchEntry`; the last one is appended last."""
+        return (
+            self.base_offsets,
+            self.end_offsets,
+            self.rows,
+            self.positions,
+            self.lengths,
+            self.max_timestamps_us,
+        )
 
     def append(self, entry: BatchEntry) -> None:
         self.base_offsets.append(entry.base_offset)
         self.end_offsets.append(entry.end_offset)
+        self.rows.append(entry.rows)
         self.positions.append(entry.position)
         self.lengths.append(entry.length)
         self.max_timestamps_us.append(entry.max_timestamp_us)
@@ -66,10 +85,21 @@ class BatchIndex:
         """Index of the first batch whose newest message is not older than this (its length if there is none)."""
         return bisect_left(self.max_timestamps_us, timestamp_us, 0, len(self))
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether messages of some offsets were removed."""
+        return sum(self.rows) < sum(self.end_offsets) - sum(self.base_offsets)
+
     def to_text(self) -> bytes:
-        """ASCII for a footer: base64 of the columns one after another, little-endian, and a CRC32C."""
-        raw = b"".join(column.tobytes() for column in self._columns())
-        return b"v1 batches=%d crc32c=%08x " % (len(self), crc32c(raw)) + base64.b64encode(raw)
+        """ASCII for a footer: base64 of the columns one after another, little-endian, and a CRC32C. Version 1 has no
+        number of rows: no message was removed.
+        """
+        version = 2 if self.has_gaps else 1
+        raw = b"".join(column.tobytes() for column in self._stored_columns(version))
+        return b"v%d batches=%d crc32c=%08x " % (version, len(self), crc32c(raw)) + base64.b64encode(raw)
+
+    def _stored_columns(self, version: int) -> list[array[int]]:
+        return [column for column in self._columns() if column is not self.rows or version > 1]
 
     @classmethod
     def from_text(cls, text: bytes, source: str) -> BatchIndex:
@@ -78,15 +108,18 @@ class BatchIndex:
         Raises:
             CorruptLog: it is not whole.
         """
+        index = cls()
         try:
             version, batches, crc, encoded = text.split(b" ")
             count = int(batches.removeprefix(b"batches="))
             raw = base64.b64decode(encoded, validate=True)
-            if version != b"v1" or len(raw) != 40 * count or crc32c(raw) != int(crc.removeprefix(b"crc32c="), 16):
+            columns = index._stored_columns(_VERSIONS[version])
+            if len(raw) != 8 * len(columns) * count or crc32c(raw) != int(crc.removeprefix(b"crc32c="), 16):
                 raise ValueError("the CRC32C does not match")
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             raise CorruptLog(f"{source}: the index in the footer is damaged ({error})", file=source) from error
-        index = cls()
-        for column, start in zip(index._columns(), range(0, len(raw), 8 * count or 1), strict=False):
+        for column, start in zip(columns, range(0, len(raw), 8 * count or 1), strict=False):
             column.frombytes(raw[start : start + 8 * count])
+        if not index.rows:
+            index.rows.extend(end - base for base, end in zip(index.base_offsets, index.end_offsets, strict=True))
         return index

@@ -69,7 +69,9 @@ def _write_kept_part(segment: Segment, end_offset: int, stream_id: str) -> Activ
         for entry, message in _kept_batches(segment, end_offset):
             write_all(target, [message])
             index.append(
-                BatchEntry(entry.base_offset, entry.end_offset, position, len(message), entry.max_timestamp_us)
+                BatchEntry(
+                    entry.base_offset, entry.end_offset, entry.rows, position, len(message), entry.max_timestamp_us
+                )
             )
             position += len(message)
         os.fsync(target)
@@ -104,7 +106,7 @@ def _first_rows(message: bytes, end_offset: int) -> tuple[BatchEntry, memoryview
     cut = ipc.clip_batch(message, 0, end_offset)
     header = ipc.proven_header(cut)
     assert header is not None, "it was just written"
-    return BatchEntry(header.base_offset, end_offset, 0, len(cut), header.max_timestamp_us), cut
+    return BatchEntry(header.base_offset, end_offset, header.rows, 0, len(cut), header.max_timestamp_us), cut
 
 
 def readable_index(segment: Segment) -> BatchIndex:

@@ -152,7 +152,7 @@ class LogReader:
         for known in self._chain.damages:
             if known.start_offset <= offset and (known.end_offset is None or offset < known.end_offset):
                 raise damage_error([known])
-        entry = BatchEntry(offset, index.base_offsets[first] if first < len(index) else offset + 1, 0, 0, 0)
+        entry = BatchEntry(offset, index.base_offsets[first] if first < len(index) else offset + 1, 0, 0, 0, 0)
         raise damage(segment.path, entry, "is missing")
 
     def offset_at(self, timestamp_us: int, start: int = 0) -> tuple[int, int | None]:
@@ -173,18 +173,30 @@ class LogReader:
         at = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
         if at == len(segments) or start >= end:
             return end, None
-        index = segments[at].index
-        entry = index[max(index.first_at_or_after(timestamp_us), index.first_covering(start))]
-        fd = self._chain.open(segments[at])
+        for segment in segments[at:]:
+            found = self._first_row(segment, timestamp_us, start)
+            if found is not None:
+                return found if found[0] < end else (end, None)
+        return end, None
+
+    def _first_row(self, segment: Segment, timestamp_us: int, start: int) -> tuple[int, int] | None:
+        """Offset and timestamp of a segment's first row from `start` and from a time on. None if it has none: the
+        newest messages of a batch may have been removed.
+        """
+        index = segment.index
+        first = max(index.first_at_or_after(timestamp_us), index.first_covering(start))
+        fd = self._chain.open(segment)
         try:
-            batch = ipc.decode_batch(read_batch(fd, entry, segments[at].path))
+            for at in range(first, len(index)):
+                batch = ipc.decode_batch(read_batch(fd, index[at], segment.path))
+                times = batch.column("timestamp").cast(pa.int64()).to_numpy()
+                offsets = batch.column("offset").to_numpy()
+                row = max(int(np.searchsorted(times, timestamp_us)), int(np.searchsorted(offsets, start)))
+                if row < len(offsets):
+                    return int(offsets[row]), int(times[row])
         finally:
             os.close(fd)
-        times = batch.column("timestamp").cast(pa.int64()).to_numpy()
-        row = max(int(np.searchsorted(times, timestamp_us)), start - entry.base_offset)
-        if entry.base_offset + row >= end:
-            return end, None
-        return entry.base_offset + row, int(times[row])
+        return None
 
     def lag(self, offset: int) -> Lag:
         """The lag of a reader whose next offset this is; valid for any offset.

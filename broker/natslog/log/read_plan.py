@@ -47,6 +47,10 @@ class FileRange:
         return self.index.positions[self.last - 1] + self.index.lengths[self.last - 1] - self.position
 
     @property
+    def rows(self) -> int:
+        return sum(self.index.rows[self.first : self.last])
+
+    @property
     def start(self) -> int:
         """The first batch's base offset."""
         return self.index.base_offsets[self.first]
@@ -72,10 +76,12 @@ class ReadPlan:
 
     Attributes:
         start, next_offset: the offsets that the plan is for; the outer batches may go beyond.
+        rows_taken: rows within these offsets, of batches that are no longer in the plan.
     """
 
     def __init__(self, start: int) -> None:
         self.ranges: list[FileRange] = []
+        self.rows_taken = 0
         self.start = self.next_offset = start
 
     @property
@@ -85,6 +91,22 @@ class ReadPlan:
     @property
     def batches(self) -> int:
         return sum(piece.batches for piece in self.ranges)
+
+    @property
+    def removed_rows(self) -> int:
+        """How many of its offsets have no message any more; 0 where its outer batches go beyond them."""
+        return (
+            0
+            if self._uneven()
+            else self.next_offset - self.start - self.rows_taken - sum(piece.rows for piece in self.ranges)
+        )
+
+    @property
+    def has_uneven_gaps(self) -> bool:
+        """Whether messages were removed from an outer batch that goes beyond the plan: the place of a row in it does
+        not follow from its offset.
+        """
+        return any(self.ranges[number].index[at].has_gaps for number, at in self._uneven())
 
     def limit_unpacked(self, max_bytes: int) -> None:
         """Ends the plan before the batch with which it takes more than this once it is decompressed, but not before
@@ -113,12 +135,16 @@ class ReadPlan:
     @property
     def uneven_bytes(self) -> int:
         """The stored length of the batches that `take_uneven` reads; 0 if there is nothing to cut."""
+        return sum(self.ranges[number].index.lengths[at] for number, at in self._uneven())
+
+    def _uneven(self) -> set[tuple[int, int]]:
+        """The outer batches that go beyond the plan: number of the range, and number in its index."""
         uneven: set[tuple[int, int]] = set()
         if self.ranges and self.ranges[0].start < self.start:
             uneven.add((0, self.ranges[0].first))
         if self.ranges and self.ranges[-1].end > self.next_offset:
             uneven.add((len(self.ranges) - 1, self.ranges[-1].last - 1))
-        return sum(self.ranges[number].index.lengths[at] for number, at in uneven)
+        return uneven
 
     def take_uneven(self) -> tuple[memoryview, memoryview]:
         """Takes a first batch that begins too early and a last one that ends too late out of the plan. Returns their
@@ -141,7 +167,11 @@ class ReadPlan:
         return before, after
 
     def _rows_within(self, piece: FileRange, at: int) -> memoryview:
-        return ipc.clip_batch(read_batch(piece.fd, piece.index[at], piece.path), self.start, self.next_offset)
+        clipped = ipc.clip_batch(read_batch(piece.fd, piece.index[at], piece.path), self.start, self.next_offset)
+        header = ipc.proven_header(clipped)
+        assert header is not None, "it was just written"
+        self.rows_taken += header.rows
+        return clipped
 
     def _drop_if_empty(self, piece: FileRange) -> None:
         if not piece.batches:
@@ -149,7 +179,11 @@ class ReadPlan:
             os.close(piece.fd)
 
     def messages(self) -> list[bytes]:
-        """The encoded batches, read and proven.
+        """The encoded batches. Raises as `proven_messages`."""
+        return [message for _, message in self.proven_messages()]
+
+    def proven_messages(self) -> list[tuple[ipc.BatchHeader, bytes]]:
+        """The encoded batches, read and proven, each with its header.
 
         Raises:
             CorruptLog: one is not what was written.
@@ -157,7 +191,7 @@ class ReadPlan:
         found = []
         for piece in self.ranges:
             data = read_at(piece.fd, piece.position, piece.length)
-            found += [bytes(message) for _, message in ipc.split_messages(data, source=str(piece.path))]
+            found += [(header, bytes(one)) for header, one in ipc.split_messages(data, source=str(piece.path))]
         return found
 
     def projected(self, columns: tuple[str, ...]) -> list[bytes | FilePiece] | None:
@@ -197,7 +231,7 @@ class ReadPlan:
         """
         for piece, position, window, header in self._walked():
             if header.ids_bytes or stores_headers(window):
-                entry = BatchEntry(header.base_offset, header.end_offset, position, header.total_bytes, 0)
+                entry = BatchEntry(header.base_offset, header.end_offset, header.rows, position, header.total_bytes, 0)
                 yield read_batch(piece.fd, entry, piece.path)
 
     def headers(self) -> Iterator[ipc.BatchHeader]:
@@ -214,7 +248,7 @@ class ReadPlan:
         for piece in self.ranges:
             position, end = piece.position, piece.position + piece.length
             while position < end:
-                entry = BatchEntry(piece.start, piece.end, position, end - position, 0)
+                entry = BatchEntry(piece.start, piece.end, 0, position, end - position, 0)
                 try:
                     window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
                 except OSError as error:

@@ -144,7 +144,8 @@ class _Scanner:
 
     def _keep(self, position: int, header: ipc.BatchHeader) -> None:
         length = header.total_bytes
-        entry = BatchEntry(header.base_offset, header.end_offset, position, length, header.max_timestamp_us)
+        offsets = (header.base_offset, header.end_offset, header.rows)
+        entry = BatchEntry(*offsets, position, length, header.max_timestamp_us)
         self.scan.index.append(entry)
 
     def _whole_batch_at(self, position: int, offset: int) -> ipc.BatchHeader | None:
@@ -238,7 +239,8 @@ class _Scanner:
         """A whole batch there that the bytes since `position` leave room for."""
         header = ipc.proven_header(read_at(self.fd, candidate, ipc.MAX_HEADER_BYTES))
         most_rows = (candidate - position) // _SMALLEST_ROW_BYTES
-        if header is None or not offset < header.base_offset <= offset + most_rows:
+        highest = max(offset + most_rows, self.durable_offset)  # committed messages may have been removed
+        if header is None or not offset < header.base_offset <= highest:
             return None
         return self._whole_batch_at(candidate, header.base_offset)
 

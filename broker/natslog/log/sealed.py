@@ -35,7 +35,7 @@ MERGED_BYTES = 8 * 1024 * 1024
 _LARGE_COMMIT_BYTES = 256 * 1024
 _STATS_CHARS = 256
 _SYNC_EVERY_BYTES = 4 * 1024 * 1024
-_INDEX_TEXT = re.compile(rb"v1 batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
+_INDEX_TEXT = re.compile(rb"v[12] batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
 
 
 class SealedSegment:
@@ -226,8 +226,11 @@ def _footer_metadata(index: BatchIndex) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """Rows that become one batch."""
+    """Rows that become one batch, of the offsets `[base_offset, end_offset)`."""
 
+    base_offset: int
+    end_offset: int
+    max_timestamp_us: int
     rows: pa.RecordBatch
     packed_ids: ipc.PackedIds | None
     epoch: int
@@ -259,7 +262,17 @@ class _Waiting:
             headers, batches, ids = zip(*self._batches, strict=True)
             newest = max(header.batch_format for header in headers)
             self._batches, self._rows, self._size_bytes = [], 0, 0
-            yield _Merged(concat(list(batches)), _joined(headers, ids), headers[0].epoch, headers[0].run, newest)
+            first, last = headers[0], headers[-1]
+            yield _Merged(
+                first.base_offset,
+                last.end_offset,
+                last.max_timestamp_us,
+                concat(list(batches)),
+                _joined(headers, ids),
+                first.epoch,
+                first.run,
+                newest,
+            )
 
 
 def _joined(headers: Sequence[ipc.BatchHeader], ids: Sequence[ipc.PackedIds | None]) -> ipc.PackedIds | None:
@@ -296,25 +309,25 @@ def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _encode_sealed(merged: _Merged, position: int, compression: str) -> tuple[memoryview, BatchEntry]:
-    batch = merged.rows
-    base_offset = batch.column("offset")[0].as_py()
+    batch, base_offset, end_offset = merged.rows, merged.base_offset, merged.end_offset
     times = batch.column("timestamp").cast(pa.int64())
     subjects = pc.min_max(batch.column("subject")).as_py()
     stats = {
-        "offset": [base_offset, base_offset + batch.num_rows],
-        "timestamp_us": [times[0].as_py(), times[-1].as_py()],
-        "subject": [subjects["min"][:_STATS_CHARS], subjects["max"][:_STATS_CHARS]],
+        "offset": [base_offset, end_offset],
+        "timestamp_us": [times[0].as_py() if len(times) else merged.max_timestamp_us, merged.max_timestamp_us],
+        "subject": [(subjects["min"] or "")[:_STATS_CHARS], (subjects["max"] or "")[:_STATS_CHARS]],
     }
     message = ipc.encode_batch(
         batch,
         base_offset=base_offset,
+        end_offset=end_offset,
         epoch=merged.epoch,
-        max_timestamp_us=stats["timestamp_us"][1],
+        max_timestamp_us=merged.max_timestamp_us,
         compression=None if compression == "none" else compression,
         stats=msgspec.json.encode(stats),
         run=merged.run,
         packed_ids=merged.packed_ids,
         batch_format=merged.batch_format,
     )
-    end_offset = base_offset + batch.num_rows
-    return message, BatchEntry(base_offset, end_offset, position, len(message), stats["timestamp_us"][1])
+    entry = BatchEntry(base_offset, end_offset, batch.num_rows, position, len(message), merged.max_timestamp_us)
+    return message, entry

@@ -151,7 +151,7 @@ class ActiveSegment:
             OSError: the write or fsync failed. The file was truncated to its durable length and accepts no more writes.
         """
         assert not self.failed, "nothing is appended to a file after its first failure"
-        assert batches[0].header.base_offset == self.end_offset, "offsets are dense"
+        assert batches[0].header.base_offset == self.end_offset, "a batch begins where the one before ends"
         try:
             write_all(self._writable(), [piece for batch in batches for piece in batch.pieces])
             os.fdatasync(self._fd)
@@ -186,10 +186,15 @@ class ActiveSegment:
     def _take_up(self, headers: Iterable[ipc.BatchHeader]) -> None:
         """Batches on stable storage at the end of the file become visible."""
         for header in headers:
-            assert header.base_offset == self.end_offset, "offsets are dense"
+            assert header.base_offset == self.end_offset, "a batch begins where the one before ends"
             self.index.append(
                 BatchEntry(
-                    header.base_offset, header.end_offset, self.size_bytes, header.total_bytes, header.max_timestamp_us
+                    header.base_offset,
+                    header.end_offset,
+                    header.rows,
+                    self.size_bytes,
+                    header.total_bytes,
+                    header.max_timestamp_us,
                 )
             )
             self.size_bytes += header.total_bytes

@@ -6,7 +6,8 @@
 All calls block (they touch files) and are safe from several threads: `append`, `roll` and `close` are for the
 stream's one writer; the rest may run beside it. Reading is in `reader`.
 
-Invariants. Offsets are dense; `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
+Invariants. Batches are contiguous: an offset without a row within its batch was removed, and an offset without a batch
+is lost. `log_start_offset <= high_watermark <= log_end_offset`. A stream with damage in its
 unsealed part, or after a failed fsync, takes no writes. A log has at least one segment from the moment it was made, and
 the last one is never removed: the end of the log is always known, and a folder without a segment has lost it. The log
 start is on stable storage before any file below it is removed.

@@ -139,7 +139,7 @@ def _check_active(path: Path, size_bytes: int) -> FileReport:
         base_offset=int(path.stem),
         durable_offset=checkpoint["high_watermark"] if checkpoint else 0,
     )
-    rows = sum(scan.index.end_offsets) - sum(scan.index.base_offsets)
+    rows = sum(scan.index.rows)
     note = f"{scan.torn_bytes} bytes of an incomplete commit at the end" if scan.torn_bytes else ""
     return FileReport(
         file=str(path),
@@ -186,6 +186,6 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
         kind="sealed",
         bytes=size_bytes,
         batches=len(index),
-        messages=expected - int(path.stem),
+        messages=sum(index.rows),
         problems=tuple(problems),
     )

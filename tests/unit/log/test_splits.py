@@ -29,7 +29,7 @@ class Segments:
             base, index = offset, CountedIndex(self)
             for rows, size in segment:
                 position = sum(size for _, _, size in self.batches[-len(index) :]) if len(index) else 0
-                index.append(BatchEntry(offset, offset + rows, position, size, 0))
+                index.append(BatchEntry(offset, offset + rows, rows, position, size, 0))
                 self.batches.append((offset, offset + rows, size))
                 offset += rows
             low, high = max(base, start), min(offset, self.end)
