@@ -59,6 +59,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
+    max_store_bytes: int | None = None
     ingest_memory_bytes: int = 80 * 1024 * 1024
     append_max_bytes: int = 1024 * 1024 * 1024
     retention_interval_s: float = 5.0
@@ -119,7 +120,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
 
 
-_BYTES = {"segment_bytes", "min_free_bytes", "ingest_memory_bytes", "append_max_bytes"}
+_BYTES = {"segment_bytes", "min_free_bytes", "max_store_bytes", "ingest_memory_bytes", "append_max_bytes"}
 _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
 _URLS = {"nats_url", "advertise_url", "seeds", "peer_urls"}
 _LEVELS = ("debug", "info", "warning", "error")
@@ -217,6 +218,8 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         raise ConfigError(f"broker_id {config.broker_id} must be a whole number of at least 1")
     if config.append_max_bytes < 1024 * 1024:
         raise ConfigError("append_max_bytes, the maximum size of one direct append, must be at least 1 MiB")
+    if config.max_store_bytes is not None and config.max_store_bytes < 1024 * 1024:
+        raise ConfigError("max_store_bytes, the maximum size of all streams on this broker, must be at least 1 MiB")
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config

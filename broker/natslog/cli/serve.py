@@ -194,6 +194,9 @@ def server(
     ] = None,
     segment_age: Annotated[str | None, typer.Option(help="Age at which a segment is closed; default 1h.")] = None,
     min_free_bytes: Annotated[str | None, typer.Option(help="Disk space that is kept free; default 64MiB.")] = None,
+    max_store_bytes: Annotated[
+        str | None, typer.Option(help="Most bytes that all streams of this broker may take; default: the disk.")
+    ] = None,
     ingest_memory_bytes: Annotated[
         str | None, typer.Option(help="Memory for uncommitted messages; default 80MiB.")
     ] = None,

@@ -81,6 +81,14 @@ class _BrokerCollector:
         yield GaugeMetricFamily(
             "natslog_disk_free_bytes", "Free bytes on the disk of the data folder", value=free_bytes(broker.data_path)
         )
+        store = broker.hosting.services.store
+        yield GaugeMetricFamily(
+            "natslog_store_bytes", "Bytes of all streams on this broker, deleted ones included", value=store.used_bytes
+        )
+        if store.max_bytes is not None:
+            yield GaugeMetricFamily(
+                "natslog_store_max_bytes", "Most bytes that all streams may take", value=store.max_bytes
+            )
         yield GaugeMetricFamily(
             "natslog_staged_bytes",
             "Bytes of staged direct appends that are not committed yet",

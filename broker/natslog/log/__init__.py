@@ -6,7 +6,7 @@ from natslog.log.lag import Lag
 from natslog.log.log_reader import LogReader
 from natslog.log.read_plan import FilePiece, FileRange, ReadPlan
 from natslog.log.replica_log import ReplicaLog
-from natslog.log.room import free_bytes
+from natslog.log.room import StoreLimit, free_bytes
 from natslog.log.run_log import RunLog
 from natslog.log.stream_log import LogOptions, StreamLog
 
@@ -19,6 +19,7 @@ __all__ = [
     "ReadPlan",
     "ReplicaLog",
     "RunLog",
+    "StoreLimit",
     "StreamLog",
     "free_bytes",
 ]

@@ -21,7 +21,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from natslog.arrow.batch_line import LATEST_FORMAT
@@ -38,7 +38,7 @@ from natslog.log.log_reader import LogReader
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
-from natslog.log.room import DiskRoom
+from natslog.log.room import DiskRoom, StoreLimit
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, remove_segment_files
 from natslog.model import Epoch, StreamSettings
@@ -61,6 +61,7 @@ class LogOptions:
         ended_in_order: the broker's last life ended gracefully, so that nothing can be torn.
         trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
             False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
+        store: what all logs of the broker may take together.
     """
 
     segment_bytes: int = 128 * 1024 * 1024
@@ -68,6 +69,7 @@ class LogOptions:
     min_free_bytes: int = 64 * 1024 * 1024
     ended_in_order: bool = False
     trusts_log_start: bool = True
+    store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
 
 
 class _Closed(Exception):
@@ -106,7 +108,7 @@ class StreamLog:
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
-        self._room = DiskRoom(folder, options.min_free_bytes)
+        self._room = DiskRoom(folder, options.min_free_bytes, options.store)
         self.appended_bytes = 0  # since it was opened, about
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)

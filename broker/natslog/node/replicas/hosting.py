@@ -18,6 +18,7 @@ from natslog.cluster.commands import LeaveReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
+from natslog.log import StoreLimit
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
@@ -85,6 +86,7 @@ class Hosting:
             forget=self._forget,
             propose=proposals.propose,
             propose_isr=proposals.propose_isr,
+            store=StoreLimit(config.max_store_bytes),
         )
 
     # ---- queries ----
@@ -238,6 +240,14 @@ class Hosting:
             self._deleting.discard(stream_id)
             self._seen_version = -1
             self.reconcile()
+
+    def folder_bytes(self, stream_id: StreamId) -> int:
+        """The files of a stream that is not hosted; 0 where there are none. Blocks."""
+        folder = self._data_dir.stream_folder(stream_id)
+        try:
+            return sum(file.stat().st_size for file in folder.iterdir())
+        except OSError:  # they are being removed
+            return 0
 
     def warn_of_strays(self, state: Metadata) -> None:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.features import FOLDER_NAMES_LEVEL
 from natslog.config import BrokerConfig
-from natslog.log import LogOptions
+from natslog.log import LogOptions, StoreLimit
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
@@ -47,6 +47,7 @@ class Services:
     forget: Callable[[Any], None]
     propose: Callable[[BackgroundCommand], None]
     propose_isr: Callable[[IsrChange], None]
+    store: StoreLimit
     leaders_appointed: int = 0
 
     def log_folder(self, record: StreamRecord) -> LogFolder:
@@ -57,6 +58,7 @@ class Services:
             config.min_free_bytes,
             ended_in_order=bool(self.data_dir.after),
             trusts_log_start=not self.data_dir.last_life_was_older_version,
+            store=self.store,
         )
         shown_name = record.name if self.level >= FOLDER_NAMES_LEVEL else ""
         return LogFolder(self.data_dir.stream_folder(record.id, shown_name), options)
@@ -78,7 +80,7 @@ class Services:
 
     @property
     def has_room(self) -> bool:
-        return self.group.disk.free_bytes >= self.config.min_free_bytes
+        return self.group.disk.free_bytes >= self.config.min_free_bytes and self.store.room_bytes > 0
 
     @property
     def has_time(self) -> bool:

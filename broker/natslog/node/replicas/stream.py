@@ -543,6 +543,7 @@ class HostedStream:
         record = self.record
         log = await self._in_thread(lambda: self._folder.open(record, must_exist=must_exist))
         log.chain.purged_below = record.purged_below
+        self._services.store.appended(log.chain.size_bytes)  # until all are measured again
         self._log = log
         self._replica.opened(log)
         if log.chain.damages:

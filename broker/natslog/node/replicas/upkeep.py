@@ -85,6 +85,7 @@ class Upkeep:
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._seen_since: dict[str, float] = {}
+        self._deleted_bytes: dict[str, int] = {}
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called with the error that ended it."""
@@ -115,6 +116,7 @@ class Upkeep:
             due = due[first:] + due[:first]  # if there is time for one segment only, it is that of another stream
             is_behind = await loop.run_in_executor(self._executor, self._maintain, due)
             await self._delete_expired_streams()
+            await loop.run_in_executor(self._executor, self._measure_store)
             await self._staging.drop_forgotten()
             self._warn_of_clocks()
 
@@ -153,6 +155,19 @@ class Upkeep:
         for warning in clock_warnings(list(self._hosting.streams.values())):
             self._warned_s = time.monotonic()
             logger.warning("%s", warning)
+
+    def _measure_store(self) -> None:
+        """In a thread: the bytes of all streams, and of deleted ones whose files are still there."""
+        mine = [one for one in list(self._group.state.tombstones.values()) if one.broker == self._hosting.me]
+        self._deleted_bytes = {one.key: self._bytes_of_deleted(one) for one in mine}
+        logs = [log for stream in list(self._hosting.streams.values()) if (log := stream.log) is not None]
+        used_bytes = sum(log.chain.size_bytes for log in logs) + sum(self._deleted_bytes.values())
+        self._hosting.services.store.measured(used_bytes)
+
+    def _bytes_of_deleted(self, tombstone: Tombstone) -> int:
+        """Nothing is written to these files any more."""
+        known = self._deleted_bytes.get(tombstone.key)
+        return self._hosting.folder_bytes(tombstone.id) if known is None else known
 
     # ---- deleted streams ----
 

@@ -16,6 +16,7 @@ from natslog.cluster.commands import BrokerRecord, Command, IsrChange
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
+from natslog.log import StoreLimit
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas.services import Services
@@ -103,6 +104,7 @@ class ReplicaStage:
             forget=lambda stream: self.fetching.followed.remove(stream) if stream in self.fetching.followed else None,
             propose=self.proposed.append,
             propose_isr=self.proposed.append,
+            store=StoreLimit(None),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -13,6 +13,7 @@ import pytest
 
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
+from natslog.log import StoreLimit
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.broker import Broker
 from natslog.node.cluster_clock import ClusterClock
@@ -155,7 +156,7 @@ def test_a_round_that_left_segments_is_followed_by_another_at_once(
     async def run() -> None:
         config = BrokerConfig(data_dir="unused", broker_id=1, retention_interval_s=1.0)
         group: Any = SimpleNamespace(state=Metadata(cluster_id="c"))
-        hosting: Any = SimpleNamespace(me=BrokerId(1), streams={})
+        hosting: Any = SimpleNamespace(me=BrokerId(1), streams={}, services=SimpleNamespace(store=StoreLimit(None)))
         clock, staging = ClusterClock(BrokerId(1), tmp_path / "clock"), SimpleNamespace(drop_forgotten=nothing)
         upkeep = Upkeep(config, group, clock, hosting, staging, None)  # type: ignore[arg-type]
         upkeep.start(lambda what, error: pytest.fail(f"{what}: {error}"))
