@@ -13,22 +13,21 @@ contains.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from functools import partial
-from threading import Thread
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import urllib3
 
-from natslog.client.answers import Asked, Fetched, Rest, number_of, rows_of
+from natslog.client.answers import Asked, Fetched, number_of, rows_of
 from natslog.client.appending import AppendAsker
 from natslog.client.asking import ClientOptions, Facts, leader_epochs, parse_servers
 from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
+from natslog.client.reading_ahead import ReadAhead
 from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
 from natslog.errors import (
@@ -37,7 +36,6 @@ from natslog.errors import (
     NatslogError,
     NotFound,
     NotLeader,
-    OffsetOutOfRange,
     PayloadTooLarge,
     StreamRecreated,
 )
@@ -344,41 +342,6 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
             As `fetch`.
         """
         fetch = partial(self.fetch, name, end=end, max_decoded_bytes=FETCH_BYTES, **asked)
-        coming = _in_background(partial(fetch, start)) if start < end else None
-        while coming is not None:
-            fetched, coming = coming.result(), None
-            if fetched.next_offset <= start:
-                raise OffsetOutOfRange(
-                    f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was",
-                    offset=start,
-                    log_start_offset=fetched.log_start_offset,
-                    high_watermark=fetched.high_watermark,
-                )
-            start = fetched.next_offset
-            if start < end:
-                coming = _in_background(partial(_next_part, fetched.rest, partial(fetch, start)))
-            yield fetched
-
-
-def _next_part(rest: Rest | None, fetch: Callable[[], Fetched]) -> Fetched:
-    """From the rest of the last answer, or from another one if there is none, or if it cannot be decoded."""
-    if rest is None:
-        return fetch()
-    try:
-        return rest.decoded(FETCH_BYTES)
-    except CorruptAnswer:
-        return fetch()
-
-
-def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
-    """Runs it in a thread. The process and the reader may end without waiting for the thread."""
-    future: Future[Fetched] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="natslog-read-ahead", daemon=True).start()
-    return future
+        ahead = ReadAhead(fetch, name, start, end, FETCH_BYTES)
+        while ahead.coming is not None:
+            yield ahead.take()
