@@ -44,7 +44,7 @@ class Checkpoints:
         self._every_rows, self._interval_s, self._clock = every_rows, interval_s, clock
         self._lock = RLock()
         self._stored: int | None = None
-        self._sent: int | None = None  # it may have been stored although the call failed
+        self._own: set[int] = set()  # what may be stored: a call that failed may have been applied
         self._rows = 0
         self._stored_at_s = clock()
         self._not_before_s = self._warn_after_s = -math.inf
@@ -60,11 +60,12 @@ class Checkpoints:
         except CursorNotFound:
             return None
         self._stored = int(shown["offset"])
+        self._own = {self._stored}
         return str(shown["id"]), self._stored
 
     def forget(self) -> None:
         """The stream was created again: its cursor was deleted with it."""
-        self._stored = self._sent = None
+        self._stored, self._own = None, set()
 
     def note(self, rows: int) -> None:
         """So many more messages were processed."""
@@ -111,26 +112,30 @@ class Checkpoints:
         with self._lock:
             if self._stored is not None and processed <= self._stored:
                 return
-            self._warn_if_moved(processed)
-            self._sent = processed
+            found = None if self._stored is None else self._found()
+            is_moved = self._stored is not None and found not in self._own
+            self._own.add(processed)
             self._client.set_cursor(self._consumer, self._stream, processed, expected_id=stream_id)
-            self._stored, self._sent = processed, None
+            if is_moved:
+                self._warn_moved(found, processed)
+            self._stored, self._own = processed, {processed}
             self._rows, self._stored_at_s = 0, self._clock()
 
-    def _warn_if_moved(self, processed: int) -> None:
-        """Logs, at most once a minute, that the cursor is not where this object stored it."""
-        if self._stored is None:
-            return
+    def _found(self) -> int | None:
+        """Where the cursor is now; None if it was deleted."""
         try:
-            found: int | None = self._client.cursor(self._consumer, self._stream)["offset"]
+            return int(self._client.cursor(self._consumer, self._stream)["offset"])
         except CursorNotFound:
-            found = None
-        if found in (self._stored, self._sent) or self._clock() < self._warn_after_s:
+            return None
+
+    def _warn_moved(self, found: int | None, processed: int) -> None:
+        """At most once a minute."""
+        if self._clock() < self._warn_after_s:
             return
         self._warn_after_s = self._clock() + _WARN_EVERY_S
         logger.warning(
-            "cursor %s on stream %s was %s by another program, and this consumer had set it to %d; it sets it to %d "
-            "now. If two consumers use this cursor, give each one its own",
+            "cursor %s on stream %s was %s by another program; this consumer had set it to %s, and sets it to %d now. "
+            "If two consumers use this cursor, give each one its own",
             self._consumer,
             self._stream,
             "deleted" if found is None else f"set to {found}",
