@@ -11,7 +11,8 @@ from natslog.cli.common import JsonFlag, global_of, out, position_of, print_json
 from natslog.units import format_size
 
 app = typer.Typer(
-    help="Show and change cursors. A running consumer is not affected by a change; a consumer of the Python client resumes at its cursor when it starts.",
+    help="Show and change cursors. A change does not affect a running consumer. A consumer of the Python client "
+    "resumes at its cursor when it starts.",
     no_args_is_help=True,
 )
 

@@ -59,8 +59,8 @@ class ConsumedBatch:
 
     Attributes:
         record_batch: the rows, in the order of their offsets.
-        start_offset, next_offset: the range that it covers, `[start_offset, next_offset)`. It has a row for each offset
-            unless the consumer filters by subject.
+        start_offset, next_offset: the range that it covers, `[start_offset, next_offset)`. Messages that were removed,
+            or that the filter leaves out, have no row in it.
         high_watermark: of the stream when the batch was sent: how far this consumer is behind.
     """
 

@@ -54,17 +54,19 @@ class ReadAhead:
             )
         self._at = fetched.next_offset
         if self._end is None or self._at < self._end:
-            self.coming = _in_background(partial(self._next_part, fetched.rest, self._at))
+            fetch = partial(self._fetch, self._at)
+            self.coming = _in_background(partial(_next_part, fetched.rest, fetch, self._max_decoded_bytes))
         return fetched
 
-    def _next_part(self, rest: Rest | None, start: int) -> Fetched:
-        """From the rest of the last answer, or from another one if there is none, or if it cannot be decoded."""
-        if rest is None:
-            return self._fetch(start)
-        try:
-            return rest.decoded(self._max_decoded_bytes)
-        except CorruptAnswer:
-            return self._fetch(start)
+
+def _next_part(rest: Rest | None, fetch: Callable[[], Fetched], max_decoded_bytes: int) -> Fetched:
+    """From the rest of the last answer, or from another one if there is none, or if it cannot be decoded."""
+    if rest is None:
+        return fetch()
+    try:
+        return rest.decoded(max_decoded_bytes)
+    except CorruptAnswer:
+        return fetch()
 
 
 def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
