@@ -434,7 +434,7 @@ def test_range_that_an_outdated_leader_refuses_is_requested_again_in_bounds() ->
 
 
 def recreate(client: Scripted) -> None:
-    client.id, client.stored, client.high_watermark = "second", None, 15
+    client.id, client.stored, client.high_watermark = "second", None, 8
 
 
 def test_stream_that_was_created_again_is_detected() -> None:
@@ -452,12 +452,13 @@ def test_stream_that_was_created_again_is_detected() -> None:
 def test_stream_that_was_created_again_is_consumed_from_its_start_if_that_is_accepted() -> None:
     client = Scripted()
     with client.consume("s", cursor="c", checkpoint_every=1, on_data_loss="skip") as consumer:
-        next(consumer)
-        eventually(lambda: len(client.asked) == 2)
+        next(consumer), next(consumer)
+        assert client.stored == 10
+        eventually(lambda: len(client.asked) == 3)
         recreate(client)
-        seen = [(batch.start_offset, batch.stream_id) for batch in (next(consumer), next(consumer), next(consumer))]
-    assert seen == [(10, "first"), (0, "second"), (10, "second")]
-    assert client.stored == 15
+        seen = [(batch.start_offset, batch.stream_id) for batch in (next(consumer), next(consumer))]
+    assert seen == [(20, "first"), (0, "second")]
+    assert client.stored == 8, "below the position in the old stream"
 
 
 def test_deleted_stream_is_an_error_also_if_losses_are_accepted() -> None:
