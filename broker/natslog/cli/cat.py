@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import escaped, global_of, is_terminal, position_of
+from natslog.cli.common import escaped, global_of, is_terminal
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from natslog.client import NatslogClient
 
 _WAIT_MS = 20_000
 _FOLLOW_PATIENCE_S = 120.0
@@ -44,8 +42,19 @@ def cat(
         raise InvalidRequest(
             "--arrow writes binary data, which a terminal cannot show: redirect it to a file or a pipe"
         )
-    client = global_of(context).client(patience_s=_FOLLOW_PATIENCE_S if follow else 0.0)
-    batches = _limited(_batches(client, stream, position_of(client, stream, start), follow, subject), count)
+    consumer = (
+        global_of(context)
+        .client()
+        .consume(
+            stream,
+            start=int(start) if start.isdecimal() else start,
+            follow=follow,
+            subject=subject,
+            wait_ms=_WAIT_MS,
+            patience_s=_FOLLOW_PATIENCE_S if follow else 0.0,
+        )
+    )
+    batches = _limited((batch.record_batch for batch in consumer), count)
     sink = sys.stdout.buffer
     if as_arrow:
         import pyarrow as pa
@@ -62,21 +71,6 @@ def cat(
             sink.write(_escaped(lines, as_json) if is_shown else lines)
             sink.flush()
     sink.flush()
-
-
-def _batches(
-    client: NatslogClient, stream: str, start: int, follow: bool, subject: str | None
-) -> Iterator[pa.RecordBatch]:
-    """Reads up to the current high watermark, or without end."""
-    end = None if follow else int(client.position(stream)["high_watermark"])
-    while end is None or start < end:
-        fetched = client.fetch(stream, start, end, wait_ms=_WAIT_MS if follow else 0, subject=subject)
-        yield from fetched.batches
-        if end is not None and fetched.next_offset <= start:
-            return
-        start = fetched.next_offset
-    if not follow and end is not None and start > end:
-        client.fetch(stream, start)  # beyond the end: the broker's error names both bounds
 
 
 def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,8 @@ from natslog.cli.common import JsonFlag, global_of, out, position_of, print_json
 from natslog.units import format_size
 
 app = typer.Typer(
-    help="Show and change cursors. Cursors are informational; changing one does not affect any consumer.",
+    help="Show and change cursors. A change does not affect a running consumer. A consumer of the Python client "
+    "resumes at its cursor when it starts.",
     no_args_is_help=True,
 )
 
@@ -96,7 +97,9 @@ def set_cursor(
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Set the cursor of a consumer. This does not affect any consumer."""
+    """Set the cursor of a consumer. A consumer of the Python client starts there the next time; stop it before. Spark
+    resumes from its checkpoint instead.
+    """
     client = global_of(context).client()
     body = client.set_cursor(consumer, stream, position_of(client, stream, position))
     print_json(body) if as_json else out.print(f"cursor {consumer} on {stream} is at offset {body['offset']}")

@@ -1,11 +1,23 @@
 """The clients of brokers and of NATS: the blocking HTTP client and the publisher.
 
-`client` (reads), `streams`, `cursors` and `appending` (its other calls), `asking` (retries over all brokers),
-`epochs` (which answer about a stream's bounds is the newest),
-`publisher` (columnar publishing to NATS; imported by itself, because it loads the compiled kernels).
+`client` (reads), `streams`, `cursors` and `appending` (its other calls), `consuming` (reads from a cursor on, and moves
+it: `consume_options`, `checkpoints`), `reading_ahead`, `asking` (retries over all brokers), `epochs` (which answer
+about a stream's bounds is the newest), `confirming` (whether messages are lost), `publisher` (columnar publishing to
+NATS; imported by itself, because it loads the compiled kernels).
 """
 
 from natslog.client.asking import ClientOptions, leader_epochs, parse_servers
 from natslog.client.client import FETCH_BYTES, Fetched, NatslogClient, SplitRange
+from natslog.client.consuming import ConsumedBatch, Consumer
 
-__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "SplitRange", "leader_epochs", "parse_servers"]
+__all__ = [
+    "FETCH_BYTES",
+    "ClientOptions",
+    "ConsumedBatch",
+    "Consumer",
+    "Fetched",
+    "NatslogClient",
+    "SplitRange",
+    "leader_epochs",
+    "parse_servers",
+]

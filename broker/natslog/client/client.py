@@ -13,22 +13,24 @@ contains.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
-from threading import Thread
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 import urllib3
 
-from natslog.client.answers import Asked, Fetched, Rest, number_of, rows_of
+from natslog.client.answers import Asked, Fetched, number_of, rows_of
 from natslog.client.appending import AppendAsker
 from natslog.client.asking import ClientOptions, Facts, leader_epochs, parse_servers
+from natslog.client.consume_options import ConsumeOptions
+from natslog.client.consuming import Consumer
 from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
+from natslog.client.reading_ahead import ReadAhead
 from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
 from natslog.errors import (
@@ -37,7 +39,6 @@ from natslog.errors import (
     NatslogError,
     NotFound,
     NotLeader,
-    OffsetOutOfRange,
     PayloadTooLarge,
     StreamRecreated,
 )
@@ -344,41 +345,70 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
             As `fetch`.
         """
         fetch = partial(self.fetch, name, end=end, max_decoded_bytes=FETCH_BYTES, **asked)
-        coming = _in_background(partial(fetch, start)) if start < end else None
-        while coming is not None:
-            fetched, coming = coming.result(), None
-            if fetched.next_offset <= start:
-                raise OffsetOutOfRange(
-                    f"stream {name!r} ends at offset {start}, before {end}: the log is shorter than it was",
-                    offset=start,
-                    log_start_offset=fetched.log_start_offset,
-                    high_watermark=fetched.high_watermark,
-                )
-            start = fetched.next_offset
-            if start < end:
-                coming = _in_background(partial(_next_part, fetched.rest, partial(fetch, start)))
-            yield fetched
+        ahead = ReadAhead(fetch, name, start, end, FETCH_BYTES)
+        while ahead.coming is not None:
+            yield ahead.take()
 
+    def consume(
+        self,
+        stream: str,
+        *,
+        cursor: str | None = None,
+        start: int | str | datetime = "earliest",
+        follow: bool = True,
+        checkpoint: Literal["auto", "manual"] = "auto",
+        checkpoint_every: int | None = None,
+        checkpoint_interval_s: float | None = 5.0,
+        on_data_loss: Literal["fail", "skip"] = "fail",
+        subject: str | None = None,
+        columns: Sequence[str] | None = None,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 5_000,
+        patience_s: float = 120.0,
+    ) -> Consumer:
+        """Iterates over the batches of a stream from its cursor on, at least once and in order:
 
-def _next_part(rest: Rest | None, fetch: Callable[[], Fetched]) -> Fetched:
-    """From the rest of the last answer, or from another one if there is none, or if it cannot be decoded."""
-    if rest is None:
-        return fetch()
-    try:
-        return rest.decoded(FETCH_BYTES)
-    except CorruptAnswer:
-        return fetch()
+            with client.consume("orders", cursor="billing") as consumer:
+                for batch in consumer:
+                    bill(batch.record_batch)
 
+        A batch counts as processed when the next one is requested, or when the `with` block ends without an exception.
+        Without `with`, `break` and exceptions store nothing: messages behind the last checkpoint are consumed again.
+        Two consumers must not share a cursor: the last write is the one that is kept. A consumer that finds its cursor
+        moved logs a warning.
 
-def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
-    """Runs it in a thread. The process and the reader may end without waiting for the thread."""
-    future: Future[Fetched] = Future()
+        Args:
+            cursor: the name under which brokers store the position; the consumer resumes there. None: it is not stored.
+            start: where a consumer without a stored cursor starts: `earliest`, `latest`, an offset, or a time (a
+                `datetime`, UTC where it has no zone, or ISO-8601). That position is stored at once.
+            follow: wait for new messages at the end; False: end at the present high watermark.
+            checkpoint: `manual`: the position is stored only by `batch.checkpoint()` and `consumer.checkpoint()`.
+            checkpoint_every, checkpoint_interval_s: store it when so many messages were processed, or so much time has
+                passed, since the last time; whichever comes first. It is stored between batches, and on `close`.
+            on_data_loss: `skip`: where retention or a purge removed messages before they were consumed, or the stream
+                was deleted and created again, log the lost range and continue behind it.
+            subject, columns: as for `fetch`.
+            max_bytes: of one response as it is stored, and of one batch as it is decoded, exceeded by one stored batch
+                at most. Two batches and two responses are in memory.
+            wait_ms: of one long poll.
+            patience_s: how long requests are repeated while no broker, or no leader, is available.
 
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="natslog-read-ahead", daemon=True).start()
-    return future
+        Raises:
+            InvalidRequest: an argument is wrong. StreamNotFound, TooManyCursors, Forbidden, BrokerUnavailable. The
+            iterator: see `Consumer`.
+        """
+        options = ConsumeOptions(
+            cursor=cursor,
+            start=start,
+            follow=follow,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            checkpoint_interval_s=checkpoint_interval_s,
+            on_data_loss=on_data_loss,
+            subject=subject,
+            columns=columns,
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+            patience_s=patience_s,
+        )
+        return Consumer(self, stream, options)

@@ -1,4 +1,4 @@
-"""Cursors: positions of named consumers. They are informational; no consumer depends on them.
+"""Cursors: positions of named consumers. Brokers only store them; a consumer may resume at its cursor.
 
 Invariant. A cursor may be moved back. Its previous position and the time of this change are kept until it is moved back
 again.

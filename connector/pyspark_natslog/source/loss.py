@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from natslog.client import NatslogClient
+from natslog.client.confirming import confirmed
 from natslog.errors import CorruptLog, DataLoss, NatslogError
-from pyspark_natslog.source.confirming import confirmed, newest
+from pyspark_natslog.source.confirming import newest
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.selection import StreamState
 

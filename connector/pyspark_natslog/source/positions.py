@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from natslog.client import NatslogClient
+from natslog.client.confirming import confirmed
 from natslog.errors import ConfigError
 from natslog.times import format_timestamp_us
-from pyspark_natslog.source.confirming import confirmed, newest
+from pyspark_natslog.source.confirming import newest
 from pyspark_natslog.source.loss import Loss, report_loss
 from pyspark_natslog.source.options import Bound, SourceOptions
 from pyspark_natslog.source.selection import StreamState

@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from natslog.client import NatslogClient, leader_epochs
+from natslog.client.confirming import OutdatedAnswers
 from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
 from pyspark_natslog.payload.decoding import Shaper
-from pyspark_natslog.source.confirming import OutdatedAnswers
 from pyspark_natslog.source.joining import joined
 from pyspark_natslog.source.loss import left_of
 from pyspark_natslog.source.options import SourceOptions

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql.datasource import InputPartition
 
 from natslog.client import NatslogClient, SplitRange, leader_epochs
+from natslog.client.confirming import OutdatedAnswers
 from natslog.errors import OffsetOutOfRange, StreamNotFound
 from natslog.model import Split
-from pyspark_natslog.source.confirming import OutdatedAnswers
 from pyspark_natslog.source.loss import left_of
 from pyspark_natslog.source.options import Cutting, SourceOptions
 

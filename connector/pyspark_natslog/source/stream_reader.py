@@ -26,9 +26,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from natslog.client import leader_epochs
+from natslog.client.confirming import confirmed
 from natslog.errors import NatslogError, NotLeader, StreamNotFound
 from pyspark_natslog.source.admission import Admitter
-from pyspark_natslog.source.confirming import confirmed, newest
+from pyspark_natslog.source.confirming import newest
 from pyspark_natslog.source.loss import Loss, recreated, report_loss, shorter
 from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
 from pyspark_natslog.source.options import SourceOptions

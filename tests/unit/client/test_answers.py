@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from natslog.arrow import ipc
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.client.answers import Asked, Fetched, rows_of
-from natslog.client.client import _next_part
+from natslog.client.reading_ahead import _next_part
 from natslog.errors import CorruptAnswer
 
 VALUE = b"x" * 1000
@@ -81,7 +81,7 @@ def test_decoded_rows_of_a_long_answer_are_bounded() -> None:
     assert part.rest is not None
     while part.rest is not None:
         most = max(most, pa.total_allocated_bytes() - before)
-        part = _next_part(part.rest, refuse)
+        part = _next_part(part.rest, refuse, 8_000_000)
     assert part.next_offset == 100_000
     assert most < 2 * 8_000_000 + 3_000_000, "the part in use, and the next one"
 
@@ -97,4 +97,4 @@ def test_rest_that_cannot_be_decoded_is_fetched_again() -> None:
     with pytest.raises(CorruptAnswer):
         rest.decoded(1)
     again = rows_of(response, asked)
-    assert _next_part(rest, lambda: again) is again
+    assert _next_part(rest, lambda: again, 1) is again

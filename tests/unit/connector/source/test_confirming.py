@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from natslog.client import asking, leader_epochs
+from natslog.client import asking, confirming, leader_epochs
 from natslog.errors import ConfigError, DataLoss, InvalidRequest
-from pyspark_natslog.source import confirming, stream_reader
+from pyspark_natslog.source import stream_reader
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.reader import BatchReader
 from pyspark_natslog.source.schema import spark_schema
