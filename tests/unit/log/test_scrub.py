@@ -9,6 +9,7 @@ import pytest
 
 from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog
+from natslog.log import scrub as scrubbing
 from natslog.log.scrub import STEP_BYTES, Finding, ScrubProgress, read_back
 from natslog.log.sealed import SealedSegment
 from natslog.log.verify import check_file
@@ -110,6 +111,24 @@ def test_exact_offsets_are_named_and_other_batches_are_served(tmp_path: Path) ->
         log.reader.plan_read(2, max_bytes=1 << 30)
     assert len(stored_values(log, 4)) == 3
     log.append(rows([b"more"]), NOW_US)
+    log.close()
+
+
+def test_a_batch_that_holds_when_it_is_read_again_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = sealed_log(tmp_path / "log", 1)
+    read, failed = scrubbing._read_from_disk, list[int]()
+
+    def failing_once(fd: int, position: int, length: int) -> bytes:
+        if not failed:
+            failed.append(position)
+            return bytes(length)
+        return read(fd, position, length)
+
+    monkeypatch.setattr(scrubbing, "_read_from_disk", failing_once)
+    assert found_in(segment_at(log, 0), 10)[0] == []
+    assert failed
     log.close()
 
 

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from natslog.cluster.commands import DisableReplicas
+from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
 from natslog.config import BrokerConfig, load_config
 from natslog.errors import ConfigError, CorruptLog
+from natslog.log.scrub import Finding
 from natslog.model import BrokerId, Epoch
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas import scrubbing
 from natslog.node.replicas.scrubbing import Scrubber, pause_s
 from tests.conftest import open_log, rows
 from tests.unit.log.test_scrub import flip, segment_at
-from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, run
+from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
 from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
 
 _FAST = 1 << 30
@@ -231,6 +233,42 @@ def test_damage_found_by_scrubbing_is_repaired_from_another_replica(tmp_path: Pa
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
         assert (stream.damage, log.log_end_offset, log.scrub.damaged) == (None, 1, ())
         await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_damage_that_was_not_repaired_before_a_restart_is_known_after_it(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await stage.host(new_record())
+        await stage.change(stream, holders=stream.record.replicas)
+        append(stream, b"acked")
+        log = stream.usable_log()
+        log.scrub.verified(0, 1, [Finding(0, 1, CorruptLog("damaged"))])
+        log.scrub.store()
+        await stream.stop()
+        stage.proposed.clear()
+        stream = await stage.host(stream.record)
+        stream.tick({})
+        assert "offsets 0 to 1 are damaged" in str(stream.damage)
+        assert DisableReplicas in [type(one) for one in stage.proposed]
+        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
+        assert (stream.damage, stream.usable_log().scrub.damaged) == (None, ())
+        await stream.stop()
+        stream = await stage.host(stream.record)
+        assert stream.damage is None, "the repair was stored"
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_at_level_1_progress_is_not_stored(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        for level, is_stored in ((FIRST_LEVEL, False), (LATEST_LEVEL, True)):
+            stage.state.feature_level = level
+            stream = await stage.host(record_of())
+            stream.usable_log().scrub.store()
+            assert (stream.folder / "scrub").exists() == is_stored
+            await stream.stop()
 
     run(tmp_path, story)
 
