@@ -33,6 +33,7 @@ from natslog.node.replicas.stream import HostedStream
 logger = logging.getLogger("natslog.node")
 
 _LOOK_EVERY_S = 30.0
+_REPAIR_POLL_S = 1.0
 _TURN_S = 5.0
 _STORE_EVERY_S = 10.0
 _LONGEST_PAUSE_S = 10.0
@@ -125,7 +126,7 @@ class Scrubber:
 
     async def _run(self) -> None:
         is_behind = False
-        while not await self._is_stopping_within(0.0 if is_behind else _LOOK_EVERY_S):
+        while not await self._is_stopping_within(0.0 if is_behind else self._next_look_s()):
             self._wanted.clear()
             is_behind = False
             for stream in self._due():
@@ -139,6 +140,11 @@ class Scrubber:
     async def _is_stopping_within(self, seconds: float) -> bool:
         await wait_for_at_most(seconds, self._wanted.wait())
         return self._stopping.is_set()
+
+    def _next_look_s(self) -> float:
+        """Sooner while a pass waits for the repair of its log."""
+        is_waiting = any(one.log is not None and one.log.scrub.is_running for one in self._hosting.streams.values())
+        return _REPAIR_POLL_S if is_waiting else _LOOK_EVERY_S
 
     def _now_us(self) -> int:
         reading = self._cluster.clock.reading()
