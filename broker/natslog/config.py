@@ -64,6 +64,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     append_max_bytes: int = 1024 * 1024 * 1024
     retention_interval_s: float = 5.0
     tombstone_grace_s: float = 3600.0
+    scrub_interval_s: float = 7 * 86400.0
+    scrub_max_bytes_per_s: int = 8 * 1024 * 1024
     ack_reply_prefixes: tuple[str, ...] = (ACK_REPLY_PREFIX,)
     seeds: tuple[str, ...] = ()
     cluster_secret_file: str | None = None
@@ -120,8 +122,16 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
 
 
-_BYTES = {"segment_bytes", "min_free_bytes", "max_store_bytes", "ingest_memory_bytes", "append_max_bytes"}
-_SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s"}
+_BYTES = {
+    "segment_bytes",
+    "min_free_bytes",
+    "max_store_bytes",
+    "ingest_memory_bytes",
+    "append_max_bytes",
+    "scrub_max_bytes_per_s",
+}
+_SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s", "scrub_interval_s"}
+_MAY_BE_OFF = {"scrub_interval_s"}
 _URLS = {"nats_url", "advertise_url", "seeds", "peer_urls"}
 _LEVELS = ("debug", "info", "warning", "error")
 _CLIENT_CERTS = ("optional", "required")
@@ -169,6 +179,13 @@ def _from_file(path: Path) -> dict[str, Any]:
     return {_BY_NAME[name]: value for name, value in settings.items()}
 
 
+def _interval_s(given: Any, name: str) -> float:
+    """Raises InvalidRequest. What is done at intervals may be turned off."""
+    if name in _MAY_BE_OFF and str(given).strip().lower() in ("0", "0.0", "none"):
+        return 0.0
+    return parse_duration_s(given, name)
+
+
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
     for name in ("seeds", "peer_urls", "ack_reply_prefixes"):
         if isinstance(texts := settings.get(name), str):
@@ -177,7 +194,7 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         for name in _BYTES & set(settings):
             settings[name] = parse_size_bytes(settings[name], name)
         for name in _SECONDS & set(settings):
-            settings[name] = parse_duration_s(settings[name], name)
+            settings[name] = _interval_s(settings[name], name)
         config = msgspec.convert(settings, BrokerConfig, strict=False)
     except (msgspec.ValidationError, InvalidRequest) as error:
         raise ConfigError(f"invalid setting: {error}") from error
@@ -220,6 +237,11 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         raise ConfigError("append_max_bytes, the maximum size of one direct append, must be at least 1 MiB")
     if config.max_store_bytes is not None and config.max_store_bytes < 1024 * 1024:
         raise ConfigError("max_store_bytes, the maximum size of all streams on this broker, must be at least 1 MiB")
+    if config.scrub_max_bytes_per_s < 64 * 1024:
+        raise ConfigError(
+            "scrub_max_bytes_per_s must be at least 64 KiB; to turn scrubbing off, set scrub_interval to 0",
+            setting="scrub_max_bytes_per_s",
+        )
     if config.segment_bytes < 4096:
         raise ConfigError("segment_bytes must be at least 4096")
     return config

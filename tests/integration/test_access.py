@@ -55,6 +55,8 @@ NEEDS = {
     "PATCH /v1/streams/{name}": "manage",
     "DELETE /v1/streams/{name}": "manage",
     "POST /v1/streams/{name}/roll": "manage",
+    "GET /v1/streams/{name}/scrub": "see",
+    "POST /v1/streams/{name}/scrub": "manage",
     "POST /v1/streams/{name}/purge": "manage",
     "POST /v1/streams/{name}/seal": "manage",
     "GET /v1/streams/{name}/offsets": "read",

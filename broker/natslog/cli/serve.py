@@ -209,6 +209,13 @@ def server(
     tombstone_grace: Annotated[
         str | None, typer.Option(help="Time for which files of deleted streams are kept; default 1h.")
     ] = None,
+    scrub_interval: Annotated[
+        str | None,
+        typer.Option(help="Interval at which stored messages are read back and checked; default 7d, 0: never."),
+    ] = None,
+    scrub_max_bytes_per_s: Annotated[
+        str | None, typer.Option(help="Rate at which they are read at most; default 8MiB.")
+    ] = None,
     ack_reply_prefixes: Annotated[
         str | None,
         typer.Option(

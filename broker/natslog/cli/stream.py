@@ -1,7 +1,8 @@
-"""`natslog stream create | ls | info | edit | pause | resume | purge | roll | seal | rm`."""
+"""`natslog stream create | ls | info | edit | pause | resume | purge | roll | scrub | seal | rm`."""
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
 from natslog.errors import InvalidRequest
 from natslog.units import format_size
+
+_SCRUB_POLL_S = 1.0
 
 app = typer.Typer(help="Create, show, change and delete streams.", no_args_is_help=True)
 
@@ -130,7 +133,9 @@ def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(body)
         return
-    problem = body.pop("problem", None)
+    problem, scrub = body.pop("problem", None), body.pop("scrub", None)
+    if scrub is not None:  # of the leader
+        body |= {"scrubbed_at": scrub["scrubbed_at"], "scrub_progress": scrub["scrub_progress"]}
     print_table(["setting", "value"], [[key, value] for key, value in body.items()])
     if problem:
         out.print(f"problem: {problem['message']}", style="bold red")
@@ -198,6 +203,43 @@ def roll(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     print_json(body) if as_json else out.print(
         f"all offsets below {body['sealed_end']} are in {body['folder']}/*.arrow"
     )
+
+
+@app.command()
+def scrub(
+    context: typer.Context,
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all replicas were read.")] = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read all sealed segments of a stream back from the disks of all replicas now, at the configured rate.
+
+    Damage is repaired from another replica, where there is one. The exit code is 1 if a replica is damaged or does not
+    answer. ^C ends the waiting only; GET /v1/streams/NAME/scrub shows the state.
+    """
+    client = global_of(context).client()
+    body = client.scrub(name, begin=True)
+    while wait and any(one["scrub_progress"] is not None for one in body["replicas"]):
+        time.sleep(_SCRUB_POLL_S)
+        body = client.scrub(name)
+    if as_json:
+        print_json(body)
+    else:
+        columns = ["broker", "scrubbed at", "progress", "damaged offsets", "problem"]
+        print_table(columns, [_scrub_row(one) for one in body["replicas"]])
+    if any(one["damaged"] or "problem" in one for one in body["replicas"]):
+        raise typer.Exit(1)
+
+
+def _scrub_row(replica: dict[str, Any]) -> list[Any]:
+    progress, damaged = replica["scrub_progress"], replica["damaged"]
+    return [
+        replica["broker"],
+        replica["scrubbed_at"] or "never",
+        "" if progress is None else f"{progress:.0%}",
+        ", ".join(f"{one['start']} to {one['end']}" for one in damaged) or "none",
+        replica.get("problem", {}).get("message", ""),
+    ]
 
 
 @app.command()

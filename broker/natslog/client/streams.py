@@ -116,6 +116,17 @@ class StreamCalls(Asker):
         """
         return self._json("POST", f"{stream_path(name)}/roll", Facts, timeout_s=60.0)
 
+    def scrub(self, name: str, *, begin: bool = False) -> dict[str, Any]:
+        """The state of the scrubbing of each replica: `broker`, `scrubbed_at`, `scrub_progress`, `damaged`.
+
+        Args:
+            begin: a new pass begins first, on every replica.
+
+        Raises:
+            StreamNotFound.
+        """
+        return self._json("POST" if begin else "GET", f"{stream_path(name)}/scrub", Facts)
+
     def purge(self, name: str, below: int | None = None) -> dict[str, Any]:
         """Removes the messages below an offset, or all that are committed now; they cannot be read any more when this
         returns.

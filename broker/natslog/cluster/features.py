@@ -36,6 +36,8 @@ ENVELOPES_LEVEL = 2
 """From this level on, messages that carry many rows are stored as these rows."""
 BATCH_FORMAT_LEVEL = 2
 """From this level on, batches are written in format 2."""
+SCRUB_LEVEL = 2
+"""From this level on, the progress of scrubbing is stored beside each log."""
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
 """By level, the first version of natslog that supports it."""
 OUTCOMES_BY_AGE = 2

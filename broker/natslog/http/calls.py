@@ -257,6 +257,14 @@ CALLS: dict[str, dict[str, Call]] = {
             parameters=(_REDIRECTED,),
         )
     },
+    "/v1/streams/{name}/scrub": {
+        "get": Call("The state of the scrubbing of each replica", shapes.Scrub),
+        "post": Call(
+            "Read all sealed segments of each replica back from its disk, and compare them with their CRCs",
+            shapes.Scrub,
+            status=202,
+        ),
+    },
     "/v1/streams/{name}/purge": {
         "post": Call(
             "Remove the messages below an offset, or all that are committed now",

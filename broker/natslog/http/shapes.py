@@ -165,9 +165,38 @@ class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     acks: Acks | UnsetType | None = UNSET
 
 
+class OffsetRange(msgspec.Struct):
+    """Offsets from `start` to `end`, exclusive."""
+
+    start: Offset
+    end: Offset
+
+
+class ReplicaScrub(msgspec.Struct, kw_only=True):
+    """The state of the scrubbing of one replica.
+
+    `scrubbed_at`: when its last pass was completed. `scrub_progress`: of the pass that is under way, from 0 to 1; null:
+    none is. `damaged`: offsets that cannot be read; a range without offsets is a segment that begins there and has a
+    damaged header or footer. `problem`: why the replica states nothing.
+    """
+
+    broker: BrokerNumber
+    scrubbed_at: Time | None = None
+    scrub_progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+    damaged: list[OffsetRange] = []
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class Scrub(msgspec.Struct):
+    """The state of the scrubbing of all replicas of a stream."""
+
+    name: Name
+    replicas: list[ReplicaScrub]
+
+
 class Stream(msgspec.Struct, kw_only=True):
     """A stream. Its leader alone states a position (`log_start_offset` to `segments`); without one there is a
-    `problem`.
+    `problem`. `scrub`: of the replica of the leader.
     """
 
     name: Name
@@ -195,6 +224,7 @@ class Stream(msgspec.Struct, kw_only=True):
     high_watermark: Offset | UnsetType = UNSET
     bytes: Count | UnsetType | None = UNSET
     segments: Count | UnsetType | None = UNSET
+    scrub: ReplicaScrub | UnsetType = UNSET
     problem: AnyProblem | UnsetType = UNSET
 
 

@@ -42,7 +42,9 @@ async def readyz(request: web.Request) -> web.Response:
     broker = request.app[BROKER]
     reason = broker.not_ready_because()
     troubled = {
-        name: problem.message for name, stream in broker.streams.items() if (problem := stream.problem) is not None
+        name: problem.message
+        for name, stream in broker.streams.items()
+        if (problem := stream.problem or stream.scrub_problem) is not None
     }
     body = shapes.Readiness(status="ready" if reason is None else "not ready", reason=reason)
     if rights_of(request).may("monitor"):  # names of streams are for those who may see them
@@ -212,6 +214,10 @@ class _BrokerCollector:
             "segments": ("Files on disk", lambda log: len(log.chain.segments)),
             "failed": ("1 if the stream does not accept writes", lambda log: float(log.failure is not None)),
             "quarantined_ranges": ("Damaged ranges found", lambda log: len(log.chain.damages)),
+            "scrubbed_seconds": (
+                "When the last pass of scrubbing was completed, in seconds since 1970; 0: never",
+                lambda log: log.scrub.completed_us / 1e6,
+            ),
         }
         for name, (text, read) in gauges.items():
             family = GaugeMetricFamily(f"natslog_stream_{name}", text, labels=["stream"])
@@ -246,6 +252,15 @@ class _BrokerCollector:
         for stream_name, stream in streams:
             sent.add_metric([stream_name], stream.sent_bytes)
         yield sent
+        scrubbed = CounterMetricFamily("natslog_scrub_bytes", "Stored bytes read back by scrubbing", labels=["stream"])
+        damaged = CounterMetricFamily(
+            "natslog_scrub_damaged", "Damaged ranges that scrubbing has found", labels=["stream"]
+        )
+        for stream_name, stream in streams:
+            scrubbed.add_metric([stream_name], stream.scrubbed_bytes)
+            damaged.add_metric([stream_name], stream.scrub_damaged)
+        yield scrubbed
+        yield damaged
 
 
 class Scrapes:

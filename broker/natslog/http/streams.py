@@ -31,6 +31,7 @@ from natslog.http.shapes import MAX_SPLITS, shape_response
 from natslog.log import StreamLog
 from natslog.model import Offset, Split, StreamRecord, parse_settings
 from natslog.node.broker import Broker
+from natslog.node.replicas.scrubbing import ReplicaScrub
 from natslog.node.replicas.stream import HostedStream
 from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, covers
 from natslog.times import format_timestamp_us, parse_timestamp_us
@@ -61,9 +62,22 @@ def shown_stream(broker: Broker, record: StreamRecord, position: dict[str, int] 
         return shown
     set_position(shown, position)
     stream = broker.streams.get(record.name)
-    if stream is not None and stream.problem is not None:
-        shown.problem = stream.problem.to_json()["error"]
+    if stream is not None and (problem := stream.problem or stream.scrub_problem) is not None:
+        shown.problem = problem.to_json()["error"]
     return shown
+
+
+def shown_scrub(scrub: ReplicaScrub) -> shapes.ReplicaScrub:
+    """The state of the scrubbing of one replica as the API shows it."""
+    if "problem" in scrub:
+        return shapes.ReplicaScrub(broker=scrub["broker"], problem=scrub["problem"])
+    completed_us = scrub["completed_us"]
+    return shapes.ReplicaScrub(
+        broker=scrub["broker"],
+        scrubbed_at=format_timestamp_us(completed_us) if completed_us else None,
+        scrub_progress=scrub["progress"],
+        damaged=[shapes.OffsetRange(start, end) for start, end in scrub["damaged"]],
+    )
 
 
 def set_position(shown: shapes.Stream | shapes.Position, position: dict[str, int]) -> None:
@@ -159,7 +173,9 @@ async def show_stream(request: web.Request) -> web.Response:
 def _shown_here(request: web.Request, stream: HostedStream) -> shapes.Stream:
     """A stream that is led here."""
     broker = broker_of(request)
-    return with_counts(request, stream.record, shown_stream(broker, stream.record, broker.positions.of(stream)))
+    shown = shown_stream(broker, stream.record, broker.positions.of(stream))
+    shown.scrub = shown_scrub(broker.scrubber.state(stream, stream.usable_log()))
+    return with_counts(request, stream.record, shown)
 
 
 @routes.patch("/v1/streams/{name}")
@@ -190,6 +206,28 @@ async def roll_stream(request: web.Request) -> web.Response:
     stream, broker = await leading(request), broker_of(request)
     sealed_end = await broker.upkeep.roll(stream)
     return stated(request, stream, shapes.Rolled(stream.name, sealed_end, str(stream.folder)))
+
+
+@routes.get("/v1/streams/{name}/scrub")
+@access("stream")
+async def show_scrub(request: web.Request) -> web.Response:
+    query(request)
+    return await _scrub(request, begin=False)
+
+
+@routes.post("/v1/streams/{name}/scrub")
+@access("stream", "manage")
+async def begin_scrub(request: web.Request) -> web.Response:
+    """Begins a pass on all replicas: the sealed segments are read back from the disk, from the first one on."""
+    query(request)
+    return await _scrub(request, begin=True)
+
+
+async def _scrub(request: web.Request, *, begin: bool) -> web.Response:
+    broker = broker_of(request)
+    record = await broker.record(request.match_info["name"])
+    found = await broker.scrubber.everywhere(record, begin=begin)
+    return shape_response(shapes.Scrub(record.name, list(map(shown_scrub, found))), status=202 if begin else 200)
 
 
 @routes.post("/v1/streams/{name}/purge")

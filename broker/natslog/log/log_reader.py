@@ -99,7 +99,7 @@ class LogReader:
             self._check_covered(segment, index, first, offset)
             last = self._last_batch(index, first, limit, room_bytes)
             if prove and isinstance(segment, SealedSegment):
-                segment.prove(fd, index, first, last)
+                last = segment.prove(fd, index, first, last)
         except BaseException:
             os.close(fd)
             raise

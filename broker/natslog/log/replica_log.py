@@ -17,7 +17,8 @@ from natslog.log.chain import Segment
 from natslog.log.checked_file import sync_folder
 from natslog.log.cutting import cut_segment, readable_index
 from natslog.log.run_log import RunLog
-from natslog.log.segment import ActiveSegment, read_batch, remove_segment_files
+from natslog.log.scrub import frame_problem
+from natslog.log.segment import ActiveSegment, header_bytes_of, read_batch, remove_segment_files
 from natslog.model import Epoch
 
 logger = logging.getLogger("natslog.log")
@@ -108,6 +109,7 @@ class ReplicaLog(RunLog):
         self.store_epochs()
         self.unfinished_run = self._find_unfinished_run()
         self.producers.cut(end_offset)
+        self.scrub.cut(end_offset)
 
     def discard_from(self, end_offset: int) -> None:
         """Drops everything from this offset on, committed or not: it is damaged, and is fetched again from another
@@ -166,6 +168,7 @@ class ReplicaLog(RunLog):
         self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
         self.unfinished_run = None
         self.producers.cut(log_start_offset)
+        self.scrub.cut(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:
         with self._checkpoint_lock:
@@ -203,19 +206,25 @@ def _remove(segment: Segment) -> None:
 
 
 def _first_bad_offset(segment: Segment) -> int | None:
-    """The base offset of the first damaged batch; if a footer is damaged, the end of the intact batches."""
+    """The base offset of the first damaged batch; if a footer is damaged, the end of the intact batches. Of a sealed
+    segment of which only other bytes are damaged: its base offset.
+    """
     try:
         index = readable_index(segment)
     except CorruptLog:
         return segment.base_offset
+    header_bytes: dict[int, int] = {}
     fd = os.open(segment.path, os.O_RDONLY)
     try:
         for at in range(len(index)):
-            read_batch(fd, index[at], segment.path)
+            message = read_batch(fd, index[at], segment.path)
+            header_bytes[index.positions[at]] = header_bytes_of(message)
     except CorruptLog:
         return index.base_offsets[at]
     finally:
         os.close(fd)
-    if isinstance(segment, ActiveSegment) or segment.has_footer():
+    if isinstance(segment, ActiveSegment):
         return None
+    if segment.has_footer():
+        return segment.base_offset if frame_problem(segment, index, header_bytes) else None
     return index.end_offsets[-1] if len(index) else segment.base_offset

@@ -88,16 +88,25 @@ class SealedSegment:
         """Marks validated batches as unchecked: they are read again before they are served."""
         self._proven = bytearray(len(self._proven))
 
-    def prove(self, fd: int, index: BatchIndex, first: int, last: int) -> None:
+    def prove(self, fd: int, index: BatchIndex, first: int, last: int) -> int:
         """Reads the batches `[first, last)` once in this process's life. `index`: the segment's, as the caller has it.
 
+        Returns:
+            Where the intact ones end, at least `first + 1`.
+
         Raises:
-            CorruptLog: one is damaged.
+            CorruptLog: the first one is damaged.
         """
         for at in range(first, last):
             if not self._proven[at]:
-                read_batch(fd, index[at], self.path)
+                try:
+                    read_batch(fd, index[at], self.path)
+                except CorruptLog:
+                    if at == first:
+                        raise
+                    return at
                 self._proven[at] = 1
+        return last
 
 
 def split_footer(path: Path) -> tuple[int, bytes]:

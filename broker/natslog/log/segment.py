@@ -328,6 +328,11 @@ def read_batch(fd: int, entry: BatchEntry, path: Path) -> bytes:
     return message
 
 
+def header_bytes_of(message: bytes) -> int:
+    """The length of the metadata part of a proven batch."""
+    return 8 + int.from_bytes(message[4:8], "little")
+
+
 def damage(path: Path, entry: BatchEntry, what: str) -> CorruptLog:
     """The error for one batch, with file, position and offsets."""
     return CorruptLog(

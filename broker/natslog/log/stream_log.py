@@ -39,6 +39,7 @@ from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.retention import expired_count
 from natslog.log.room import DiskRoom, StoreLimit
+from natslog.log.scrub import ScrubProgress
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, remove_segment_files
 from natslog.model import Epoch, StreamSettings
@@ -62,6 +63,7 @@ class LogOptions:
         trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
             False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
         store: what all logs of the broker may take together.
+        stores_scrub: whether the progress of scrubbing is stored, which natslog 0.1.0 does not know.
     """
 
     segment_bytes: int = 128 * 1024 * 1024
@@ -70,6 +72,7 @@ class LogOptions:
     ended_in_order: bool = False
     trusts_log_start: bool = True
     store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
+    stores_scrub: bool = True
 
 
 class _Closed(Exception):
@@ -112,6 +115,7 @@ class StreamLog:
         self.appended_bytes = 0  # since it was opened, about
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
+        self.scrub = ScrubProgress(folder, is_stored=options.stores_scrub)
         self.epochs = self._stored_epochs = EpochHistory()
         opening = Opening(
             folder,

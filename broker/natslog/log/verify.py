@@ -15,7 +15,7 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.log.checked_file import read_checked
 from natslog.log.recovery import scan_segment
 from natslog.log.sealed import read_footer_index, sealing_bytes, split_footer
-from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, read_batch
+from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, header_bytes_of, read_batch
 
 _CHECKED = {  # name: (kind, newest version)
     "broker": ("broker", 3),
@@ -24,6 +24,7 @@ _CHECKED = {  # name: (kind, newest version)
     "hw-checkpoint": ("hw-checkpoint", 1),
     "log-start": ("log-start", 1),
     "leader-epochs": ("leader-epochs", 1),
+    "scrub": ("scrub", 1),
     "hard-state": ("raft-hard-state", 2),
     "snapshot": ("raft-snapshot", 1),
 }
@@ -156,7 +157,7 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
     _header_bytes(path)
     index = read_footer_index(path)
     problems, expected = [], int(path.stem)
-    header_bytes_of: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     fd = os.open(path, os.O_RDONLY)
     try:
         for at in range(len(index)):
@@ -165,13 +166,13 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
                 problems.append(f"offsets {expected} to {entry.base_offset} are missing")
             expected = entry.end_offset
             try:
-                header_bytes_of[entry.position] = 8 + int.from_bytes(read_batch(fd, entry, path)[4:8], "little")
+                lengths[entry.position] = header_bytes_of(read_batch(fd, entry, path))
             except NatslogError as error:
                 problems.append(error.message)
     finally:
         os.close(fd)
     position, footer = split_footer(path)
-    if len(header_bytes_of) == len(index) and footer != sealing_bytes(index, header_bytes_of):
+    if len(lengths) == len(index) and footer != sealing_bytes(index, lengths):
         problems.append(
             f"the footer, from byte {position}, is not what sealing wrote: other Arrow programs may read it incorrectly"
         )

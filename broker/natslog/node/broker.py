@@ -38,6 +38,7 @@ from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
 from natslog.node.replicas.positions import Positions
+from natslog.node.replicas.scrubbing import Scrubber
 from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
@@ -142,6 +143,8 @@ class Broker:
             "watch": self.watching.here,
             "staged_part": self.staging.piece,
         }
+        self.scrubber = Scrubber(config, cluster, self.hosting, self.readers)
+        cluster.questions.answerers["scrub"] = self.scrubber.here
         self.staged_copies = StagedCopies(cluster, self.staging)
         self._nats_down_since: float | None = None
         self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
@@ -183,6 +186,7 @@ class Broker:
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
         self.upkeep.start(self.halt)
+        self.scrubber.start(self.halt)
         self.has_started = True
         return self
 
@@ -208,6 +212,7 @@ class Broker:
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
         self.upkeep.stop_soon()
+        self.scrubber.stop_soon()
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_TRANSFER_WITHIN_S):
@@ -234,6 +239,7 @@ class Broker:
     async def _stop_all(self) -> None:
         problems = await self.hosting.close()
         await self.upkeep.stopped()
+        await self.scrubber.stopped()
         await self.cluster.stop()
         await self.link.close()
         for problem in problems:

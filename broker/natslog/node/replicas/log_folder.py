@@ -51,6 +51,8 @@ class LogFolder:
                 "stream %s: the log is damaged from offset %d on; it is fetched again from the leader", name, start
             )
             log.discard_from(start)
+        log.scrub.repaired()
+        log.scrub.store()
 
     def set_aside(self, name: str) -> None:
         """Keeps a folder that cannot be opened under another name.

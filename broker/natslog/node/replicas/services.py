@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from natslog.cluster.commands import BackgroundCommand, IsrChange
-from natslog.cluster.features import FOLDER_NAMES_LEVEL
+from natslog.cluster.features import FOLDER_NAMES_LEVEL, SCRUB_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
 from natslog.model import BrokerId, StreamRecord
@@ -59,6 +59,7 @@ class Services:
             ended_in_order=bool(self.data_dir.after),
             trusts_log_start=not self.data_dir.last_life_was_older_version,
             store=self.store,
+            stores_scrub=self.level >= SCRUB_LEVEL,
         )
         shown_name = record.name if self.level >= FOLDER_NAMES_LEVEL else ""
         return LogFolder(self.data_dir.stream_folder(record.id, shown_name), options)

@@ -84,6 +84,7 @@ class HostedStream:
         advanced: set, and replaced, whenever HW moves or the role changes.
         watchers: set at the same times, and not replaced.
         sent_bytes: to readers, from this replica, as far as answers were begun.
+        scrubbed_bytes: read back by scrubbing. scrub_damaged: damaged ranges that it found.
         leader_log_start: of a follower: the log start of its leader.
     """
 
@@ -92,6 +93,8 @@ class HostedStream:
         self.record = record
         self.stats = IngestStats()
         self.sent_bytes = 0
+        self.scrubbed_bytes = 0
+        self.scrub_damaged = 0
         self.sessions: set[SessionMark] = set()
         self.advanced = asyncio.Event()
         self.watchers: set[asyncio.Event] = set()
@@ -176,6 +179,16 @@ class HostedStream:
     @property
     def damage(self) -> NatslogError | None:
         return self._replica.damage
+
+    @property
+    def scrub_problem(self) -> NatslogError | None:
+        """Which offsets scrubbing found damaged here. All others are served."""
+        return self._log.scrub.problem if self._log is not None else None
+
+    @property
+    def is_to_be_repaired(self) -> bool:
+        """Whether it is damaged, and is repaired from another replica."""
+        return self._replica.damage is not None and self._replica.others_hold_it
 
     @property
     def problem(self) -> NatslogError | None:
@@ -548,6 +561,8 @@ class HostedStream:
         self._replica.opened(log)
         if log.chain.damages:
             self._replica.damaged(log.failure or CorruptLog("a part of the log is damaged"))
+        elif (found := log.scrub.problem) is not None:
+            self._replica.damaged(found)
 
     async def _begin_epoch(self, epoch: Epoch) -> None:
         log, record, services = self.usable_log(), self.record, self._services

@@ -1,0 +1,285 @@
+"""Scrubbing in the background: its rate, what it reports, when it begins and continues, and what idle streams cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from natslog.cluster.commands import DisableReplicas
+from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
+from natslog.config import BrokerConfig, load_config
+from natslog.errors import ConfigError, CorruptLog
+from natslog.log.scrub import Finding
+from natslog.model import BrokerId, Epoch
+from natslog.node.cluster_clock import ClusterClock
+from natslog.node.replicas import scrubbing
+from natslog.node.replicas.scrubbing import Scrubber, pause_s
+from tests.conftest import open_log, rows
+from tests.unit.log.test_scrub import flip, segment_at
+from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
+from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
+
+_FAST = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "_LOOK_EVERY_S", 0.02)
+
+
+class ScrubbedStream(UpkeepStream):
+    """With sealed segments of three messages each."""
+
+    def __init__(self, folder: Path, segments: int) -> None:
+        stream = hosted(folder, 0)
+        super().__init__(stream.record, stream.log)
+        self.me, self.is_to_be_repaired = BrokerId(1), False
+        self.scrubbed_bytes = self.scrub_damaged = 0
+        self.damage: list[Any] = []
+        for _ in range(segments):
+            log = self.usable_log()
+            log.append(rows([os.urandom(1000) for _ in range(3)]), 1_000_000)
+            log.roll()
+            assert log.seal_next()
+
+    def note_damage(self, error: Any) -> None:
+        self.damage.append(error)
+
+
+def scrubber_of(tmp_path: Path, streams: dict[str, Any], executor: ThreadPoolExecutor, **settings: Any) -> Scrubber:
+    settings = {"scrub_max_bytes_per_s": _FAST} | settings
+    clock = ClusterClock(ME, tmp_path / "clock")
+    clock.refresh([ME])
+    cluster: Any = SimpleNamespace(me=ME, clock=clock, link_to=lambda broker: None)
+    hosting: Any = SimpleNamespace(streams=streams)
+    return Scrubber(BrokerConfig(data_dir="unused", **settings), cluster, hosting, executor)
+
+
+Story = Callable[[Scrubber], Awaitable[None]]
+
+
+def scrubbing_of(tmp_path: Path, streams: dict[str, Any], story: Story, **settings: Any) -> None:
+    """Runs the story beside a scrubber."""
+
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            scrubber = scrubber_of(tmp_path, streams, executor, **settings)
+            scrubber.start(lambda what, error: pytest.fail(f"{what}: {error!r}"))
+            try:
+                async with asyncio.timeout(20):
+                    await story(scrubber)
+            finally:
+                scrubber.stop_soon()
+                await scrubber.stopped()
+
+    asyncio.run(run())
+    for stream in streams.values():
+        stream.usable_log().close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def test_a_pause_keeps_to_the_rate_and_to_a_twentieth_of_the_time() -> None:
+    assert pause_s(1 << 20, 0.001, 8 << 20) == pytest.approx(0.125), "the configured rate"
+    assert pause_s(1 << 20, 0.1, 8 << 20) == pytest.approx(1.9), "a slow or busy disk: nineteen times as long"
+    assert pause_s(1 << 20, 60.0, 8 << 20) == 10.0
+
+
+def test_streams_are_read_once_an_interval(tmp_path: Path) -> None:
+    streams = {name: ScrubbedStream(tmp_path / name, 3) for name in ("a", "b")}
+
+    async def story(scrubber: Scrubber) -> None:
+        await until(lambda: all(one.usable_log().scrub.completed_us for one in streams.values()))
+        read = [one.scrubbed_bytes for one in streams.values()]
+        for stream, count in zip(streams.values(), read, strict=True):
+            log = stream.usable_log()
+            assert count == sum(sum(segment_at(log, at).index.lengths) for at in range(3))
+        await asyncio.sleep(0.3)  # several rounds
+        assert [one.scrubbed_bytes for one in streams.values()] == read
+        state = await scrubber.here("a")
+        assert (state["broker"], state["progress"], state["damaged"]) == (ME, None, [])
+        assert abs(state["completed_us"] / 1e6 - time.time()) < 30
+
+    scrubbing_of(tmp_path, streams, story)
+    again = open_log(tmp_path / "a")
+    assert again.scrub.completed_us > 0, "it is known after a restart"
+    again.close()
+
+
+def test_a_single_replica_names_the_offsets_once_and_reads_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = ScrubbedStream(tmp_path / "orders", 4)
+    log = stream.usable_log()
+    for at in (1, 2):
+        path = segment_at(log, at).path
+        flip(path, path.stat().st_size // 3)
+    caplog.set_level(logging.ERROR)
+
+    async def story(scrubber: Scrubber) -> None:
+        await until(lambda: log.scrub.passes >= 3 and not log.scrub.is_running)
+        assert (await scrubber.here("orders"))["damaged"] == [(3, 6), (6, 9)]
+
+    scrubbing_of(tmp_path, {"orders": stream}, story, scrub_interval_s=0.001)
+    errors = [one.getMessage() for one in caplog.records if "scrubbing found damage" in one.getMessage()]
+    assert ["offsets 3 to 6" in errors[0], "offsets 6 to 9" in errors[1], len(errors)] == [True, True, 2]
+    assert stream.scrub_damaged == 2
+    assert "offsets 3 to 6, 6 to 9 are damaged" in str(log.scrub.problem)
+
+
+def test_a_requested_pass_begins_at_once_even_if_scrubbing_is_off(tmp_path: Path) -> None:
+    stream = ScrubbedStream(tmp_path / "orders", 2)
+
+    async def story(scrubber: Scrubber) -> None:
+        await asyncio.sleep(0.05)
+        assert stream.scrubbed_bytes == 0
+        state = await scrubber.here("orders", begin=True)
+        assert state["progress"] == 0.0
+        await until(lambda: not stream.usable_log().scrub.is_running)
+        assert stream.scrubbed_bytes > 6000
+
+    scrubbing_of(tmp_path, {"orders": stream}, story, scrub_interval_s=0.0)
+
+
+def test_a_stop_ends_a_pass_soon_and_it_continues_after_a_restart(tmp_path: Path) -> None:
+    stream = ScrubbedStream(tmp_path / "orders", 4)
+    log = stream.usable_log()
+
+    async def story(scrubber: Scrubber) -> None:
+        await until(lambda: log.scrub._known.next_offset >= 3)
+
+    started_s = time.monotonic()
+    scrubbing_of(tmp_path, {"orders": stream}, story, scrub_max_bytes_per_s=8000)
+    assert time.monotonic() - started_s < 5, "it does not wait for the end of a pause"
+    again = open_log(tmp_path / "orders")
+    assert again.scrub.is_running
+    assert again.scrub._known.next_offset >= 3
+    again.close()
+
+
+def test_a_segment_removed_while_it_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = ScrubbedStream(tmp_path / "orders", 3)
+    log = stream.usable_log()
+    first = segment_at(log, 0)
+    flip(first.path, first.size_bytes // 3)
+    read_some = scrubbing._read_some
+
+    def removing(reading: Any) -> Any:
+        taken = read_some(reading)
+        log.drop_before(3)
+        return taken
+
+    monkeypatch.setattr(scrubbing, "_read_some", removing)
+
+    async def story(scrubber: Scrubber) -> None:
+        await until(lambda: log.scrub.completed_us)
+
+    scrubbing_of(tmp_path, {"orders": stream}, story)
+    assert (stream.damage, stream.scrub_damaged, log.scrub.damaged) == ([], 0, ())
+
+
+def test_idle_streams_touch_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = ScrubbedStream(tmp_path / "orders", 1)
+    log = stream.usable_log()
+    scrubber = scrubber_of(tmp_path, {f"s{at}": stream for at in range(5000)}, ThreadPoolExecutor(1))
+    log.scrub.begin(log.chain, scrubber._now_us())
+    log.scrub.complete(scrubber._now_us(), 0)
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        pytest.fail(f"a file is touched: {arguments}")
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "stat", "pread"):
+            patch.setattr(os, name, fail)
+        started_s = time.thread_time()
+        assert scrubber._due() == []
+        assert time.thread_time() - started_s < 0.25
+    log.close()
+
+
+def test_damage_found_by_scrubbing_is_repaired_from_another_replica(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await stage.host(new_record())
+        await stage.change(stream, holders=stream.record.replicas)
+        log = stream.usable_log()
+        for _ in range(3):
+            append(stream, os.urandom(5000))
+            log.chain.committed = log.log_end_offset
+            log.roll()
+            assert log.seal_next()
+        path = segment_at(log, 1).path
+        flip(path, path.stat().st_size // 3)
+        stage.proposed.clear()
+        with ThreadPoolExecutor(1) as executor:
+            scrubber = scrubber_of(tmp_path, {"orders": stream}, executor)
+            await scrubber._take_turn(stream)
+            await asyncio.sleep(0)
+            assert isinstance(stream.damage, CorruptLog)
+            assert "offsets 1 to 2" in stream.damage.message
+            assert stream.scrub_damaged == 1
+            stream.tick({})
+            assert DisableReplicas in [type(one) for one in stage.proposed]
+            assert scrubber._due() == [], "the repair comes first"
+        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
+        assert (stream.damage, log.log_end_offset, log.scrub.damaged) == (None, 1, ())
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_damage_that_was_not_repaired_before_a_restart_is_known_after_it(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await stage.host(new_record())
+        await stage.change(stream, holders=stream.record.replicas)
+        append(stream, b"acked")
+        log = stream.usable_log()
+        log.scrub.verified(0, 1, [Finding(0, 1, CorruptLog("damaged"))])
+        log.scrub.store()
+        await stream.stop()
+        stage.proposed.clear()
+        stream = await stage.host(stream.record)
+        stream.tick({})
+        assert "offsets 0 to 1 are damaged" in str(stream.damage)
+        assert DisableReplicas in [type(one) for one in stage.proposed]
+        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
+        assert (stream.damage, stream.usable_log().scrub.damaged) == (None, ())
+        await stream.stop()
+        stream = await stage.host(stream.record)
+        assert stream.damage is None, "the repair was stored"
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_at_level_1_progress_is_not_stored(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        for level, is_stored in ((FIRST_LEVEL, False), (LATEST_LEVEL, True)):
+            stage.state.feature_level = level
+            stream = await stage.host(record_of())
+            stream.usable_log().scrub.store()
+            assert (stream.folder / "scrub").exists() == is_stored
+            await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_settings_of_scrubbing(tmp_path: Path) -> None:
+    config = BrokerConfig()
+    assert (config.scrub_interval_s, config.scrub_max_bytes_per_s) == (7 * 86400.0, 8 << 20)
+    for off in ("0", "none", 0):
+        assert load_config(None, {"scrub_interval": off}, {}).scrub_interval_s == 0.0
+    given = load_config(None, {"scrub_interval": "12h", "scrub_max_bytes_per_s": "1MiB"}, {})
+    assert (given.scrub_interval_s, given.scrub_max_bytes_per_s) == (43200.0, 1 << 20)
+    for setting, bad in (("scrub_interval", "often"), ("scrub_max_bytes_per_s", "1KiB"), ("segment_age", "0")):
+        with pytest.raises(ConfigError, match=setting):
+            load_config(None, {setting: bad}, {})
