@@ -12,7 +12,8 @@ import pytest
 
 from natslog.client import NatslogClient
 from natslog.client.appending import PartUploader
-from natslog.errors import InvalidRequest, StreamConflict
+from natslog.errors import ConfigError, InvalidRequest, StreamConflict
+from pyspark_natslog.sink.http_options import HttpSinkOptions
 from tests.harness import (
     BrokerProcess,
     all_values,
@@ -177,6 +178,28 @@ def test_direct_append_takes_rows_on_all_subjects(client: NatslogClient, name: s
         append(2, [b"4"], None, subject=f"{name}.c")
     with pytest.raises(InvalidRequest, match=f"{what}, not the subject: row 1"):
         append(2, [b"4", b"5"], [f"{name}.a", f"{name}.b"])
+
+
+def test_streams_of_one_group_share_all_their_subjects(client: NatslogClient, nats_url: str, name: str) -> None:
+    both, subjects = (f"{name}-1", f"{name}-2"), [f"{name}.a", f"{name}.b.*"]
+    for stream in both:
+        client.create_stream(stream, subjects, group=name)
+    sent = [b"%d" % at for at in range(40)]
+    publish_acked(nats_url, f"{name}.a", sent[:20])
+    publish_acked(nats_url, f"{name}.b.x", sent[20:])
+    assert sorted(value for stream in both for value in all_values(client, stream)) == sorted(sent)
+
+
+def test_http_sink_requires_a_choice_among_several_subjects(
+    client: NatslogClient, broker: BrokerProcess, name: str
+) -> None:
+    client.create_stream(name, [f"{name}.a", f"{name}.b"])
+    options = HttpSinkOptions.parse({"servers": broker.url, "stream": name})
+    with pytest.raises(ConfigError, match=f"has the subjects '{name}.a', '{name}.b': choose one with .option"):
+        options.check_stream(has_subjects=False)
+    options.check_stream(has_subjects=True)
+    client.edit_stream(name, subject=f"{name}.a")
+    options.check_stream(has_subjects=False)
 
 
 def test_all_subjects_are_recorded_after_restarts_of_the_broker_and_of_nats(tmp_path: Path) -> None:

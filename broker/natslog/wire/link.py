@@ -270,14 +270,14 @@ class NatsLink:
         client, demux = self._client, self._demux
         if client is None or demux is None or client.is_closed or handle.subscribed_by is not client:
             return
-        leaving = {subject: sid for subject, sid in handle.sids.items() if subject not in subjects}
+        leaving = [sid for subject, sid in handle.sids.items() if subject not in subjects]
+        handle.sids = {subject: sid for subject, sid in handle.sids.items() if subject in subjects}
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server gets it again on reconnect
-            for subject, sid in leaving.items():
-                del handle.sids[subject]
+            for sid in leaving:
                 await client._send_unsubscribe(sid)
             await self._subscribe(handle)
             await self.flush()
-        for sid in leaving.values():
+        for sid in leaving:
             client._remove_sub(sid)
 
     async def _subscribe(self, attachment: _Attachment) -> None:
