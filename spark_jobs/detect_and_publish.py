@@ -52,7 +52,8 @@ from natslog.client import NatslogClient
 from natslog.client.publisher import Publisher
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
-from natslog.subjects import check_subject, wildcard_regex
+from natslog.model import subjects_of
+from natslog.subjects import check_subject, cover
 from natslog.units import parse_duration_s
 
 COLUMNS = "timestamp,subject,value"
@@ -131,9 +132,9 @@ def check_before_start(arguments: argparse.Namespace) -> str:
     subject = check_subject(arguments.alert_subject, wildcards=False, what="--alert-subject")
     with client_of(arguments) as client:
         info = client.position(arguments.stream)
-        if re.match(wildcard_regex(info["subject"]), subject):
+        if cover(recorded := subjects_of(info), subject):
             raise ConfigError(
-                f"--alert-subject {subject} is recorded by stream {arguments.stream} itself ({info['subject']}): "
+                f"--alert-subject {subject} is recorded by stream {arguments.stream} itself ({', '.join(recorded)}): "
                 "alerts would be read as messages; choose another subject"
             )
         field = arguments.field or _found_field(client, info, arguments.subject_filter)

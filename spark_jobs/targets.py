@@ -16,6 +16,7 @@ from natslog.client import NatslogClient
 from natslog.client.publisher import Publisher
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
+from natslog.model import subjects_of
 from natslog.units import parse_duration_s
 
 MAPPING_HELP = (
@@ -54,10 +55,16 @@ def checked_mapping(arguments: argparse.Namespace, info: dict[str, Any]) -> Subj
     Raises:
         ConfigError: it does, or the target does not fit the stream's subject. NatsUnavailable: no NATS server answers.
     """
-    mapping = SubjectMapping.parse(arguments.subject_filter or info["subject"], arguments.to_subject)
-    if overlap(info["subject"], mapping.target_wildcard):
+    recorded = subjects_of(info)
+    if arguments.subject_filter is None and len(recorded) > 1:
         raise ConfigError(
-            f"--to-subject {arguments.to_subject} is recorded by stream {info['name']} itself ({info['subject']}): "
+            f"stream {info['name']} records several subjects ({', '.join(recorded)}): choose those to publish with "
+            "--subject-filter"
+        )
+    mapping = SubjectMapping.parse(arguments.subject_filter or recorded[0], arguments.to_subject)
+    if any(overlap(one, mapping.target_wildcard) for one in recorded):
+        raise ConfigError(
+            f"--to-subject {arguments.to_subject} is recorded by stream {info['name']} itself ({', '.join(recorded)}): "
             "published messages would be read again; choose other subjects"
         )
     with Publisher(nats_url(arguments), credentials=nats_credentials(arguments)):
@@ -71,7 +78,7 @@ def recording_streams(client: NatslogClient, mapping: SubjectMapping) -> list[di
         ConfigError: there is none; the message contains the command that creates one.
     """
     wildcard = mapping.target_wildcard
-    found = [info for info in client.streams() if covers(info["subject"], wildcard)]
+    found = [info for info in client.streams() if any(covers(one, wildcard) for one in subjects_of(info))]
     if not found:
         raise ConfigError(
             f"no stream records {wildcard}: run natslog stream create NAME --subject '{wildcard}' --dedupe-window 1h"

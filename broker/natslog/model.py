@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, Literal, NewType
 
 import msgspec
 
 from natslog.errors import InvalidRequest
-from natslog.subjects import check_name, check_subject, is_wildcard
+from natslog.subjects import check_name, check_subject, is_wildcard, overlap
 from natslog.units import format_duration, parse_duration_s, parse_size_bytes
 
 Ack = Literal["none", "flush", "stored"]
@@ -25,12 +27,14 @@ Compression = Literal["none", "zstd", "lz4"]
 Acks = Literal["reply", "header", "never"]
 """Where a message's ack goes: to its reply subject, to the one in its header `Natslog-Ack-To`, or nowhere."""
 MAX_REPLICAS = 9
+MAX_SUBJECTS = 64
+"""Of one stream."""
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The settings of a stream. Ages are in seconds, sizes in bytes; None is "no limit".
 
-    `acks` other than `reply` is written from feature level 2 on.
+    `acks` other than `reply`, and `more_subjects` (those after the first), are written from feature level 2 on.
     """
 
     subject: str
@@ -43,10 +47,18 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     compression: Compression = "none"
     dedupe_window_s: float = 120.0
     acks: Acks = "reply"
+    more_subjects: tuple[str, ...] = ()
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """All that are recorded. No two of them overlap."""
+        return (self.subject, *self.more_subjects)
 
     def to_json(self) -> dict[str, Any]:
         """The form of the HTTP API: durations as text, sizes as numbers."""
-        body: dict[str, Any] = msgspec.structs.asdict(self)
+        body: dict[str, Any] = {"subject": self.subject, "subjects": list(self.subjects)}
+        body |= msgspec.structs.asdict(self)
+        del body["more_subjects"]
         max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
         return body | {
             "max_age": None if max_age_s is None else format_duration(max_age_s),
@@ -59,8 +71,8 @@ SETTING_NAMES = tuple(StreamSettings(subject="x").to_json())
 
 
 def setting_fields(body: dict[str, Any]) -> tuple[str, ...]:
-    """The fields of `StreamSettings` that a request body names."""
-    return tuple(sorted(_FIELDS.get(name, name) for name in body))
+    """The fields of `StreamSettings` that a request body names; `subject` stands for all subjects."""
+    return tuple(sorted({_FIELDS.get(name, name) for name in body}))
 
 
 def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
@@ -68,7 +80,7 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
 
     Args:
         body: JSON names to values; durations and sizes as numbers or text.
-        base: settings to change (an edit); without it, `subject` is required and the rest has defaults.
+        base: settings to change (an edit); without it, `subject` or `subjects` is required and the rest has defaults.
 
     Raises:
         InvalidRequest: an unknown name, or a value out of range, the message names the valid values.
@@ -78,17 +90,30 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
         raise InvalidRequest(
             f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0]
         )
-    if base is None and "subject" not in body:
+    if base is None and not {"subject", "subjects"} & set(body):
         raise InvalidRequest("a stream needs a subject")
-    changes = {_FIELDS.get(name, name): _PARSERS[name](value) for name, value in body.items()}
+    changes = _parsed_subjects(body)
+    changes |= {_FIELDS.get(name, name): _PARSERS[name](body[name]) for name in body if name in _PARSERS}
     replicas = changes.get("replicas", base.replicas if base else 1)
     if changes.get("min_isr") is None and (base is None or "min_isr" in changes):
         changes["min_isr"] = default_min_isr(replicas)
     settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
-    _check_acks(settings, changes)
+    _check_first_tokens(settings, changes)
     if settings.min_isr > settings.replicas:
         raise InvalidRequest(f"min_isr {settings.min_isr} is more than the number of replicas, {settings.replicas}")
     return settings
+
+
+def subjects_of(stream: Mapping[str, Any]) -> tuple[str, ...]:
+    """The subjects that a listed stream records. Brokers of natslog 0.1.0 state only `subject`."""
+    return tuple(stream.get("subjects") or [stream["subject"]])
+
+
+def subject_setting(subjects: str | Sequence[str]) -> dict[str, Any]:
+    """The setting that names these subjects; one subject is named as brokers of natslog 0.1.0 accept it."""
+    if not isinstance(subjects, str) and len(subjects) == 1:
+        subjects = subjects[0]
+    return {"subject": subjects} if isinstance(subjects, str) else {"subjects": list(subjects)}
 
 
 def default_min_isr(replicas: int) -> int:
@@ -121,6 +146,30 @@ def _acks(value: Any) -> Any:
     return value or "reply"
 
 
+def _parsed_subjects(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields that `subject` and `subjects` of a request body stand for. Raises InvalidRequest."""
+    if "subjects" not in body:
+        return {"subject": _recorded_subject(body["subject"]), "more_subjects": ()} if "subject" in body else {}
+    given = body["subjects"]
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_SUBJECTS:
+        raise InvalidRequest(f"subjects must be a list of 1 to {MAX_SUBJECTS} subjects", setting="subjects")
+    first, *more = map(_recorded_subject, given)
+    if body.get("subject", first) != first:
+        raise InvalidRequest(
+            f"subject {body['subject']!r} is not the first of subjects, {first!r}: give only one of both settings",
+            setting="subject",
+        )
+    for one, other in combinations((first, *more), 2):
+        if overlap(one, other):
+            raise InvalidRequest(
+                f"the subjects {one!r} and {other!r} overlap: NATS would deliver a message on both twice. "
+                "Remove one of them, or give subjects that have no message in common",
+                setting="subjects",
+                subjects=[one, other],
+            )
+    return {"subject": first, "more_subjects": tuple(more)}
+
+
 def _recorded_subject(value: Any) -> str:
     subject = check_subject(value, wildcards=True)
     for internal, what in _INTERNAL.items():
@@ -138,19 +187,28 @@ _INTERNAL = {
 }
 
 
-def _check_acks(settings: StreamSettings, changes: dict[str, Any]) -> None:
-    first = settings.subject.split(".")[0]
-    if is_wildcard(first) and settings.acks == "reply" and {"subject", "acks"} & set(changes):
+def _check_first_tokens(settings: StreamSettings, changes: dict[str, Any]) -> None:
+    """What a subject that begins with a wildcard excludes. Raises InvalidRequest."""
+    wild = [subject for subject in settings.subjects if is_wildcard(subject.split(".")[0])]
+    if not wild or not {"subject", "acks"} & set(changes):
+        return
+    if settings.acks == "reply":
         raise InvalidRequest(
-            f"a stream on {settings.subject!r} records the requests to all services, and clients would receive its "
+            f"a stream on {wild[0]!r} records the requests to all services, and clients would receive its "
             "acks instead of the services' answers: choose acks header or never (--acks)",
             setting="acks",
         )
+    for subject in settings.subjects:
+        if subject.startswith("$"):
+            raise InvalidRequest(
+                f"a stream on {wild[0]!r} does not record subjects that begin with $: record {subject!r} with another "
+                "stream",
+                setting="subjects",
+            )
 
 
-_FIELDS = {"max_age": "max_age_s", "dedupe_window": "dedupe_window_s"}
+_FIELDS = {"max_age": "max_age_s", "dedupe_window": "dedupe_window_s", "subjects": "subject"}
 _PARSERS: dict[str, Any] = {
-    "subject": _recorded_subject,
     "replicas": _whole("replicas", 1, MAX_REPLICAS),
     "min_isr": _optional(_whole("min_isr", 1, MAX_REPLICAS)),
     "group": _optional(lambda value: check_name(value, "group")),
@@ -203,7 +261,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def recorded_subjects(self) -> tuple[str, ...]:
         """Wildcards that cover the subjects of all messages of the stream."""
-        return (self.settings.subject, *self.former_subjects)
+        return (*self.settings.subjects, *self.former_subjects)
 
     @property
     def candidates(self) -> tuple[BrokerId, ...]:

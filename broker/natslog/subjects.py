@@ -7,6 +7,7 @@ token for one or more.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from natslog.errors import InvalidRequest
 
@@ -78,6 +79,10 @@ def is_wildcard(token: str) -> bool:
     return token in ("*", ">")
 
 
+def has_wildcard(subject: str) -> bool:
+    return any(map(is_wildcard, subject.split(".")))
+
+
 def overlap(one: str, other: str) -> bool:
     """Whether there is a plain subject that both wildcards (or plain subjects) cover."""
     ours, theirs = one.split("."), other.split(".")
@@ -105,6 +110,11 @@ def includes(pattern: str, other: str) -> bool:
 def covers(pattern: str, subject: str) -> bool:
     """Whether a wildcard (or plain subject) covers a plain subject."""
     return re.fullmatch(wildcard_regex(pattern), subject) is not None
+
+
+def cover(patterns: Iterable[str], subject: str) -> bool:
+    """Whether one of the wildcards (or plain subjects) covers a plain subject."""
+    return any(covers(pattern, subject) for pattern in patterns)
 
 
 def wildcard_regex(pattern: str) -> str:

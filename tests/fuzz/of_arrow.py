@@ -18,7 +18,7 @@ from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers, offsets_of
 from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog, InvalidRequest
 from natslog.ingest.staged_rows import BYTES_PER_ROW, GROUPED_ROWS, RowRules, claimed_bytes, read_rows, regrouped
-from natslog.subjects import covers
+from natslog.subjects import cover
 from natslog.wire.row_hashes import row_hashes
 from tests.fuzz import edits
 from tests.fuzz.scratch import SCRATCH
@@ -28,7 +28,7 @@ from tests.unit.ingest.test_staged_rows import stream_of, values
 
 # ---- uploads ----
 
-_RULES = (RowRules("orders.>", "orders.new"), RowRules("orders.*", None))
+_RULES = (RowRules(("orders.>",), "orders.new"), RowRules(("orders.*", "returns.*"), None))
 _MOST_CLAIMED_BYTES = 16 * 1024 * 1024
 
 
@@ -77,7 +77,7 @@ def check_uploads(data: bytes) -> None:
         batch.validate(full=True)
         assert batch.column("value").null_count == batch.column("subject").null_count == 0
         subjects = set(batch.column("subject").to_pylist())
-        assert all(covers(rules.covered_by, subject) for subject in subjects)
+        assert all(cover(rules.covered_by, subject) for subject in subjects)
         default_bytes = batch.column("subject").nbytes if rules.default_subject in subjects else 0
         taken += batch.nbytes - default_bytes + BYTES_PER_ROW * batch.num_rows
         hashes = row_hashes(*(batch.column(name) for name in ("subject", "value", "key", "headers")))

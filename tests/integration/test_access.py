@@ -359,6 +359,24 @@ def test_a_stream_of_other_subjects_cannot_be_created_or_edited_to_record_them(s
     assert secured.ask("DELETE /v1/streams/{name}", "owner", path={"name": "own-1"})[0] == 204
 
 
+def test_every_subject_of_a_stream_must_be_permitted(secured: Secured) -> None:
+    body = {"who": "several", "action": "manage", "stream": "several-*", "subject": "several.>"}
+    assert secured.ask("POST /v1/acl", body=body)[0] == 201
+    secured.tokens["several"] = secured.ask("POST /v1/tokens", body={"identity": "several"})[1]["token"]
+    path = {"name": "several-1"}
+    both = {"subjects": ["several.a", "several.b.>"]}
+    status, refused, _ = secured.ask("POST /v1/streams", "several", body=path | {"subjects": ["several.a", "pay.b"]})
+    assert (status, "not on pay.b" in refused["error"]["message"]) == (403, True)
+    assert secured.ask("POST /v1/streams", "several", body=path | both)[0] == 201
+    edit = "PATCH /v1/streams/{name}"
+    assert secured.ask(edit, "several", path=path, body={"subjects": ["several.a", "pay.b"]})[0] == 403
+    assert secured.ask(edit, "several", path=path, body={"subjects": ["several.c", "several.a"]})[0] == 200
+    assert secured.ask(edit, path=path, body={"subjects": ["several.c", "pay.b"]})[0] == 200
+    assert secured.ask(edit, path=path, body={"subject": "several.c"})[0] == 200
+    assert secured.ask("DELETE /v1/streams/{name}", "several", path=path)[0] == 403, "it has recorded pay.b"
+    assert secured.ask("DELETE /v1/streams/{name}", path=path)[0] == 204
+
+
 def test_the_check_names_the_rule_that_decides(secured: Secured) -> None:
     query = "?identity=part&action=read&stream=orders"
     status, found, _ = secured.ask("GET /v1/acl/check", query=query + "&subject=orders.eu.x")

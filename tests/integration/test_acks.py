@@ -122,6 +122,8 @@ def test_prefixes_of_clients_are_a_setting(tmp_path: Path) -> None:
         client.create_stream("replies", "replies.us.>")
         with pytest.raises(InvalidRequest, match="ack_reply_prefixes"):
             client.edit_stream("replies", subject="replies.eu.>")
+        with pytest.raises(InvalidRequest, match="cannot record 'replies.eu.x'"):
+            client.edit_stream("replies", subjects=["replies.us.>", "replies.eu.x"])
 
 
 @pytest.mark.parametrize("prefix", ["_INBOX", "a b.", "$JS.", "*.", ">.", "_INBOX.,x"])

@@ -61,7 +61,7 @@ def test_messages_of_every_size_arrive_whole_and_in_order(url: str) -> None:
         link, builder = NatsLink(url, name="test"), BatchBuilder()
         await link.open()
         await link.wait_until_up(10)
-        await link.attach("s", builder.add)
+        await link.attach(("s",), builder.add)
         for value in values:
             assert await link.send(b"PUB s %d\r\n%s\r\n" % (len(value), value))
         await link.flush(10)
@@ -84,7 +84,7 @@ def test_a_failing_receiver_costs_the_connection_and_nothing_else(url: str) -> N
 
         await link.open()
         await link.wait_until_up(10)
-        await link.attach("s", receive)
+        await link.attach(("s",), receive)
         assert await link.send(b"PUB s 1\r\nx\r\n")
         await until(lambda: link.connections == 2 and link.is_up)
         assert await link.send(b"PUB s 1\r\ny\r\n")

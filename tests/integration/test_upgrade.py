@@ -114,7 +114,9 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     assert "--yes" in refused.stderr
     assert level_of(broker)[0] == 1
     edit = ("stream", "edit", "made-by-upgraded", "--acks", "never")
-    assert "requires feature level 2" in natslog(*edit, url=broker.url, check=False).stderr
+    two = ("--subject", "one", "--subject", "two")
+    for refused_now in (edit, ("stream", "create", "several", *two), ("stream", "edit", "made-by-upgraded", *two)):
+        assert "requires feature level 2" in natslog(*refused_now, url=broker.url, check=False).stderr
     done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
     assert json.loads(done.stdout) == {"feature_level": 2, "raised": True}
     assert identity_version(broker.folder) == b"v3"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from natslog.client.client import NatslogClient
-from natslog.subjects import covers
+from natslog.model import subjects_of
+from natslog.subjects import cover
 
 
 def streams_on(client: NatslogClient, subject: str) -> list[dict[str, Any]]:
     """The streams that record the subject, as the brokers list them. Raises NatslogError: no broker answers."""
-    return [stream for stream in client.streams() if covers(stream["subject"], subject)]
+    return [stream for stream in client.streams() if cover(subjects_of(stream), subject)]
 
 
 def no_stream_on(subject: str) -> str:

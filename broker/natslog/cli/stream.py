@@ -9,6 +9,7 @@ import typer
 
 from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
 from natslog.errors import InvalidRequest
+from natslog.model import subject_setting, subjects_of
 from natslog.units import format_size
 
 _SCRUB_POLL_S = 1.0
@@ -66,7 +67,9 @@ def _count(text: str | None) -> int | str | None:
 def create(
     context: typer.Context,
     name: Name,
-    subject: Annotated[str, typer.Option("--subject", help="NATS subject to record; * and > as in NATS.")],
+    subject: Annotated[
+        list[str], typer.Option("--subject", help="NATS subject to record; * and > as in NATS. May be repeated.")
+    ],
     replicas: Replicas = None,
     min_isr: MinIsr = None,
     group: Annotated[
@@ -93,7 +96,7 @@ def create(
         acks=acks,
     )
     body = global_of(context).client().create_stream(name, subject, **settings)
-    print_json(body) if as_json else out.print(f"stream {name} records {body['subject']}")
+    print_json(body) if as_json else out.print(f"stream {name} records {_subjects(body)}")
 
 
 @app.command("ls")
@@ -110,13 +113,17 @@ def list_streams(context: typer.Context, as_json: JsonFlag = False) -> None:
         print_table(columns, [_row(body) for body in streams])
 
 
+def _subjects(body: dict[str, Any]) -> str:
+    return ", ".join(subjects_of(body))
+
+
 def _row(body: dict[str, Any]) -> list[Any]:
     start, end = body.get("log_start_offset", 0), body.get("high_watermark", 0)
     refusing = "sealed" if body.get("sealed") else "paused" if body["paused"] else "ok"
     state = "problem" if "problem" in body else refusing
     return [
         body["name"],
-        body["subject"],
+        _subjects(body),
         end - start,
         "" if body.get("bytes", 0) is None else format_size(body.get("bytes", 0)),
         start,
@@ -136,6 +143,8 @@ def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     problem, scrub = body.pop("problem", None), body.pop("scrub", None)
     if scrub is not None:  # of the leader
         body |= {"scrubbed_at": scrub["scrubbed_at"], "scrub_progress": scrub["scrub_progress"]}
+    body["subject"] = _subjects(body)
+    body.pop("subjects", None)
     print_table(["setting", "value"], [[key, value] for key, value in body.items()])
     if problem:
         out.print(f"problem: {problem['message']}", style="bold red")
@@ -145,7 +154,10 @@ def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
 def edit(
     context: typer.Context,
     name: Name,
-    subject: Annotated[str | None, typer.Option("--subject", help="Record this subject from now on.")] = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option("--subject", help="Record this subject from now on. May be repeated: name all that are recorded."),
+    ] = None,
     replicas: Replicas = None,
     min_isr: MinIsr = None,
     max_age: MaxAge = None,
@@ -158,7 +170,7 @@ def edit(
 ) -> None:
     """Change settings; other settings remain unchanged. New replicas are copied in the background before they count."""
     settings = _settings(
-        subject=subject,
+        **(subject_setting(subject) if subject else {}),
         replicas=replicas,
         min_isr=min_isr,
         max_age=max_age,

@@ -42,7 +42,7 @@ from natslog.errors import (
     PayloadTooLarge,
     StreamRecreated,
 )
-from natslog.model import Split
+from natslog.model import Split, subject_setting
 
 __all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
 
@@ -105,20 +105,21 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
         except (urllib3.exceptions.HTTPError, OSError, ValueError, TypeError):
             return None
 
-    def create_stream(self, name: str, subject: str, **settings: Any) -> dict[str, Any]:
+    def create_stream(self, name: str, subject: str | Sequence[str], **settings: Any) -> dict[str, Any]:
         """Creates the stream; does nothing if it exists with the same settings.
 
         Args:
+            subject: the subject to record, or several of them.
             settings: as in the HTTP API: `max_age="7d"`, `max_bytes`, `max_messages`, `group`, `compression`, …
 
         Raises:
             StreamConflict: it exists with other settings.
             InvalidRequest: a name, subject or setting is wrong.
         """
-        return self._json("POST", "/v1/streams", Facts, body={"name": name, "subject": subject} | settings)
+        return self._json("POST", "/v1/streams", Facts, body={"name": name} | subject_setting(subject) | settings)
 
     def edit_stream(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Changes settings (or `paused=True`); the rest stays."""
+        """Changes settings (or `paused=True`); the rest stays. `subjects=[…]`: all that are recorded from then on."""
         return self._json("PATCH", stream_path(name), Facts, body=settings)
 
     def delete_stream(self, name: str) -> None:

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from natslog.client.client import NatslogClient
 from natslog.errors import ConfigError
-from natslog.subjects import covers, is_wildcard, wildcard_regex
+from natslog.model import subjects_of
+from natslog.subjects import cover, has_wildcard, wildcard_regex
 from natslog.wire.outgoing import BY_HEADER, BY_REPLY
 
 _KEPT_S = 60.0
@@ -94,14 +95,14 @@ class _Streams:
 
     def __init__(self, as_of: float, listed: list[dict[str, Any]]) -> None:
         self.as_of = as_of
-        self._subjects: dict[str, str] = {body["name"]: body["subject"] for body in listed}
+        self._subjects = {body["name"]: subjects_of(body) for body in listed}
         # A broker of natslog 0.1.0 states no `acks`: its streams ack replies.
         self._bits = {
             body["name"]: 0 if body.get("sealed") else _BITS.get(body.get("acks", "reply"), 0) for body in listed
         }
-        self.unaware = _Patterns(body["subject"] for body in listed if not body.get("envelopes"))
+        self.unaware = _Patterns(one for body in listed if not body.get("envelopes") for one in subjects_of(body))
         self._acking = {
-            bit: _Patterns(self._subjects[name] for name, acks in self._bits.items() if acks == bit)
+            bit: _Patterns(one for name, acks in self._bits.items() if acks == bit for one in self._subjects[name])
             for bit in _BITS.values()
         }
 
@@ -112,10 +113,10 @@ class _Streams:
         return ways
 
     def acked_by(self, stream: str, subjects: Any) -> Mask:
-        return _Patterns([self._subjects[stream]] if self._bits.get(stream) else []).cover(subjects)
+        return _Patterns(self._subjects[stream] if self._bits.get(stream) else []).cover(subjects)
 
     def why_unacked(self, stream: str, subject: str) -> str:
-        recording = sorted(name for name, pattern in self._subjects.items() if covers(pattern, subject))
+        recording = sorted(name for name, recorded in self._subjects.items() if cover(recorded, subject))
         if stream in recording:
             return f"stream {stream!r} does not ack the subject {subject!r}: it is sealed, or its setting acks is never"
         return (
@@ -129,7 +130,7 @@ class _Patterns:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         every = list(patterns)
-        wildcards = [pattern for pattern in every if any(map(is_wildcard, pattern.split(".")))]
+        wildcards = list(filter(has_wildcard, every))
         self._plain = pa.array([pattern for pattern in every if pattern not in set(wildcards)], pa.string())
         self._wildcards = [
             "|".join(map(wildcard_regex, wildcards[first : first + _PATTERNS_AT_ONCE]))

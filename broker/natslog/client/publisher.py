@@ -145,7 +145,7 @@ class Publisher:
     async def _open(self) -> None:
         await self._link.open()
         await self._link.wait_until_up(self._connect_timeout_s)
-        await self._link.attach(f"{self._inbox}.*", self._receive_acks)
+        await self._link.attach((f"{self._inbox}.*",), self._receive_acks)
 
     @property
     def max_payload_bytes(self) -> int:

@@ -86,7 +86,9 @@ class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
 
 
 class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`changed`: the fields of `settings` that count, so that two edits at once both hold; None: all."""
+    """`changed`: the fields of `settings` that count, so that two edits at once both hold; None: all. `subject` stands
+    for all subjects.
+    """
 
     name: str
     settings: StreamSettings

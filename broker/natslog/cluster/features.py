@@ -9,7 +9,8 @@ downgraded. A level never goes back.
     level 2   incarnations with a nonce, replicas known to hold a stream, eligibility kept by brokers that leave,
               the write-ahead log of the Raft store, outcomes of requests kept by age, where a stream's acks go,
               streams that are purged, sealed, or given another number of replicas, folders named after their streams,
-              digests of the rows of direct appends, batches of format 2, envelopes, tokens and access rules
+              digests of the rows of direct appends, batches of format 2, envelopes, tokens and access rules,
+              streams with several subjects
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FOLDER_NAMES_LEVEL = 2
 RUN_DIGESTS_LEVEL = 2
 FORMER_SUBJECTS_LEVEL = 2
 """From this level on, a stream keeps the subjects that it recorded before an edit."""
+SUBJECTS_LEVEL = 2
+"""From this level on, a stream may record more than one subject."""
 SECURITY_LEVEL = 2
 """From this level on, tokens, access rules and quotas are stored."""
 ENVELOPES_LEVEL = 2

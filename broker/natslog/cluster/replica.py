@@ -256,7 +256,7 @@ class Replica:
         if self.damage is not None or not self._is_held or not self._fits():
             return False
         if isinstance(state, Leading):
-            return state.is_ready and state.subscribed_to == self._wanted_subject(state) and state.role.is_quiet
+            return state.is_ready and state.subscribed_to == self._wanted_subjects(state) and state.role.is_quiet
         return True
 
     def is_followed_by_any(self, brokers: frozenset[BrokerId]) -> bool:
@@ -410,10 +410,10 @@ class Replica:
         match step:
             case BeginEpoch():
                 self._begin_to_lead(step.epoch)
-            case Subscribe(subject=subject) if isinstance(self.state, Leading):
-                self.state.subscribed_to, self.state.is_ready = subject, True
+            case Subscribe(subjects=subjects) if isinstance(self.state, Leading):
+                self.state.subscribed_to, self.state.is_ready = subjects, True
             case Unsubscribe() if isinstance(self.state, Leading):
-                self.state.subscribed_to = ""
+                self.state.subscribed_to = ()
             case Drain() if self._transfer is not None:
                 self._transfer.is_drained = True
                 self._propose_transfer()
@@ -521,20 +521,20 @@ class Replica:
         return self._step_of_idle()
 
     def _step_of_leader(self, state: Leading) -> Step | None:
-        subject = self._wanted_subject(state)
-        if subject != state.subscribed_to:
-            return Subscribe(subject) if subject else Unsubscribe()
+        subjects = self._wanted_subjects(state)
+        if subjects != state.subscribed_to:
+            return Subscribe(subjects) if subjects else Unsubscribe()
         if not state.is_ready:
             state.is_ready = True  # without a session; it subscribes when it has one
         if self._transfer is not None and not self._transfer.is_drained:
             return Drain()
         return None
 
-    def _wanted_subject(self, state: Leading) -> str:
-        """What a leader subscribes to; "" for nothing."""
+    def _wanted_subjects(self, state: Leading) -> tuple[str, ...]:
+        """What a leader subscribes to."""
         record = state.role.record
         takes_messages = self._surroundings.has_session and self._transfer is None and not record.sealed
-        return record.settings.subject if takes_messages else ""
+        return record.settings.subjects if takes_messages else ()
 
     def _step_out_of_lead(self, state: Leading) -> Step | None:
         self._transfer = None

@@ -79,13 +79,13 @@ class Following:
 
 @dataclass(slots=True)
 class Leading:
-    """`is_ready`: the subscription was requested once. `subscribed_to`: the subject, "" while there is no subscription.
+    """`is_ready`: the subscription was requested once. `subscribed_to`: the subjects; none without a subscription.
     `is_writing`: the ingest of this role has not been stopped.
     """
 
     role: LeaderReplica
     is_ready: bool = False
-    subscribed_to: str = ""
+    subscribed_to: tuple[str, ...] = ()
     is_writing: bool = True
 
 
@@ -126,9 +126,9 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Subscribe to this subject; if NATS is unreachable, as soon as it is connected again."""
+    """Subscribe to these subjects and no others; if NATS is unreachable, as soon as it is connected again."""
 
-    subject: str
+    subjects: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,14 +69,16 @@ def edited(
 ) -> StreamRecord:
     """Raises InvalidRequest, StreamSealed."""
     if changed is not None:
-        settings = msgspec.structs.replace(record.settings, **{name: getattr(settings, name) for name in changed})
+        fields = (*changed, "more_subjects") if "subject" in changed else changed
+        settings = msgspec.structs.replace(record.settings, **{name: getattr(settings, name) for name in fields})
     for name in fixed_settings(level):
         if getattr(settings, name) != getattr(record.settings, name):
             raise cannot_be_edited(name)
     if settings == record.settings:
         return record
-    if level >= STREAM_CHANGES_LEVEL and settings.subject != record.settings.subject:
-        former = dict.fromkeys((*record.former_subjects, record.settings.subject))
+    removed = [subject for subject in record.settings.subjects if subject not in settings.subjects]
+    if level >= STREAM_CHANGES_LEVEL and removed:
+        former = dict.fromkeys((*record.former_subjects, *removed))
         record = msgspec.structs.replace(record, former_subjects=_bounded(tuple(former)))
     was, min_isr = record.settings.min_isr, settings.min_isr
     if record.sealed and msgspec.structs.replace(settings, min_isr=was) != record.settings:
@@ -103,8 +105,11 @@ def _bounded(subjects: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def differences(existing: StreamSettings, asked: StreamSettings) -> dict[str, tuple[Any, Any]]:
-    """Setting → (as it is, as asked), of those that differ."""
+    """Setting → (as it is, as asked), of those that differ. The order of the subjects does not count."""
     was, wanted = existing.to_json(), asked.to_json()
+    del was["subject" if existing.more_subjects or asked.more_subjects else "subjects"]  # the other one names them
+    if set(existing.subjects) == set(asked.subjects):
+        was.pop("subjects", None)
     return {name: (was[name], wanted[name]) for name in was if was[name] != wanted[name]}
 
 

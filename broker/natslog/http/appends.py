@@ -28,7 +28,7 @@ from natslog.ingest.staged_rows import RowRules
 from natslog.node.replicas.direct_append import Commit, commit
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import BatchKey
-from natslog.subjects import check_name, check_subject, covers
+from natslog.subjects import check_name, check_subject, cover, has_wildcard
 
 routes = web.RouteTableDef()
 
@@ -47,15 +47,16 @@ def _rules(request: web.Request, stream: HostedStream, given: str | None) -> Row
     """Raises InvalidRequest: the stream does not record the default subject. Forbidden: the identity may not publish
     to it.
     """
-    covered_by = stream.record.settings.subject
+    recorded = stream.record.settings.subjects
     allowed = limits_of(request, "publish", stream.record)
     if given is None:
-        has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
-        return RowRules(covered_by, None if has_wildcard else covered_by, allowed)
+        is_only_one = len(recorded) == 1 and not has_wildcard(recorded[0])
+        return RowRules(recorded, recorded[0] if is_only_one else None, allowed)
     check_subject(given, wildcards=False)
-    if not covers(covered_by, given):
-        raise InvalidRequest(f"the stream records {covered_by!r}, not the subject {given!r}", subject=given)
-    return RowRules(covered_by, given, allowed)
+    rules = RowRules(recorded, given, allowed)
+    if not cover(recorded, given):
+        raise InvalidRequest(f"the stream records {rules.shown}, not the subject {given!r}", subject=given)
+    return rules
 
 
 @routes.put(_BATCH + "/parts/{part}")

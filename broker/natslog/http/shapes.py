@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import KINDS
-from natslog.model import MAX_REPLICAS, Acks, Compression, OnConflict, PartReceipt
+from natslog.model import MAX_REPLICAS, MAX_SUBJECTS, Acks, Compression, OnConflict, PartReceipt
 from natslog.security.records import IDENTITY_PATTERN, Action
 from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
@@ -29,6 +29,7 @@ MAX_WAIT_MS = 60_000
 
 Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$", max_length=MAX_NAME_CHARS)]
 Subject = Annotated[str, Meta(min_length=1, max_length=MAX_SUBJECT_BYTES)]
+Subjects = Annotated[list[Subject], Meta(min_length=1, max_length=MAX_SUBJECTS)]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Count = Annotated[int, Meta(ge=0)]
 BrokerNumber = Annotated[int, Meta(ge=1, le=MAX_BROKER_ID)]
@@ -134,9 +135,12 @@ class Upgraded(msgspec.Struct):
 
 
 class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a stream. Durations are seconds or text such as `7d`, sizes are bytes or text such as `10GiB`."""
+    """Settings of a stream. Durations are seconds or text such as `7d`, sizes are bytes or text such as `10GiB`.
+    `subjects`: all that are recorded from then on; `subject`: the only one.
+    """
 
     subject: Subject | UnsetType = UNSET
+    subjects: Subjects | UnsetType = UNSET
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
     min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
     group: Name | UnsetType | None = UNSET
@@ -150,10 +154,11 @@ class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Name, subject and settings of a stream. Durations and sizes as for `ChangedStream`."""
+    """Name, subject (or `subjects`) and settings of a stream. Durations and sizes as for `ChangedStream`."""
 
     name: Name
-    subject: Subject
+    subject: Subject | UnsetType = UNSET
+    subjects: Subjects | UnsetType = UNSET
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
     min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
     group: Name | UnsetType | None = UNSET
@@ -196,12 +201,13 @@ class Scrub(msgspec.Struct):
 
 class Stream(msgspec.Struct, kw_only=True):
     """A stream. Its leader alone states a position (`log_start_offset` to `segments`); without one there is a
-    `problem`. `scrub`: of the replica of the leader.
+    `problem`. `subject`: the first of `subjects`. `scrub`: of the replica of the leader.
     """
 
     name: Name
     id: str
     subject: str
+    subjects: list[str]
     replicas: Count
     min_isr: Count
     group: str | None

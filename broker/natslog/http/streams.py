@@ -33,7 +33,7 @@ from natslog.model import Offset, Split, StreamRecord, parse_settings
 from natslog.node.broker import Broker
 from natslog.node.replicas.scrubbing import ReplicaScrub
 from natslog.node.replicas.stream import HostedStream
-from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, covers
+from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, cover
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
 routes = web.RouteTableDef()
@@ -128,7 +128,7 @@ async def list_streams(request: web.Request) -> web.Response:
 def _is_asked_for(record: StreamRecord, values: dict[str, str]) -> bool:
     if "pattern" in values and not fnmatchcase(record.name, values["pattern"]):
         return False
-    if "subject" in values and not covers(record.settings.subject, values["subject"]):
+    if "subject" in values and not cover(record.settings.subjects, values["subject"]):
         return False
     return "group" not in values or record.settings.group == values["group"]
 
@@ -140,7 +140,8 @@ async def create_stream(request: web.Request) -> web.Response:
     name = check_name(body.pop("name", None))
     broker = broker_of(request)
     settings, rights = parse_settings(body), rights_of(request)
-    rights.require_subject("manage", name, settings.subject)
+    for subject in settings.subjects:
+        rights.require_subject("manage", name, subject)
     existing = broker.state.streams.get(name)
     if existing is not None and not rights.may_see(name, existing.recorded_subjects):
         raise StreamConflict(f"stream {name!r} exists, and is not yours: choose another name", stream=name)
@@ -188,9 +189,9 @@ async def edit_stream(request: web.Request) -> web.Response:
         raise InvalidRequest("paused must be true or false")
     if "group" in body and body["group"] != record.settings.group:
         raise cannot_be_edited("group")
-    if "subject" in body:
-        subject = parse_settings({"subject": body["subject"]}, record.settings).subject
-        rights_of(request).require_subject("manage", name, subject)
+    if {"subject", "subjects"} & set(body):
+        for subject in parse_settings(body, record.settings).subjects:
+            rights_of(request).require_subject("manage", name, subject)
     if body:
         await broker.change_cluster(broker.stream_operations.edit(record, body, request_id(request)))
     if paused is not None:

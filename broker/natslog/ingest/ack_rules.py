@@ -15,7 +15,7 @@ The rules are applied to the positions of frames in the receive buffer, before a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +36,8 @@ class AckRules:
 
     Attributes:
         acks: the stream's setting. `prefixes`: what subjects of acks begin with, one after another.
-        omits_internal: whether messages on subjects that begin with `$` or one of the prefixes are not recorded: the
-            stream's own subject begins with a wildcard, so it covers those as well.
+        omits_internal: whether messages on subjects that begin with `$` or one of the prefixes are not recorded: a
+            subject of the stream begins with a wildcard, so it covers those as well.
     """
 
     acks: Acks
@@ -46,10 +46,11 @@ class AckRules:
     _prefix_ends: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, acks: Acks, subject: str, prefixes: Sequence[str]) -> AckRules:
+    def of(cls, acks: Acks, subjects: Iterable[str], prefixes: Sequence[str]) -> AckRules:
         encoded = [prefix.encode() for prefix in prefixes]
         ends = np.cumsum([len(prefix) for prefix in encoded], dtype=np.int64)
-        return cls(acks, is_wildcard(subject.split(".")[0]), np.frombuffer(b"".join(encoded), np.uint8), ends)
+        omits_internal = any(is_wildcard(subject.split(".")[0]) for subject in subjects)
+        return cls(acks, omits_internal, np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     def applied(self, frames: Frames, opened: npt.NDArray[np.bool_] | None = None) -> Frames:
         """The frames that are recorded, with the subject that each one's ack goes to as its reply subject.

@@ -176,7 +176,7 @@ def _id(text: str | None) -> bytes | None:
 def _rows(data: bytes, subject: str) -> pa.RecordBatch:
     """Raises InvalidRequest: these are no rows of one envelope."""
     _check_claims(data, len(subject.encode()))
-    batches = rows_of_bytes(data, RowRules(subject, subject), "the envelope")
+    batches = rows_of_bytes(data, RowRules((subject,), subject), "the envelope")
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     if ids_of_headers(rows.column("headers")) is not None:
         raise InvalidRequest("rows of an envelope have no message ids of their own: send such rows as messages")

@@ -32,7 +32,7 @@ from natslog.arrow.covered import covered
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import Forbidden, InvalidRequest
-from natslog.subjects import MAX_SUBJECT_BYTES, wildcard_regex
+from natslog.subjects import MAX_SUBJECT_BYTES
 
 GROUPED_BYTES = 8 * 1024 * 1024
 GROUPED_ROWS = 64 * 1024
@@ -58,14 +58,19 @@ class RowRules:
     """The requirements for rows of one stream.
 
     Attributes:
-        covered_by: the stream's subject. `default_subject`: of rows that come without a column `subject`.
+        covered_by: the stream's subjects. `default_subject`: of rows that come without a column `subject`.
         allowed: wildcards of the subjects on which the identity may publish; None: all. A
             commit compares it with those of who commits.
     """
 
-    covered_by: str
+    covered_by: tuple[str, ...]
     default_subject: str | None
     allowed: tuple[str, ...] | None = None
+
+    @property
+    def shown(self) -> str:
+        """What the stream records, for errors."""
+        return ", ".join(map(repr, self.covered_by))
 
 
 def read_rows(
@@ -249,7 +254,7 @@ def _check_schema(schema: pa.Schema, rules: RowRules, what: str) -> None:
         raise InvalidRequest(f"{what}: the column value is missing")
     if "subject" not in schema.names and rules.default_subject is None:
         raise InvalidRequest(
-            f"{what}: the stream records {rules.covered_by!r}: give one subject (?subject=…), or send a column subject"
+            f"{what}: the stream records {rules.shown}: give one subject (?subject=…), or send a column subject"
         )
 
 
@@ -288,10 +293,10 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
         short = pc.less_equal(pc.binary_length(distinct), MAX_SUBJECT_BYTES)
         wild = pc.match_substring_regex(distinct, _WILDCARD_TOKEN)
         right = pc.and_not(pc.and_(plain, short), wild)
-        recorded = pc.match_substring_regex(distinct, wildcard_regex(rules.covered_by))
+        recorded = covered(distinct, rules.covered_by)
         for is_right, problem in (
             (right, "subject is not one plain NATS subject"),
-            (recorded, f"the stream records {rules.covered_by!r}, not the subject"),
+            (recorded, f"the stream records {rules.shown}, not the subject"),
         ):
             if not pc.all(is_right, min_count=0).as_py():
                 refuse(pc.is_in(subject, distinct.filter(pc.invert(is_right))), problem, subject)

@@ -23,7 +23,7 @@ from natslog.wire.frames import FrameParser, Frames
 
 logger = logging.getLogger("natslog.ingest")
 
-_ACK_RULES = [AckRules.of(setting, ">", ["_INBOX."]) for setting in ("reply", "header", "never")]
+_ACK_RULES = [AckRules.of(setting, [">"], ["_INBOX."]) for setting in ("reply", "header", "never")]
 _COMPILE_WITHIN_S = 240
 _PLAIN = b"MSG a 1 b 1\r\nx\r\n"
 _HEADED = b"HMSG a 1 b 60 61\r\nNATS/1.0\r\nNatslog-Key: k\r\nNats-Msg-Id: ~abcdefghijklmnop\r\n\r\nx\r\n"

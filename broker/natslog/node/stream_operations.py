@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from itertools import product
 from typing import Any
 
 from natslog.cluster.commands import (
@@ -22,7 +23,7 @@ from natslog.cluster.commands import (
     ResizeReplicas,
     SealStream,
 )
-from natslog.cluster.features import ACKS_LEVEL, STREAM_CHANGES_LEVEL
+from natslog.cluster.features import ACKS_LEVEL, STREAM_CHANGES_LEVEL, SUBJECTS_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.cluster.stream_changes import wanted_replicas
@@ -106,12 +107,14 @@ class StreamOperations:
         """Raises InvalidRequest: what depends on this broker's settings and on its cluster."""
         if settings.acks != "reply":
             self._require_level(ACKS_LEVEL, f"acks {settings.acks}")
-        first = settings.subject.split(".")[0]
-        for prefix in self._config.ack_reply_prefixes:
-            if not is_wildcard(first) and overlap(settings.subject, f"{prefix}>"):
+        if settings.more_subjects:
+            self._require_level(SUBJECTS_LEVEL, "a stream with more than one subject")
+        plain = [subject for subject in settings.subjects if not is_wildcard(subject.split(".")[0])]
+        for subject, prefix in product(plain, self._config.ack_reply_prefixes):
+            if overlap(subject, f"{prefix}>"):
                 raise InvalidRequest(
                     f"acks are sent to subjects that begin with {prefix!r} (ack_reply_prefixes), so a stream cannot "
-                    f"record {settings.subject!r}: choose another subject",
+                    f"record {subject!r}: choose another subject",
                     setting="subject",
                 )
 

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
@@ -58,10 +58,13 @@ async def _end_reconnecting(client: Client) -> None:
 
 @dataclass(slots=True)
 class _Attachment:
-    subject: str
+    """`sids`: by subject, of the connection `subscribed_by`. `group`: the number under which its demux has it."""
+
+    subjects: tuple[str, ...]
     queue: str
     receiver: Receiver
-    sid: int = 0
+    sids: dict[str, int] = field(default_factory=dict)
+    group: int = 0
     subscribed_by: Client | None = None
 
 
@@ -237,13 +240,14 @@ class NatsLink:
         (self._up.set if up else self._up.clear)()
         self._on_state(up)
 
-    async def attach(self, subject: str, receiver: Receiver, *, queue: str = "") -> object:
-        """Subscribes; frames of the subject go to `receiver` from then on. Returns a handle for `detach`.
+    async def attach(self, subjects: tuple[str, ...], receiver: Receiver, *, queue: str = "") -> object:
+        """Subscribes; frames of the subjects, which must not overlap, go to `receiver` from then on, in the order in
+        which they come. Returns a handle for `move` and `detach`.
 
         Raises:
             NatsUnavailable: nats-py refuses the subscription.
         """
-        attachment = _Attachment(subject, queue, receiver)
+        attachment = _Attachment(subjects, queue, receiver)
         self._attachments.append(attachment)
         if self._client is not None and not self._client.is_closed:
             try:
@@ -253,53 +257,63 @@ class NatsLink:
                 pass  # a lost server gets the request again when it is connected
             except (NatsError, OSError) as error:
                 raise NatsUnavailable(
-                    f"cannot subscribe to {subject!r} at {self.shown_url}: {error}", url=self.shown_url
+                    f"cannot subscribe to {', '.join(subjects)} at {self.shown_url}: {error}", url=self.shown_url
                 ) from error
         return attachment
 
-    async def move(self, handle: object, subject: str, *, queue: str = "") -> None:
-        """The attachment's receiver gets another subject. The old and the new subscription are exchanged in one
-        write.
+    async def move(self, handle: object, subjects: tuple[str, ...]) -> None:
+        """The attachment's receiver gets other subjects. Subscriptions of subjects that stay are not touched; the
+        others are exchanged in one write.
         """
         assert isinstance(handle, _Attachment)
-        client, demux, old_sid = self._client, self._demux, handle.sid
-        handle.subject, handle.queue = subject, queue
-        if client is None or demux is None or client.is_closed:
+        handle.subjects = subjects
+        client, demux = self._client, self._demux
+        if client is None or demux is None or client.is_closed or handle.subscribed_by is not client:
             return
+        leaving = [sid for subject, sid in handle.sids.items() if subject not in subjects]
+        handle.sids = {subject: sid for subject, sid in handle.sids.items() if subject in subjects}
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server gets it again on reconnect
-            await client._send_unsubscribe(old_sid)
-            handle.subscribed_by = None
+            for sid in leaving:
+                await client._send_unsubscribe(sid)
             await self._subscribe(handle)
             await self.flush()
-        client._remove_sub(old_sid)
-        demux.receivers.pop(old_sid, None)
+        for sid in leaving:
+            client._remove_sub(sid)
 
     async def _subscribe(self, attachment: _Attachment) -> None:
-        assert self._client is not None
-        assert self._demux is not None
-        if attachment.subscribed_by is self._client:
-            return  # twice on one connection would store every message twice
-        attachment.subscribed_by = self._client
-        subscription = await self._client.subscribe(attachment.subject, queue=attachment.queue)
-        attachment.sid = subscription._id
-        self._demux.receivers[attachment.sid] = attachment.receiver
+        client, demux = self._client, self._demux
+        assert client is not None
+        assert demux is not None
+        if attachment.subscribed_by is not client:
+            attachment.subscribed_by, attachment.sids, attachment.group = client, {}, 0
+        for subject in attachment.subjects:
+            if subject in attachment.sids:
+                continue  # twice on one connection would store every message twice
+            attachment.sids[subject] = 0
+            sid = (await client.subscribe(subject, queue=attachment.queue))._id
+            attachment.sids[subject] = sid
+            attachment.group = attachment.group or sid
+            demux.receivers[attachment.group] = attachment.receiver
+            demux.join(sid, attachment.group)
 
     async def detach(self, handle: object) -> None:
         """Unsubscribes; messages that the server had already sent are still received until it has answered."""
         assert isinstance(handle, _Attachment)
         self._attachments.remove(handle)
         client, demux = self._client, self._demux
-        if client is None or demux is None or client.is_closed:
+        if client is None or demux is None or client.is_closed or handle.subscribed_by is not client:
             return
         was_reachable = self.is_reachable
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost connection has no subscriptions
-            await client._send_unsubscribe(handle.sid)
+            for sid in handle.sids.values():
+                await client._send_unsubscribe(sid)
             if was_reachable:
                 await self.flush()
-        client._remove_sub(handle.sid)
-        demux.receivers.pop(handle.sid, None)
+        for sid in handle.sids.values():
+            client._remove_sub(sid)
+        demux.receivers.pop(handle.group, None)
         if not was_reachable:
-            demux.receivers[handle.sid] = _ignored  # messages that it sent meanwhile may still arrive
+            demux.receivers[handle.group] = _ignored  # messages that it sent meanwhile may still arrive
 
     def send_now(self, protocol: bytes | memoryview) -> bool:
         """Sends raw protocol; False (and nothing is sent) while no server is connected, or if the server accepts no

@@ -44,6 +44,7 @@ class FrameDemux:
     """Replaces nats-py's parser. Frames go to the receiver of their subscription, everything else to nats-py.
 
     Attributes:
+        receivers: by the number of a subscription, which stands for all that were joined to it.
         last_received_s: when bytes came last, by a clock that never jumps.
     """
 
@@ -53,6 +54,22 @@ class FrameDemux:
         self.last_received_s = time.monotonic()
         self._rest = Parser(client)
         self._in_place = in_place
+        self._groups = np.empty(0, np.int64)
+
+    def join(self, sid: int, group: int) -> None:
+        """The frames of this subscription go to the receiver `group`, in one order with its other frames."""
+        if sid == group and sid >= len(self._groups):
+            return  # as it is
+        if sid >= len(self._groups):
+            known, self._groups = self._groups, np.arange(2 * sid + 1)
+            self._groups[: len(known)] = known
+        self._groups[sid] = group
+
+    def _grouped(self, frames: Frames) -> None:
+        """In place of each subscription that was joined, the number of its receiver."""
+        sids = frames.rows[:, SID]
+        known = (sids >= 0) & (sids < len(self._groups))
+        sids[known] = self._groups[sids[known]]
 
     def reset(self) -> None:
         """nats-py calls this when it has reconnected."""
@@ -77,6 +94,8 @@ class FrameDemux:
         left: list[bytes] = []
         try:
             for frames in self.parser.frames():
+                if len(self._groups):
+                    self._grouped(frames)
                 others = []
                 for sid, part in frames.by_sid():
                     receiver = self.receivers.get(sid)

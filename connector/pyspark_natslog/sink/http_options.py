@@ -8,8 +8,8 @@ from typing import cast
 
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError
-from natslog.model import OnConflict
-from natslog.subjects import check_name, check_subject
+from natslog.model import OnConflict, subjects_of
+from natslog.subjects import check_name, check_subject, has_wildcard
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 from pyspark_natslog.sink.options import NATS_ONLY
 
@@ -65,11 +65,12 @@ class HttpSinkOptions:
             StreamNotFound, BrokerUnavailable.
         """
         with self.client() as client:
-            covered_by = client.stream(self.stream)["subject"]
-        has_wildcard = any(token in ("*", ">") for token in covered_by.split("."))
-        if self.subject is None and not has_subjects and has_wildcard:
+            recorded = subjects_of(client.stream(self.stream))
+        is_only_one = len(recorded) == 1 and not has_wildcard(recorded[0])
+        if self.subject is None and not has_subjects and not is_only_one:
+            shown = ", ".join(map(repr, recorded))
             raise ConfigError(
-                f'stream {self.stream!r} has the subjects {covered_by!r}: choose one with .option("subject", …), or '
-                "add a column subject",
+                f'stream {self.stream!r} has the subjects {shown}: choose one with .option("subject", …), or add a '
+                "column subject",
                 option="subject",
             )

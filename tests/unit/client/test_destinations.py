@@ -78,6 +78,14 @@ def test_stream_that_does_not_store_envelopes_as_rows_is_an_error_where_they_are
     assert known.ways(asked, pa.array(["a.b"])).tolist() == [BY_REPLY]
 
 
+def test_every_subject_of_a_stream_counts() -> None:
+    brokers = Brokers(stream("several", "a.*", subjects=["a.*", "b"], acks="header"), stream("one", "c"))
+    assert ways(brokers, "a.x", "b", "c", "d") == [BY_HEADER, BY_HEADER, BY_REPLY, 0]
+    assert ways(brokers, "a.x", "b", required=("several",)) == [BY_HEADER, BY_HEADER]
+    with pytest.raises(ConfigError, match="stream 'one' does not record the subject 'b'; streams that do: several"):
+        ways(brokers, "b", required=("one",))
+
+
 tokens = st.sampled_from(["a", "b", "c"])
 patterns = st.lists(tokens | st.just("*"), min_size=1, max_size=4).flatmap(
     lambda some: st.sampled_from([some, [*some, ">"], [">"]])

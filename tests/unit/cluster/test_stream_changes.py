@@ -24,7 +24,7 @@ from natslog.cluster.commands import (
 from natslog.cluster.controller import Controller
 from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
-from natslog.errors import InvalidRequest, NatslogError, StreamRecreated, StreamSealed
+from natslog.errors import InvalidRequest, NatslogError, StreamConflict, StreamRecreated, StreamSealed
 from natslog.model import StreamRecord, StreamSettings
 
 NAME = "orders"
@@ -213,3 +213,45 @@ def test_impossible_resize_is_refused_and_changes_nothing(command: Command) -> N
     with pytest.raises(NatslogError):
         state.apply(command)
     assert msgspec.json.encode(state) == before
+
+
+# ---- subjects ----
+
+
+def test_subjects_that_an_edit_removes_are_kept_as_former_ones() -> None:
+    state = state_of()
+    assert edit(state, subject="a", more_subjects=("orders.>", "b"))
+    assert state.stream(NAME).former_subjects == ()
+    assert edit(state, subject="c", more_subjects=("orders.>",))
+    assert state.stream(NAME).recorded_subjects == ("c", "orders.>", "a", "b")
+
+
+def test_edit_of_the_subject_is_an_edit_of_all_subjects() -> None:
+    """`changed` names `subject` alone, as it does in records of streams with one subject."""
+    state = state_of()
+    for settings in (StreamSettings(subject="a", more_subjects=("b",)), StreamSettings(subject="b")):
+        assert state.apply(EditStream(name=NAME, settings=settings, changed=("subject",)))
+        assert state.stream(NAME).settings.subjects == settings.subjects
+    assert state.stream(NAME).former_subjects == ("orders.>", "a")
+
+
+def create(state: Metadata, *subjects: str) -> bool:
+    settings = StreamSettings(subject=subjects[0], more_subjects=subjects[1:])
+    return state.apply(CreateStream(name="x", id="bb", settings=settings, created_us=1, placement=(1,)))
+
+
+def test_creation_compares_the_set_of_subjects() -> None:
+    state = state_of()
+    assert create(state, "a", "b")
+    assert not create(state, "b", "a")
+    with pytest.raises(StreamConflict, match=r"other settings: subjects is \['a', 'b'\], not \['a'\]$"):
+        create(state, "a")
+    assert edit(state, subject="y")
+    with pytest.raises(StreamConflict, match="other settings: subject is 'y', not 'z'$"):
+        state.apply(
+            CreateStream(name=NAME, id="cc", settings=StreamSettings(subject="z"), created_us=1, placement=(1,))
+        )
+
+
+def test_record_of_one_subject_is_stored_as_before() -> None:
+    assert b"more_subjects" not in msgspec.msgpack.encode(StreamSettings(subject="a"))

@@ -16,7 +16,7 @@ from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.errors import InvalidRequest
 from natslog.ingest.staged_rows import GROUPED_BYTES, GROUPED_ROWS, RowRules, claimed_bytes, read_rows, regrouped
 
-RULES = RowRules("orders.>", "orders.new")
+RULES = RowRules(("orders.>",), "orders.new")
 
 
 def stream_of(*batches: pa.RecordBatch, **options: Any) -> bytes:

@@ -43,7 +43,7 @@ def _stored(shown: list[Any]) -> Any:
     ids: Any = None
     for setting in ("reply", "header", "never"):
         parser, builder = FrameParser(), BatchBuilder()
-        rules = AckRules.of(setting, ">", ["_INBOX.", "other."])  # type: ignore[arg-type]
+        rules = AckRules.of(setting, [">"], ["_INBOX.", "other."])  # type: ignore[arg-type]
         parser.receive_data(_received())
         for frames in parser.frames():
             ours = frames.select(frames.rows[:, 0] == 1)

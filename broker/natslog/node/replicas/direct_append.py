@@ -98,7 +98,7 @@ async def commit(stream: HostedStream, staging: Staging, copies: StagedCopies, r
     except PartsMissing:
         if all(receipt.broker is None or not staging.lacks(requested.key, receipt) for receipt in requested.receipts):
             raise
-        await copies.fetch(requested.key, requested.receipts, stream.record.settings.subject)
+        await copies.fetch(requested.key, requested.receipts, stream.record.settings.subjects)
     return await _commit(stream, staging, requested)
 
 

@@ -30,11 +30,11 @@ class StagedCopies:
         # A copy replaces another of the same part, which may be in use: one commit of a batch at a time.
         self._copying: WeakValueDictionary[BatchKey, asyncio.Lock] = WeakValueDictionary()
 
-    async def fetch(self, key: BatchKey, receipts: Iterable[PartReceipt], covered_by: str) -> None:
+    async def fetch(self, key: BatchKey, receipts: Iterable[PartReceipt], covered_by: tuple[str, ...]) -> None:
         """Copies what is staged at other brokers, by what the receipts state, and not here.
 
         Args:
-            covered_by: the stream's subject.
+            covered_by: the stream's subjects.
 
         Raises:
             PartsUnavailable: a broker that has one does not respond. PartsMissing: it does not have it any more.
@@ -46,7 +46,9 @@ class StagedCopies:
                 if known and self._staging.lacks(key, receipt):
                     await self._fetch_one(key, receipt, broker, covered_by)
 
-    async def _fetch_one(self, key: BatchKey, receipt: PartReceipt, broker: BrokerId, covered_by: str) -> None:
+    async def _fetch_one(
+        self, key: BatchKey, receipt: PartReceipt, broker: BrokerId, covered_by: tuple[str, ...]
+    ) -> None:
         first = await self._piece(key, receipt, broker, 0)
         rules = RowRules(covered_by, first["default_subject"])
 

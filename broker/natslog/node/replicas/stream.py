@@ -536,8 +536,8 @@ class HostedStream:
                 await self._in_thread(log.close)
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
-            case Subscribe(subject=subject):
-                await self._subscribe(subject)
+            case Subscribe(subjects=subjects):
+                await self._subscribe(subjects)
             case Unsubscribe():
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
@@ -594,14 +594,14 @@ class HostedStream:
         self._adopted = record
         ingest.start(services.on_bug)
 
-    async def _subscribe(self, subject: str) -> None:
+    async def _subscribe(self, subjects: tuple[str, ...]) -> None:
         """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
         nats, ingest, group = self._nats, self._ingest, self.record.settings.group or ""
         assert ingest is not None, "a leader has an ingest"
         if self._subscription is not None:
-            await nats.move(self._subscription, subject, queue=group)
+            await nats.move(self._subscription, subjects)
             return
-        self._subscription = await nats.attach(subject, ingest.receive, queue=group)
+        self._subscription = await nats.attach(subjects, ingest.receive, queue=group)
         if nats.is_up:
             try:
                 await nats.flush(_SUBSCRIBE_WITHIN_S)
@@ -614,7 +614,7 @@ class HostedStream:
             self._ingest = None
 
     def _ack_rules(self, settings: StreamSettings) -> AckRules:
-        return AckRules.of(settings.acks, settings.subject, self._services.config.ack_reply_prefixes)
+        return AckRules.of(settings.acks, settings.subjects, self._services.config.ack_reply_prefixes)
 
     def _adopt_settings(self) -> None:
         """What was edited, in force at once."""

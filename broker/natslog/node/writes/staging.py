@@ -90,13 +90,13 @@ class StagedPart:
 
 
 class _Description(msgspec.Struct, frozen=True):
-    """The file beside a part."""
+    """The file beside a part. `covered_by`: a text where the stream has one subject, as natslog 0.1.0 writes it."""
 
     stream: str
     producer: str
     batch: int
     receipt: PartReceipt
-    covered_by: str
+    covered_by: str | tuple[str, ...]
     default_subject: str | None
     size_bytes: int
     uploaded_bytes: int
@@ -139,7 +139,8 @@ class _Upload:
         receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}", f"{sum_digests(digests):032x}", broker)
         stream, producer, number = self.key
         sizes = size_bytes, self.size_bytes
-        described = _Description(stream, producer, number, receipt, rules.covered_by, rules.default_subject, *sizes)
+        covered_by = rules.covered_by[0] if len(rules.covered_by) == 1 else rules.covered_by
+        described = _Description(stream, producer, number, receipt, covered_by, rules.default_subject, *sizes)
         fd = os.open(_description_of(self.path), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         try:
             write_all(fd, [msgspec.json.encode(described)])
@@ -364,7 +365,8 @@ def _described(path: Path) -> tuple[BatchKey, StagedPart] | None:
         return None
     if not path.name.isdecimal() or path.stat().st_size != one.uploaded_bytes:
         return None
-    rules = RowRules(one.covered_by, one.default_subject)
+    covered_by = (one.covered_by,) if isinstance(one.covered_by, str) else one.covered_by
+    rules = RowRules(covered_by, one.default_subject)
     staged = StagedPart(path, rules, one.receipt, one.size_bytes, one.uploaded_bytes)
     return (StreamId(one.stream), one.producer, one.batch), staged
 

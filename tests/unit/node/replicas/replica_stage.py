@@ -38,15 +38,15 @@ class Nats:
     def lane(self, stream_id: str) -> Nats:
         return self
 
-    async def attach(self, subject: str, receiver: Any, *, queue: str = "") -> object:
-        self.subjects.append(subject)
-        return subject
+    async def attach(self, subjects: tuple[str, ...], receiver: Any, *, queue: str = "") -> object:
+        self.subjects += subjects
+        return subjects
 
-    async def move(self, handle: object, subject: str, *, queue: str = "") -> None:
-        self.subjects[-1] = subject
+    async def move(self, handle: object, subjects: tuple[str, ...]) -> None:
+        self.subjects[:] = subjects
 
     async def detach(self, handle: object) -> None:
-        self.subjects.pop()
+        self.subjects.clear()
 
     async def flush(self, timeout_s: float) -> None: ...
 

@@ -187,6 +187,23 @@ def test_an_edited_subject_moves_the_subscription(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_edited_subjects_are_subscribed_in_one_step(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        settings = StreamSettings(subject="orders.>", more_subjects=("*.returns", "c"), replicas=2, min_isr=1)
+        await stage.change(stream, settings=settings)
+        assert stage.nats.subjects == ["orders.>", "*.returns", "c"]
+        assert stream.ingest is not None
+        assert stream.ingest.ack_rules.omits_internal, "one of them begins with a wildcard"
+        stage.has_session = False
+        stream.tick({})
+        await stage.wait_until_idle(stream)
+        assert stage.nats.subjects == []
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
 def test_without_a_metadata_session_it_takes_no_messages_and_states_no_position(tmp_path: Path) -> None:
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)

@@ -50,7 +50,7 @@ def test_upload_that_fails_gives_its_place_back_and_leaves_nothing(
         staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         with pytest.raises(InvalidRequest, match=words):
             async with asyncio.timeout(10):
-                await staging.receive(KEY, "0", 0, RowRules("orders", "orders"), chunks())
+                await staging.receive(KEY, "0", 0, RowRules(("orders",), "orders"), chunks())
         assert (staging._uploads, staging._batches) == ([], {})
         assert list((tmp_path / "staged").iterdir()) == []
         staging.close()
@@ -65,7 +65,7 @@ def test_disk_error_during_an_upload_is_retriable(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(os, call, failing)
             with pytest.raises(StorageUnavailable, match="Input/output error"):
-                await staging.receive(KEY, "0", 0, RowRules("orders", "orders"), no_arrow())
+                await staging.receive(KEY, "0", 0, RowRules(("orders",), "orders"), no_arrow())
         assert list((tmp_path / "staged").iterdir()) == []
         staging.close()
 
@@ -100,7 +100,7 @@ def test_file_of_an_upload_whose_client_leaves_is_closed_when_its_thread_has_end
         staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
         monkeypatch.setattr("natslog.node.writes.staging._Upload.write", write_late)
         upload = asyncio.create_task(
-            staging.receive(KEY, "0", 0, RowRules("orders", "orders"), two_pieces_and_then_silence())
+            staging.receive(KEY, "0", 0, RowRules(("orders",), "orders"), two_pieces_and_then_silence())
         )
         await asyncio.to_thread(is_writing.wait, 10)
         upload.cancel()
@@ -176,7 +176,7 @@ def test_parts_of_a_batch_are_kept_as_long_as_the_newest_one(tmp_path: Path) -> 
                 writer.write_batch(batch)
             yield bytes(sink.getvalue())
 
-        await staging.receive(key, part, 0, RowRules("orders", "orders"), rows())
+        await staging.receive(key, part, 0, RowRules(("orders",), "orders"), rows())
 
     async def stage() -> None:
         staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)

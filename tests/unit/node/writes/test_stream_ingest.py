@@ -21,7 +21,7 @@ from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.wire.frames import FrameParser, Frames
 from tests.conftest import open_log, stored_values, stream_time_of
 
-ACK_RULES = AckRules.of("reply", "orders.>", ["_INBOX."])
+ACK_RULES = AckRules.of("reply", ["orders.>"], ["_INBOX."])
 
 
 class Sent:

@@ -1,0 +1,66 @@
+"""The subjects of a stream in requests and records: one, or several that do not overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from natslog.errors import InvalidRequest
+from natslog.model import MAX_SUBJECTS, StreamSettings, parse_settings, setting_fields, subject_setting, subjects_of
+
+
+def test_subject_is_the_first_of_subjects() -> None:
+    one, more = parse_settings({"subject": "a"}), parse_settings({"subjects": ["b.>", "a", "c.*"]})
+    assert (one.subjects, more.subjects) == (("a",), ("b.>", "a", "c.*"))
+    assert (one, parse_settings({"subjects": ["a"]})) == (one, one)
+    shown = more.to_json()
+    assert (shown["subject"], shown["subjects"]) == ("b.>", ["b.>", "a", "c.*"])
+    assert list(shown)[:2] == ["subject", "subjects"]
+    assert "more_subjects" not in shown
+    assert parse_settings({name: shown[name] for name in ("subject", "subjects")}) == more, "what is shown is accepted"
+
+
+def test_either_setting_of_an_edit_replaces_all_subjects() -> None:
+    was = parse_settings({"subjects": ["a", "b"], "max_messages": 7})
+    assert parse_settings({"subjects": ["b", "c"]}, was).subjects == ("b", "c")
+    assert parse_settings({"subject": "c"}, was).subjects == ("c",)
+    assert parse_settings({"max_messages": 8}, was).subjects == ("a", "b")
+    assert setting_fields({"subjects": ["a"], "max_age": 1}) == ("max_age_s", "subject")
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({}, "a stream needs a subject"),
+        ({"subjects": []}, f"1 to {MAX_SUBJECTS} subjects"),
+        ({"subjects": None}, f"1 to {MAX_SUBJECTS} subjects"),
+        ({"subjects": "a"}, f"1 to {MAX_SUBJECTS} subjects"),
+        ({"subjects": [f"a.{number}" for number in range(MAX_SUBJECTS + 1)]}, f"1 to {MAX_SUBJECTS} subjects"),
+        ({"subjects": ["a", 7]}, "a subject must not be empty"),
+        ({"subjects": ["a", "b..c"]}, "'b..c' has an empty token"),
+        ({"subjects": ["a", "$JS.API.>"]}, "choose another subject than '\\$JS.API.>'"),
+        ({"subject": "b", "subjects": ["a", "b"]}, "subject 'b' is not the first of subjects, 'a'"),
+        ({"subject": None, "subjects": ["a", "b"]}, "subject None is not the first"),
+        ({"subjects": ["a", "b", "a"]}, "subjects 'a' and 'a' overlap"),
+        ({"subjects": ["x", "orders.*.new", "orders.eu.>"]}, "'orders.\\*.new' and 'orders.eu.>' overlap"),
+        ({"subjects": ["a", "*"], "acks": "never"}, "'a' and '\\*' overlap"),
+        ({"subjects": ["a", "*.b"]}, "a stream on '\\*.b' records the requests to all services"),
+        ({"subjects": ["$KV.x", "*.b"], "acks": "never"}, "'\\*.b' does not record subjects that begin with \\$"),
+    ],
+)
+def test_subjects_that_cannot_be_are_refused(body: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidRequest, match=error):
+        parse_settings(body)
+
+
+def test_as_many_subjects_as_are_permitted() -> None:
+    many = [f"a.{number}" for number in range(MAX_SUBJECTS)]
+    assert parse_settings({"subjects": many}).subjects == tuple(many)
+
+
+def test_subjects_of_brokers_of_every_version() -> None:
+    assert subjects_of({"subject": "a"}) == ("a",)
+    assert subjects_of(StreamSettings(subject="a", more_subjects=("b",)).to_json()) == ("a", "b")
+    assert subject_setting("a") == subject_setting(["a"]) == {"subject": "a"}
+    assert subject_setting(["a", "b"]) == {"subjects": ["a", "b"]}
