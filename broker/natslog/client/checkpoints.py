@@ -1,7 +1,8 @@
 """Stores how far a consumer has processed a stream: as a cursor at the brokers.
 
-Invariants. A position is stored only after everything below it was processed, and this object never moves the cursor
-back. (Another program may: cursors are not locked, and the last write is the one that is kept.)
+Invariants. A position is stored only after everything below it was processed, and positions that this object stores
+ascend. Cursors are not locked: where another program sets the same one, the last write is kept, and a warning is
+logged.
 """
 
 from __future__ import annotations

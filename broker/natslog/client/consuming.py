@@ -209,7 +209,11 @@ class Consumer:
                 expected_id=stream_id,
                 max_decoded_bytes=options.max_bytes,
             )
-            return self._retry_until_available(ask, unless_closed=True)
+            asked_s, pause_s = time.monotonic(), self._client.options.retry_interval_s
+            fetched = self._retry_until_available(ask, unless_closed=True)
+            if end is None and fetched.next_offset == start and time.monotonic() - asked_s < pause_s:
+                wait([self._closing], timeout=pause_s)  # a leader that is stopping ends its long polls at once
+            return fetched
 
         return ReadAhead(fetch, self._stream, self._position, end, options.max_bytes)
 

@@ -76,12 +76,13 @@ class ReadPlan:
 
     Attributes:
         start, next_offset: the offsets that the plan is for; the outer batches may go beyond.
-        rows_taken: rows within these offsets, of batches that are no longer in the plan.
+        rows_taken: rows within these offsets, of batches that are no longer in the plan. rows_behind: the same, of the
+            last batch, which is lost where the plan is ended before it.
     """
 
     def __init__(self, start: int) -> None:
         self.ranges: list[FileRange] = []
-        self.rows_taken = 0
+        self.rows_taken = self.rows_behind = 0
         self.start = self.next_offset = start
 
     @property
@@ -95,11 +96,10 @@ class ReadPlan:
     @property
     def removed_rows(self) -> int:
         """How many of its offsets have no message any more; 0 where its outer batches go beyond them."""
-        return (
-            0
-            if self._uneven()
-            else self.next_offset - self.start - self.rows_taken - sum(piece.rows for piece in self.ranges)
-        )
+        return 0 if self._uneven() else self._offsets_without(self.rows_taken + self.rows_behind)
+
+    def _offsets_without(self, rows: int) -> int:
+        return self.next_offset - self.start - rows - sum(piece.rows for piece in self.ranges)
 
     @property
     def has_uneven_gaps(self) -> bool:
@@ -126,6 +126,7 @@ class ReadPlan:
     def _end_before(self, number: int, at: int) -> None:
         piece = self.ranges[number]
         self.next_offset = piece.index.base_offsets[at]
+        self.rows_behind = 0
         piece.last = at
         kept = number + (piece.batches > 0)
         for left_out in self.ranges[kept:]:
@@ -156,22 +157,22 @@ class ReadPlan:
         before = after = memoryview(b"")
         if self.ranges and self.ranges[0].start < self.start:
             piece = self.ranges[0]
-            before = self._rows_within(piece, piece.first)
+            before, self.rows_taken = self._rows_within(piece, piece.first)
             piece.first += 1
             self._drop_if_empty(piece)
         if self.ranges and self.ranges[-1].end > self.next_offset:
             piece = self.ranges[-1]
-            after = self._rows_within(piece, piece.last - 1)
+            after, self.rows_behind = self._rows_within(piece, piece.last - 1)
             piece.last -= 1
             self._drop_if_empty(piece)
         return before, after
 
-    def _rows_within(self, piece: FileRange, at: int) -> memoryview:
+    def _rows_within(self, piece: FileRange, at: int) -> tuple[memoryview, int]:
+        """As a batch, and how many."""
         clipped = ipc.clip_batch(read_batch(piece.fd, piece.index[at], piece.path), self.start, self.next_offset)
         header = ipc.proven_header(clipped)
         assert header is not None, "it was just written"
-        self.rows_taken += header.rows
-        return clipped
+        return clipped, header.rows
 
     def _drop_if_empty(self, piece: FileRange) -> None:
         if not piece.batches:

@@ -168,7 +168,7 @@ class ReplicaLog(RunLog):
         self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
         self.unfinished_run = None
         self.producers.cut(log_start_offset)
-        self.scrub.cut(log_start_offset)
+        self.scrub.cut(0)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:
         with self._checkpoint_lock:

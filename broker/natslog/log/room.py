@@ -10,7 +10,8 @@ from pathlib import Path
 from natslog.errors import StorageFull
 
 _ROOM_HOLDS_S = 0.1
-_UNLIMITED = 2**62
+_CLEAR_PART = 100
+_REMEDY = "free space or lower the retention limits of streams; writes resume automatically"
 
 
 class StoreLimit:
@@ -25,7 +26,7 @@ class StoreLimit:
 
     def __init__(self, max_bytes: int | None) -> None:
         self.max_bytes = max_bytes
-        self._used_bytes = 0
+        self._used_bytes = self._refused_bytes = 0
         self._lock = threading.Lock()
 
     @property
@@ -34,16 +35,38 @@ class StoreLimit:
         return self._used_bytes
 
     @property
-    def room_bytes(self) -> int:
-        return _UNLIMITED if self.max_bytes is None else self.max_bytes - self._used_bytes
+    def has_room(self) -> bool:
+        """False from a refusal on, until there is room for more than what was refused."""
+        return not self._refused_bytes and (self.max_bytes is None or self._used_bytes < self.max_bytes)
 
     def measured(self, used_bytes: int) -> None:
         """The files take so much now."""
         with self._lock:
             self._used_bytes = used_bytes
+            if self.max_bytes is not None:
+                wanted_bytes = max(2 * self._refused_bytes, self.max_bytes // _CLEAR_PART)
+                if self.max_bytes - used_bytes >= wanted_bytes:
+                    self._refused_bytes = 0
 
-    def appended(self, size_bytes: int) -> None:
+    def add(self, size_bytes: int) -> None:
+        """A log was opened, or (negative) closed."""
         with self._lock:
+            self._used_bytes += size_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """So much is about to be appended.
+
+        Raises:
+            StorageFull: there is no room for it.
+        """
+        with self._lock:
+            if self.max_bytes is not None and self._used_bytes + size_bytes > self.max_bytes:
+                self._refused_bytes = size_bytes
+                raise StorageFull(
+                    f"the streams of this broker take {self._used_bytes} bytes, {size_bytes} more were refused, and "
+                    f"max_store_bytes is {self.max_bytes}: {_REMEDY}",
+                    max_store_bytes=self.max_bytes,
+                )
             self._used_bytes += size_bytes
 
 
@@ -63,8 +86,6 @@ class DiskRoom:
         Raises:
             StorageFull: too little is free.
         """
-        if self._store.room_bytes < incoming_bytes:
-            raise self.full()
         self._unchecked_bytes += incoming_bytes
         now_s = time.monotonic()
         if now_s >= self._check_at_s or self._unchecked_bytes >= self._room_bytes // 16:
@@ -73,7 +94,7 @@ class DiskRoom:
             if self._room_bytes < 2 * incoming_bytes:
                 self._check_at_s = 0.0
                 raise self.full()
-        self._store.appended(incoming_bytes)
+        self._store.take(incoming_bytes)
 
     def require_now(self, size_bytes: int) -> None:
         """The same for one file of this size that takes the place of another, whatever was found before. From any
@@ -83,16 +104,8 @@ class DiskRoom:
             raise self.full()
 
     def full(self) -> StorageFull:
-        remedy = "free space or lower the retention limits of streams; writes resume automatically"
-        if self._store.max_bytes is not None and free_bytes(self._folder) > self._min_free_bytes:
-            return StorageFull(
-                f"the streams of this broker take {self._store.used_bytes} bytes, and max_store_bytes is "
-                f"{self._store.max_bytes}: {remedy}",
-                file=str(self._folder),
-                max_store_bytes=self._store.max_bytes,
-            )
         return StorageFull(
-            f"the disk of {self._folder} is full ({self._min_free_bytes} bytes are kept free): {remedy}",
+            f"the disk of {self._folder} is full ({self._min_free_bytes} bytes are kept free): {_REMEDY}",
             file=str(self._folder),
         )
 

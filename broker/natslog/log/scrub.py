@@ -11,6 +11,7 @@ damaged. It is stored in the file `scrub` beside the segments. Without the file,
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -39,6 +40,9 @@ _FOOTER_BYTES = 1024 * 1024
 _MOST_DAMAGES = 1000
 _MOST_SHOWN = 20
 
+_OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that do not concern the disk."""
+
 OffsetRange = tuple[int, int]
 
 
@@ -62,18 +66,21 @@ def read_back(segment: SealedSegment, end_offset: int, findings: list[Finding]) 
 
     Yields:
         How many bytes each step has read.
+
+    Raises:
+        OSError: this process has too few resources to read; nothing is known of the segment.
     """
     try:
         fd = os.open(segment.path, os.O_RDONLY)
     except OSError as error:
+        _raise_if_of_process(error)
         findings.append(_of_whole(segment, end_offset, f"cannot be opened: {error.strerror}"))
         return
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no pages beyond those that are asked for
         _drop_pages(fd, max(0, os.fstat(fd).st_size - _FOOTER_BYTES), _FOOTER_BYTES)
-        try:
-            index = read_footer_index(segment.path)
-        except (CorruptLog, OSError):
+        index = _index_of(segment) or _index_of(segment)
+        if index is None:
             findings.append(_of_whole(segment, end_offset, "has a damaged footer"))
             return
         header_bytes: dict[int, int] = {}
@@ -84,10 +91,27 @@ def read_back(segment: SealedSegment, end_offset: int, findings: list[Finding]) 
             if problem:
                 findings.append(_of_batch(segment, index[at], problem))
             header_bytes[index[at].position] = length
-        if not findings and (problem := frame_problem(segment, index, header_bytes)):
+        problem = _frame_problem_now(segment, index, header_bytes) if not findings else ""
+        if problem and (problem := _frame_problem_now(segment, index, header_bytes)):
             findings.append(Finding(segment.base_offset, segment.base_offset, _frame_error(segment, problem)))
     finally:
         os.close(fd)
+
+
+def _raise_if_of_process(error: OSError) -> None:
+    if error.errno in _OF_PROCESS:
+        raise error
+
+
+def _index_of(segment: SealedSegment) -> BatchIndex | None:
+    """As the file has it; None if it cannot be read."""
+    try:
+        return read_footer_index(segment.path)
+    except CorruptLog:
+        return None
+    except OSError as error:
+        _raise_if_of_process(error)
+        return None
 
 
 def _check_batch(fd: int, entry: BatchEntry) -> Generator[int, None, tuple[str, int]]:
@@ -109,6 +133,7 @@ def _check_batch(fd: int, entry: BatchEntry) -> Generator[int, None, tuple[str, 
             crc, position = crc32c(piece, crc), position + len(piece)
             yield len(piece)
     except OSError as error:
+        _raise_if_of_process(error)
         return f"cannot be read: {error.strerror}", 0
     return ("" if crc == expected else "has a wrong CRC32C"), header.header_bytes
 
@@ -128,7 +153,11 @@ def _drop_pages(fd: int, position: int, length: int) -> None:
 
 
 def frame_problem(segment: SealedSegment, index: BatchIndex, header_bytes_of: dict[int, int]) -> str:
-    """What is wrong with a segment beside its batches: the file header and all from end-of-stream on; "" if nothing."""
+    """What is wrong with a segment beside its batches: the file header and all from end-of-stream on; "" if nothing.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     try:
         with open(segment.path, "rb") as file:
             header = file.read(ipc.MAX_HEADER_BYTES)
@@ -136,9 +165,16 @@ def frame_problem(segment: SealedSegment, index: BatchIndex, header_bytes_of: di
         _, footer = split_footer(segment.path)
     except CorruptLog as error:
         return error.message
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
     return "" if footer == sealing_bytes(index, header_bytes_of) else "the footer is not what sealing wrote"
+
+
+def _frame_problem_now(segment: SealedSegment, index: BatchIndex, header_bytes_of: dict[int, int]) -> str:
+    """As `frame_problem`; a disk that cannot read it is a problem, too."""
+    try:
+        return frame_problem(segment, index, header_bytes_of)
+    except OSError as error:
+        _raise_if_of_process(error)
+        return f"it cannot be read: {error.strerror}"
 
 
 def _of_batch(segment: SealedSegment, entry: BatchEntry, what: str) -> Finding:
@@ -193,7 +229,7 @@ class ScrubProgress:
 
     def __init__(self, folder: Path, *, is_stored: bool = True) -> None:
         self._path, self._is_stored = folder / SCRUB_FILE, is_stored
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._known = _read(self._path)
         self.is_requested = False
         self.passes = 0
@@ -297,6 +333,12 @@ class ScrubProgress:
             left = tuple(one for one in self._known.damaged if one[0] < end_offset)
             self._change(next_offset=min(self._known.next_offset, end_offset), damaged=left)
 
+    def drop_below(self, log_start_offset: int) -> None:
+        """The log begins here now."""
+        with self._lock:
+            left = tuple(one for one in self._known.damaged if one[1] > log_start_offset or one[0] >= log_start_offset)
+            self._change(damaged=left)
+
     def repaired(self) -> None:
         """All of the log was read, and nothing in it is damaged."""
         with self._lock:
@@ -310,7 +352,8 @@ class ScrubProgress:
         if not self._is_stored:
             return
         try:
-            write_checked(self._path, SCRUB_FILE, 1, self._known)
+            with self._writing:
+                write_checked(self._path, SCRUB_FILE, 1, self._known)
         except OSError as error:
             logger.warning("%s could not be written: %s", self._path, error.strerror or error)
 

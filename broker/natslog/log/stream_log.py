@@ -50,6 +50,7 @@ FIRST_EPOCH = Epoch(1)
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _AGE_REMOVES_A_PART = 10
+_ROW_BYTES, _HEADER_BYTES = 16, 1024  # of offset and timestamp; of a batch, about
 _NOT_DUE_WITHIN_US = 1_000_000
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
@@ -127,6 +128,7 @@ class StreamLog:
         )
         opening.open_segments()
         self._open_epochs(must_exist)
+        self.scrub.drop_below(self.log_start_offset)
         self._last_timestamp_us = opening.newest_timestamp_us
         self._written_s = time.monotonic()
         self._refuse_writes_if_damaged()
@@ -242,7 +244,7 @@ class StreamLog:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
-            active = self.active_for_append(rows.nbytes, now_us)
+            active = self.active_for_append(rows.nbytes + _ROW_BYTES * rows.rows + _HEADER_BYTES, now_us)
             base_offset = active.end_offset
             encoded = encode_rows(
                 rows,
@@ -493,6 +495,7 @@ class StreamLog:
             dropped = self.chain.segments[:count]
             del self.chain.segments[:count]
             self.chain.missing_from = None
+        self.scrub.drop_below(self.log_start_offset)
         for segment in dropped:
             if isinstance(segment, ActiveSegment):
                 segment.close()

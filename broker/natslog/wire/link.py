@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from nats.aio.client import Client
@@ -54,6 +54,12 @@ async def _end_reconnecting(client: Client) -> None:
             return
         task.cancel()
         await asyncio.wait([task], timeout=_RETRY_S)
+
+
+def _forget(client: Client, sids: Iterable[int]) -> None:
+    """nats-py subscribes again to what it has, if it reconnects before the server has answered."""
+    for sid in sids:
+        client._remove_sub(sid)
 
 
 @dataclass(slots=True)
@@ -272,13 +278,12 @@ class NatsLink:
             return
         leaving = [sid for subject, sid in handle.sids.items() if subject not in subjects]
         handle.sids = {subject: sid for subject, sid in handle.sids.items() if subject in subjects}
+        _forget(client, leaving)
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost server gets it again on reconnect
             for sid in leaving:
                 await client._send_unsubscribe(sid)
             await self._subscribe(handle)
             await self.flush()
-        for sid in leaving:
-            client._remove_sub(sid)
 
     async def _subscribe(self, attachment: _Attachment) -> None:
         client, demux = self._client, self._demux
@@ -304,13 +309,12 @@ class NatsLink:
         if client is None or demux is None or client.is_closed or handle.subscribed_by is not client:
             return
         was_reachable = self.is_reachable
+        _forget(client, handle.sids.values())
         with contextlib.suppress(NatsError, OSError, NatsUnavailable):  # a lost connection has no subscriptions
             for sid in handle.sids.values():
                 await client._send_unsubscribe(sid)
             if was_reachable:
                 await self.flush()
-        for sid in handle.sids.values():
-            client._remove_sub(sid)
         demux.receivers.pop(handle.group, None)
         if not was_reachable:
             demux.receivers[handle.group] = _ignored  # messages that it sent meanwhile may still arrive

@@ -112,6 +112,17 @@ def test_new_consumer_starts_at_the_log_start_and_stores_where_it_ended() -> Non
     assert all(one["expected_id"] == "first" for one in client.asked)
 
 
+def test_a_stream_that_answers_long_polls_at_once_is_not_asked_without_a_pause() -> None:
+    """As a leader does that is stopping."""
+    client = Scripted(high_watermark=0)
+    client.options = ClientOptions(retry_interval_s=0.05)
+    client.news.set()
+    consumer = client.consume("s")
+    threading.Timer(0.5, consumer.close).start()
+    assert list(consumer) == []
+    assert 2 <= len(client.asked) <= 12
+
+
 def test_consumer_resumes_at_its_cursor_whatever_start_says() -> None:
     client = Scripted()
     client.stored = 12

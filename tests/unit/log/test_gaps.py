@@ -157,6 +157,15 @@ def test_times_are_found_behind_removed_messages(log_folder: Path) -> None:
     assert 8_000_000 <= lag.oldest_us <= 20_000_000
 
 
+def test_a_plan_that_ends_before_its_last_batch_does_not_count_the_rows_of_it(log_folder: Path) -> None:
+    log = filled(log_folder, {2, 12, 13, 25}, [0, 10, 20, 30])
+    with log.reader.plan_read(1, 27, max_bytes=1 << 20) as plan:
+        plan.take_uneven()
+        assert (plan.next_offset, plan.removed_rows) == (27, 4)
+        plan._end_before(0, plan.ranges[0].first)
+        assert (plan.next_offset, plan.removed_rows) == (10, 1)
+
+
 def test_a_replica_cuts_a_log_inside_a_batch_with_removed_messages(log_folder: Path) -> None:
     log = filled(log_folder, {3, 5, 6, 12}, [0, 10, 20])
     log.chain.committed = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log import scrub as scrubbing
+from natslog.log.batch_index import BatchIndex
 from natslog.log.scrub import STEP_BYTES, Finding, ScrubProgress, read_back
 from natslog.log.sealed import SealedSegment
 from natslog.log.verify import check_file
+from natslog.model import Epoch
 from tests.conftest import open_log, rows, stored_values
 
 DAY_US = 86_400_000_000
@@ -50,6 +53,47 @@ def found_in(segment: SealedSegment, end_offset: int) -> tuple[list[Finding], li
     findings: list[Finding] = []
     steps = list(read_back(segment, end_offset, findings))
     return findings, steps
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_too_few_resources_of_the_process_are_no_damage(
+    log_folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    segment = segment_at(sealed_log(log_folder, 1), 0)
+    for target in ("natslog.log.scrub.os.open", "natslog.log.scrub.read_footer_index", "natslog.log.scrub.read_at"):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, lambda *_: (_ for _ in ()).throw(OSError(number, "too few")))
+            findings: list[Finding] = []
+            with pytest.raises(OSError, match="too few"):
+                list(read_back(segment, 10, findings))
+            assert findings == []
+
+
+def test_a_footer_that_cannot_be_read_once_is_no_damage(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = segment_at(sealed_log(log_folder, 1), 0)
+    failures = [OSError(errno.EIO, "once")]
+    read = scrubbing.read_footer_index
+
+    def read_footer(path: Path) -> BatchIndex:
+        if failures:
+            raise failures.pop()
+        return read(path)
+
+    monkeypatch.setattr(scrubbing, "read_footer_index", read_footer)
+    assert found_in(segment, 10)[0] == []
+    assert not failures
+
+
+def test_damage_below_the_log_start_is_forgotten(log_folder: Path) -> None:
+    log = sealed_log(log_folder)
+    flip(segment_at(log, 0).path, segment_at(log, 0).size_bytes // 3)
+    flip(segment_at(log, 1).path, segment_at(log, 1).size_bytes // 3)
+    scrub(log)
+    assert [start // 10 for start, _ in log.scrub.damaged] == [0, 1]
+    log.drop_before(10)
+    assert [start // 10 for start, _ in log.scrub.damaged] == [1]
+    log.begin_at(500, Epoch(1))
+    assert log.scrub.damaged == ()
 
 
 def scrub(log: ReplicaLog, now_us: int = NOW_US) -> list[Finding]:

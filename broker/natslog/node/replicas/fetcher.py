@@ -152,11 +152,11 @@ class Fetcher:
         def append(log: ReplicaLog) -> Awaitable[None] | None:
             return self._append(log, stream, answer.epoch, data)
 
+        stream.leader_starts_at(answer.epoch, answer.log_start_offset)  # first: a full disk may need what it frees
         try:
             has_changed = await stream.answered(
                 answer.epoch, answer.verdict, append if answer.length else None, answer.high_watermark
             )
-            stream.leader_starts_at(answer.epoch, answer.log_start_offset)
         except NatslogError as error:
             self._complain(stream, error)
             self._again(stream)

@@ -45,7 +45,10 @@ class LogFolder:
         Raises:
             NatslogError: it could not be dropped yet.
         """
-        start = log.first_damaged_offset()
+        try:
+            start = log.first_damaged_offset()
+        except OSError as error:
+            raise storage_error(error, f"stream {name!r}: its damage could not be located in {self.path}") from error
         if start is not None:
             logger.warning(
                 "stream %s: the log is damaged from offset %d on; it is fetched again from the leader", name, start

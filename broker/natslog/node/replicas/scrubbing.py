@@ -5,8 +5,9 @@ file. Streams with a pass take turns of some seconds; one small step after anoth
 after each. A pause is so long that neither the configured rate nor a twentieth of the time is exceeded: a disk that is
 busy with commits, or slow, is read more slowly.
 
-What is damaged is reported once. A replica of several is then repaired like any other damaged one (`cluster.replica`).
-Where there is no other replica, the exact offsets are shown until they are intact, and scrubbing continues behind them.
+What is damaged is reported once. If another replica is in sync, this one is then repaired like any other damaged one
+(`cluster.replica`). Where there is none, this one goes on serving all else: the exact offsets are shown until they are
+intact, and scrubbing continues behind them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Scrubber:
             "broker": stream.me,
             "completed_us": scrub.completed_us,
             "progress": scrub.share(log.log_start_offset),
-            "damaged": [one for one in scrub.damaged if one[1] > log.log_start_offset],
+            "damaged": list(scrub.damaged),
         }
 
     async def everywhere(self, record: StreamRecord, *, begin: bool = False) -> list[ReplicaScrub]:
@@ -128,6 +129,7 @@ class Scrubber:
         is_behind = False
         while not await self._is_stopping_within(0.0 if is_behind else self._next_look_s()):
             self._wanted.clear()
+            self._repair_damaged()
             is_behind = False
             for stream in self._due():
                 try:
@@ -149,6 +151,13 @@ class Scrubber:
     def _now_us(self) -> int:
         reading = self._cluster.clock.reading()
         return reading.wall_us if reading.agreed_us is None else reading.agreed_us
+
+    def _repair_damaged(self) -> None:
+        """Replicas whose damage was found while no other one was in sync."""
+        for stream in self._hosting.streams.values():
+            problem = stream.scrub_problem
+            if problem is not None and stream.has_others_in_sync and not stream.is_to_be_repaired:
+                stream.note_damage(problem)
 
     def _due(self) -> list[HostedStream]:
         """Streams with a pass, requested ones first. Checking an idle one touches no file."""
@@ -188,7 +197,11 @@ class Scrubber:
         passes, findings, read_bytes = log.scrub.passes, list[Finding](), 1
         with contextlib.closing(read_back(segment, end_offset, findings)) as reading:
             while read_bytes:
-                read_bytes = await self._step(reading)
+                try:
+                    read_bytes = await self._step(reading)
+                except OSError as error:  # for example too many open files: the segment is read at the next turn
+                    logger.warning("stream %s: scrubbing pauses: %s", stream.name, error)
+                    return False
                 stream.scrubbed_bytes += read_bytes
                 if self._stopping.is_set() or stream.log is not log or stream.is_to_be_repaired:
                     return False
@@ -197,7 +210,7 @@ class Scrubber:
         if not log.chain.is_current(segment):  # retention removed it meanwhile
             findings.clear()
         self._report(stream, log, segment, log.scrub.verified(segment.base_offset, end_offset, findings))
-        if findings:
+        if findings and stream.has_others_in_sync:
             stream.note_damage(findings[0].error)
         if findings or time.monotonic() - self._stored_s.get(log, -_STORE_EVERY_S) >= _STORE_EVERY_S:
             await self._store(stream, log)

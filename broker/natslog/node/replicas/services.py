@@ -81,7 +81,7 @@ class Services:
 
     @property
     def has_room(self) -> bool:
-        return self.group.disk.free_bytes >= self.config.min_free_bytes and self.store.room_bytes > 0
+        return self.group.disk.free_bytes >= self.config.min_free_bytes and self.store.has_room
 
     @property
     def has_time(self) -> bool:

@@ -186,6 +186,11 @@ class HostedStream:
         return self._log.scrub.problem if self._log is not None else None
 
     @property
+    def has_others_in_sync(self) -> bool:
+        """Whether another in-sync replica could serve in place of this one."""
+        return any(broker != self.me for broker in self.record.isr)
+
+    @property
     def is_to_be_repaired(self) -> bool:
         """Whether it is damaged, and is repaired from another replica."""
         return self._replica.damage is not None and self._replica.others_hold_it
@@ -534,6 +539,7 @@ class HostedStream:
             case Close():
                 log, self._log = self.usable_log(), None
                 await self._in_thread(log.close)
+                self._services.store.add(-log.chain.size_bytes)
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
             case Subscribe(subjects=subjects):
@@ -556,12 +562,12 @@ class HostedStream:
         record = self.record
         log = await self._in_thread(lambda: self._folder.open(record, must_exist=must_exist))
         log.chain.purged_below = record.purged_below
-        self._services.store.appended(log.chain.size_bytes)  # until all are measured again
+        self._services.store.add(log.chain.size_bytes)  # until all are measured again
         self._log = log
         self._replica.opened(log)
         if log.chain.damages:
             self._replica.damaged(log.failure or CorruptLog("a part of the log is damaged"))
-        elif (found := log.scrub.problem) is not None:
+        elif (found := log.scrub.problem) is not None and self.has_others_in_sync:
             self._replica.damaged(found)
 
     async def _begin_epoch(self, epoch: Epoch) -> None:

@@ -7,7 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-from natslog.model import BrokerId
+from natslog.cluster.roles import Matching
+from natslog.errors import StorageFull
+from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.peers.messages import FetchAnswer
 from natslog.node.replicas.fetcher import Fetcher
 
 
@@ -55,6 +58,29 @@ def test_a_bug_while_fetching_stops_the_broker() -> None:
     """It went on before, and the replica left the in-sync replicas silently."""
     (error,) = bugs_of(Link(KeyError("a bug")), 10)
     assert isinstance(error, KeyError)
+
+
+def test_a_follower_without_space_receives_the_log_start_that_its_leader_has_moved() -> None:
+    """Its own files below that are what makes space."""
+    starts: list[tuple[int, int]] = []
+
+    async def refusing(*_: Any) -> bool:
+        raise StorageFull("the disk is full")
+
+    async def story() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            fetcher = Fetcher(
+                BrokerId(2), link=lambda: None, incarnation="life", executor=executor, on_bug=lambda what, error: None
+            )
+            stream: Any = SimpleNamespace(
+                id="aa", name="orders", answered=refusing, leader_starts_at=lambda *given: starts.append(given)
+            )
+            answer = FetchAnswer(StreamId("aa"), Epoch(3), Matching(), 100, 70, 4)
+            await fetcher._apply(stream, answer, memoryview(b"rows"))
+            await fetcher.close()
+
+    asyncio.run(story())
+    assert starts == [(3, 70)]
 
 
 def test_a_link_that_takes_nothing_is_tried_again() -> None:

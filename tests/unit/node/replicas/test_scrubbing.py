@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -42,7 +43,7 @@ class ScrubbedStream(UpkeepStream):
     def __init__(self, folder: Path, segments: int) -> None:
         stream = hosted(folder, 0)
         super().__init__(stream.record, stream.log)
-        self.me, self.is_to_be_repaired = BrokerId(1), False
+        self.me, self.is_to_be_repaired, self.has_others_in_sync = BrokerId(1), False, True
         self.scrubbed_bytes = self.scrub_damaged = 0
         self.damage: list[Any] = []
         for _ in range(segments):
@@ -51,8 +52,13 @@ class ScrubbedStream(UpkeepStream):
             log.roll()
             assert log.seal_next()
 
+    @property
+    def scrub_problem(self) -> Any:
+        return self.usable_log().scrub.problem
+
     def note_damage(self, error: Any) -> None:
-        self.damage.append(error)
+        if not self.damage:  # as a replica, until it is repaired
+            self.damage.append(error)
 
 
 def scrubber_of(tmp_path: Path, streams: dict[str, Any], executor: ThreadPoolExecutor, **settings: Any) -> Scrubber:
@@ -165,6 +171,45 @@ def test_a_stop_ends_a_pass_soon_and_it_continues_after_a_restart(tmp_path: Path
     assert again.scrub.is_running
     assert again.scrub._known.next_offset >= 3
     again.close()
+
+
+def test_a_replica_that_is_the_only_one_in_sync_goes_on_until_another_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "_LOOK_EVERY_S", 0.02)
+    stream = ScrubbedStream(tmp_path / "orders", 3)
+    stream.has_others_in_sync = False
+    log = stream.usable_log()
+    first = segment_at(log, 0)
+    flip(first.path, first.size_bytes // 3)
+
+    async def story(scrubber: Scrubber) -> None:
+        await until(lambda: log.scrub.completed_us)
+        assert (len(log.scrub.damaged), stream.damage) == (1, [])
+        stream.has_others_in_sync = True
+        await until(lambda: stream.damage)
+
+    scrubbing_of(tmp_path, {"orders": stream}, story)
+
+
+def test_a_pass_waits_while_the_process_has_too_few_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "_REPAIR_POLL_S", 0.02)
+    stream = ScrubbedStream(tmp_path / "orders", 3)
+    log, failures = stream.usable_log(), [OSError(errno.EMFILE, "too many open files")]
+    read_some = scrubbing._read_some
+
+    def failing(reading: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return read_some(reading)
+
+    monkeypatch.setattr(scrubbing, "_read_some", failing)
+
+    async def story(scrubber: Scrubber) -> None:
+        await until(lambda: log.scrub.completed_us)
+
+    scrubbing_of(tmp_path, {"orders": stream}, story)
+    assert (failures, log.scrub.damaged) == ([], ())
 
 
 def test_a_segment_removed_while_it_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
