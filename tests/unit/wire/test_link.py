@@ -13,7 +13,7 @@ class Connection:
     """The parts of nats-py's client that a link calls. Each exchange notes what would be subscribed on reconnection."""
 
     def __init__(self) -> None:
-        self.is_closed = False
+        self.is_closed, self.is_connected = False, True
         self.subscribed: dict[int, str] = {}
         self.seen: list[set[str]] = []
 
@@ -39,6 +39,7 @@ def test_a_removed_subject_is_not_subscribed_again_when_nats_reconnects(
 
     async def story() -> None:
         link = NatsLink("nats://127.0.0.1:1", name="test")
+        monkeypatch.setattr(NatsLink, "is_reachable", True)
         monkeypatch.setattr(link, "flush", connection.flush)
         link._client = connection
         link._demux = SimpleNamespace(receivers={}, join=lambda sid, group: None)  # type: ignore[assignment]
