@@ -49,7 +49,7 @@ class StoreLimit:
                     self._refused_bytes = 0
 
     def add(self, size_bytes: int) -> None:
-        """A log was opened, or (negative) closed."""
+        """A log was opened; until the next measurement it counts, whatever was measured before."""
         with self._lock:
             self._used_bytes += size_bytes
 

@@ -539,7 +539,6 @@ class HostedStream:
             case Close():
                 log, self._log = self.usable_log(), None
                 await self._in_thread(log.close)
-                self._services.store.add(-log.chain.size_bytes)
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
             case Subscribe(subjects=subjects):
