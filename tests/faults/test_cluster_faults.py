@@ -133,6 +133,7 @@ def under_load(cluster: Cluster) -> Iterator[Load]:
 # ---- processes ----
 
 
+@pytest.mark.long
 def test_leader_killed_under_load_loses_nothing_and_writes_resume(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         leader = load.leader()

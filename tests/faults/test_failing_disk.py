@@ -78,6 +78,7 @@ class Appender:
         self.batch += 1
 
 
+@pytest.mark.long
 def test_a_reader_and_a_writer_of_a_leader_whose_disk_fails_are_told_to_ask_again(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own") as cluster:
         with cluster.client() as client:

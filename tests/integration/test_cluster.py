@@ -104,6 +104,7 @@ def test_change_sent_twice_is_applied_once(cluster: Cluster, filled: str) -> Non
     assert [answer.status for answer in answers] == [204, 204], "the retry has the outcome of the first"
 
 
+@pytest.mark.long
 def test_drain_that_is_sent_again_does_not_undo_what_was_asked_for_later(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own", brokers=2) as cluster:
         leader = eventually(cluster.metadata_leader, 20)

@@ -246,6 +246,7 @@ def test_consumer_that_is_killed_resumes_without_a_gap(broker: BrokerProcess, na
     assert all(later <= earlier + 1 for earlier, later in zip(seen, seen[1:], strict=False)), "no gap at any time"
 
 
+@pytest.mark.long
 def test_consumer_survives_kill_9_of_its_broker(own: Path) -> None:
     with running(own) as (server, broker):
         client = NatslogClient(broker.url, ClientOptions(retries=0))
@@ -283,6 +284,7 @@ def test_consumer_follows_the_leader_of_three_brokers(tmp_path: Path) -> None:
         assert client.cursor("billing", "orders")["offset"] == 300
 
 
+@pytest.mark.long
 def test_cat_follows_across_a_restart(own: Path) -> None:
     with running(own) as (server, broker):
         broker.client().create_stream("orders", "orders")

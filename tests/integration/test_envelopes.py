@@ -303,6 +303,7 @@ def test_no_rows_and_rows_with_ids_in_their_headers(client: NatslogClient, nats_
     assert client.stream(name)["high_watermark"] == 10
 
 
+@pytest.mark.long
 def test_envelopes_are_stored_once_also_after_restarts_and_seals(tmp_path: Path) -> None:
     with running(tmp_path, segment_bytes="256KiB", retention_interval="200ms") as (nats, broker):
         broker.client().create_stream("s", "s")

@@ -20,7 +20,7 @@ ROWS = sum(BATCHES)
 REMOVED = {0, *range(5, 2900, 7), *range(3001, 3041), 3300, *range(4000, 4100), 5743, 5749}
 
 
-@pytest.fixture(scope="module", params=["unsealed", "none", "zstd"])
+@pytest.fixture(scope="module", params=["unsealed", pytest.param("none", marks=pytest.mark.long), "zstd"])
 def broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
     """A stream `s` in unsealed, sealed or compressed files, without the messages of `REMOVED`."""
     compression = "none" if request.param == "unsealed" else request.param

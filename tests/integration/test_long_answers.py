@@ -46,6 +46,7 @@ def offsets(answer: urllib3.BaseHTTPResponse) -> list[int]:
     [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("&subject=%3E", "*/*"), ("", NDJSON)],
     ids=["exact", "whole", "columns", "rewritten", "ndjson"],
 )
+@pytest.mark.long
 def test_answer_without_max_bytes_reaches_the_end_of_its_range(long: BrokerProcess, query: str, accept: str) -> None:
     answer = ask(long, "GET", f"{PATH}?start=0{query}", Accept=accept)
     assert offsets(answer) == list(range(ROWS))

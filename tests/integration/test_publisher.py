@@ -330,6 +330,7 @@ def test_empty_message_ids_are_none(client: NatslogClient, nats_url: str, name: 
 # ---- which streams ack, and how ----
 
 
+@pytest.mark.long
 def test_named_streams_must_all_ack(client: NatslogClient, nats_url: str, name: str) -> None:
     """Without names, the first ack of any stream counts, also where the intended one refuses."""
     intended, other = f"{name}-intended", f"{name}-other"

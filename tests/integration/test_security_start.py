@@ -78,6 +78,7 @@ def test_the_first_start_prints_the_token_of_the_administrator_and_stores_it_now
         eventually(lambda: "access by tokens" in broker.output(), what="it states what applies, not what is configured")
 
 
+@pytest.mark.long
 def test_one_of_several_brokers_prints_the_token_and_all_of_them_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

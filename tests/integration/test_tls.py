@@ -200,6 +200,7 @@ def test_link_that_fails_because_of_tls_is_explained(tmp_path: Path, certificate
             eventually(lambda broker=broker, said=said: said in broker.output(), 30, said)
 
 
+@pytest.mark.long
 def test_three_brokers_verify_each_other(tmp_path: Path, certificates: Path) -> None:
     with three_brokers(tmp_path, **_settings(certificates)) as (server, brokers):
         client = brokers[0].client()

@@ -75,6 +75,7 @@ def test_a_limited_identity_reads_its_rows_in_batches_and_streams(
         assert sorted(rows) == sorted(EU)
 
 
+@pytest.mark.long
 def test_a_stream_that_may_not_be_read_is_an_error_that_says_so(
     spark: SparkSession, secured: tuple[NatsServer, BrokerProcess, NatslogClient], tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_stream_that_may_not_be_read_is_an_error_that_says_so(
         spark.read.format("natslog").options(**options(broker, token, stream="orders")).load().collect()
 
 
+@pytest.mark.long
 def test_a_query_continues_when_its_token_is_replaced_and_ends_when_it_is_revoked(
     spark: SparkSession, secured: tuple[NatsServer, BrokerProcess, NatslogClient], tmp_path: Path
 ) -> None:

@@ -119,7 +119,8 @@ def test_read_from_leader_nearest_or_any_replica(spark: SparkSession, cluster: C
     assert all(0.2 < share < 0.5 for share in shares.values()), f"replicas are read in turn: {shares}"
 
 
-@pytest.mark.parametrize("what", ["kill", pytest.param("pause", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["kill", "pause"])
 def test_broker_that_is_lost_in_mid_scan_costs_neither_rows_nor_tasks(
     spark: SparkSession, cluster: Cluster, folder: Path, what: str
 ) -> None:

@@ -147,6 +147,7 @@ def test_batch_repeated_after_a_crash_is_stored_once(
     assert sorted(int(value) for value in all_values(client, f"{numbers}-out")) == list(range(50))
 
 
+@pytest.mark.long
 def test_rows_in_envelopes_are_stored_once_when_the_batch_is_repeated(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, numbers: str, folder: Path
 ) -> None:
