@@ -20,7 +20,7 @@ from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import NatsServer, end_with_parent, free_port
 from tests.chaos.network import CLIENTS, NATS, Network, address
 from tests.clocks import WallClock
-from tests.disks import Disk
+from tests.disks import Disk, GrowingDisk
 from tests.harness import BrokerProcess, eventually, write_secret
 
 HTTP_PORT = 9292
@@ -29,7 +29,8 @@ _ASK_WITHIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Args: `disks`: an ext4 of its own for each broker, of `disk_bytes`. `network`: a host of its own for each.
+    """Args: `disks`: a file system of its own for each broker, of `disk_bytes`: ext4, or one that can be enlarged
+    (`disks_grow`). `network`: a host of its own for each.
 
     `clocks`: brokers whose wall clock can be set; not all, as what does it makes their starts several times as slow at
     times. `settings`: flags for all brokers.
@@ -38,6 +39,7 @@ class ClusterOptions:
     brokers: int = 3
     disks: bool = False
     disk_bytes: int = 256 * 1024 * 1024
+    disks_grow: bool = False
     network: bool = False
     clocks: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
@@ -158,7 +160,8 @@ class Cluster:
         for number, (host, port) in zip(numbers, places, strict=True):
             folder, disk = self.folder / f"broker-{number}", None
             if self.options.disks:
-                disk = Disk(self.folder, self.options.disk_bytes, f"disk-{number}")
+                kind = GrowingDisk if self.options.disks_grow else Disk
+                disk = kind(self.folder, self.options.disk_bytes, f"disk-{number}")
                 folder = disk.mounted / "data"
             broker = ClusterBroker(number, folder, self.nats_url, host, port, **(common | self.options.settings))
             broker.log_path, broker.disk = self.folder / f"broker-{number}.log", disk

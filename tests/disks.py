@@ -1,4 +1,6 @@
-"""A disk that can lose its power or fill up: ext4 on a loop device, by the real kernel. Needs root."""
+"""A disk that can lose its power or fill up: ext4 on a loop device, by the real kernel; or one that can be enlarged.
+Needs root.
+"""
 
 from __future__ import annotations
 
@@ -116,3 +118,24 @@ class Disk:
         self.speed_up()
         if os.path.ismount(self.mounted):
             self.unmount()
+
+
+class GrowingDisk(Disk):
+    """A file system that can be enlarged while it is in use. It is in memory: to enlarge ext4 in use, a process must
+    have CAP_SYS_RESOURCE, which root in a container usually has not.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int, name: str = "disk") -> None:
+        self.mounted, self._size_bytes = folder / name, size_bytes
+        self.mounted.mkdir()
+        self.mount()
+
+    def mount(self) -> None:
+        options = f"size={self._size_bytes}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.mounted)], check=True)
+
+    def enlarge(self, size_bytes: int) -> None:
+        """All files stay, and are in use."""
+        assert size_bytes > self._size_bytes
+        self._size_bytes = size_bytes
+        subprocess.run(["mount", "-o", f"remount,size={size_bytes}", str(self.mounted)], check=True)

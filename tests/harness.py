@@ -57,6 +57,7 @@ class BrokerProcess:
         self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.http_port}"
         self.log_path = folder.with_name(folder.name + ".log")
         self.prefix: list[str] = []
+        self.module = "natslog"
         self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -67,7 +68,16 @@ class BrokerProcess:
 
     def command(self) -> list[str]:
         flags = [text for name, value in self.settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-        base = [sys.executable, "-m", "natslog", "server", "--data-dir", str(self.folder), "--nats-url", self.nats_url]
+        base = [
+            sys.executable,
+            "-m",
+            self.module,
+            "server",
+            "--data-dir",
+            str(self.folder),
+            "--nats-url",
+            self.nats_url,
+        ]
         return [*self.prefix, *base, "--http-port", str(self.http_port), *flags]
 
     def spawn(self) -> BrokerProcess:

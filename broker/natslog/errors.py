@@ -59,10 +59,40 @@ class StreamConflict(NatslogError):
     code, status = "stream_conflict", 409
 
 
+class SettingsConflict(NatslogError):
+    """The settings of the stream were edited since they were read; the facts hold the present ones."""
+
+    code, status = "settings_conflict", 409
+
+
+class RemovalDenied(NatslogError):
+    """The stream is protected against the removal of messages (`deny_purge`, `deny_delete`); nothing was removed."""
+
+    code, status = "removal_denied", 409
+
+
 class StreamRecreated(NatslogError):
     """The stream was deleted and created again: offsets of the old stream are not valid in the new one."""
 
     code, status = "stream_recreated", 409
+
+
+class MessageNotFound(NatslogError):
+    """There is no message at that offset: it is outside of the stream, or was removed."""
+
+    code, status = "message_not_found", 404
+
+
+class ErasureNotFound(NatslogError):
+    """There is no erasure with this id on the stream, or its receipt is not kept any more."""
+
+    code, status = "erasure_not_found", 404
+
+
+class ViewExpired(NatslogError):
+    """The view of a stream that a reader began with is no longer known: begin to read again."""
+
+    code, status = "view_expired", 409
 
 
 class CursorNotFound(NatslogError):
@@ -87,6 +117,12 @@ class PayloadTooLarge(NatslogError):
     """The body or message exceeds a limit: send less at once."""
 
     code, status = "payload_too_large", 413
+
+
+class MessageTooLarge(NatslogError):
+    """A message is larger than its stream permits (`max_message_bytes`): make it smaller, or raise the limit."""
+
+    code, status = "message_too_large", 400
 
 
 class PartsMissing(NatslogError):
@@ -259,10 +295,48 @@ class Overloaded(NatslogError):
     code, status, retriable = "overloaded", 429, True
 
 
+class ConditionFailed(NatslogError):
+    """A condition of the publish is not met: read what the stream has now, then decide. The message is JetStream's,
+    and the fact `err_code` its number.
+    """
+
+    code, status = "condition_failed", 400
+
+
+class PublishRefused(NatslogError):
+    """The stream does not allow what a header of the message requests. The message is JetStream's, and the fact
+    `err_code` its number.
+    """
+
+    code, status = "publish_refused", 400
+
+
+class RollupRefused(NatslogError):
+    """The stream does not allow roll-ups (`allow_rollup`), or the value of `Nats-Rollup` is none. The message is
+    JetStream's, and the fact `err_code` its number.
+    """
+
+    code, status = "rollup_refused", 500
+
+
+class LimitReached(NatslogError):
+    """A stream with `discard: new` has as many messages or bytes as it may have: remove messages, or raise the limit.
+    The message begins with JetStream's, and the fact `err_code` is its number.
+    """
+
+    code, status = "limit_reached", 503
+
+
 class StreamPaused(NatslogError):
     """The stream was paused by an operator: resume it to write."""
 
     code, status, retriable = "stream_paused", 503, True
+
+
+class StreamImporting(NatslogError):
+    """An export is being imported into the stream: it is served when the import is complete."""
+
+    code, status, retriable = "stream_importing", 503, True
 
 
 class StreamSealed(NatslogError):
@@ -275,6 +349,18 @@ class ShuttingDown(NatslogError):
     """The broker is shutting down: send the request to another broker, or repeat it after the restart."""
 
     code, status, retriable = "shutting_down", 503, True
+
+
+class DamagedExport(NatslogError):
+    """The files of an export are damaged, incomplete, or not what an export has: use another copy."""
+
+    code, status = "damaged_export", 400
+
+
+class ExportFailed(NatslogError):
+    """An export could not be written, or does not continue the one in its folder; what was there before is intact."""
+
+    code = "export_failed"
 
 
 class NotReady(NatslogError):

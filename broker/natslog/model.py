@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal, NewType
 
 import msgspec
 
-from natslog.errors import InvalidRequest
+from natslog.errors import InvalidRequest, StreamRecreated
 from natslog.subjects import check_name, check_subject, is_wildcard, overlap
 from natslog.units import format_duration, parse_duration_s, parse_size_bytes
 
@@ -26,15 +26,28 @@ BrokerId = NewType("BrokerId", int)
 Compression = Literal["none", "zstd", "lz4"]
 Acks = Literal["reply", "header", "never"]
 """Where a message's ack goes: to its reply subject, to the one in its header `Natslog-Ack-To`, or nowhere."""
+Discard = Literal["old", "new"]
 MAX_REPLICAS = 9
+MAX_PER_SUBJECT = 1_000_000
 MAX_SUBJECTS = 64
 """Of one stream."""
+_DEFAULT_WINDOW_S = 120.0
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The settings of a stream. Ages are in seconds, sizes in bytes; None is "no limit".
 
-    `acks` other than `reply`, and `more_subjects` (those after the first), are written from feature level 2 on.
+    `acks` other than `reply`, and all settings after it, are written from feature level 2 on.
+
+    Attributes:
+        more_subjects: those after the first. max_messages_per_subject: so many of the newest messages of each subject
+            are visible. compact: a message hides older ones with the same key. tombstone_retention_s: how long a
+            tombstone stays visible. allow_ttl: messages may have a time to live of their own; ttl_s: of the others.
+            discard: what happens at a limit of messages or bytes: the oldest messages go, or new ones are refused. At
+            the limit per subject the oldest one of the subject goes.
+            max_message_bytes: of headers and payload together. deny_delete, deny_purge: single messages are not
+            deleted, the stream is not purged; once set, they remain set. allow_rollup: messages with the header
+            `Nats-Rollup` remove older ones.
     """
 
     subject: str
@@ -45,9 +58,19 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_bytes: int | None = None
     max_messages: int | None = None
     compression: Compression = "none"
-    dedupe_window_s: float = 120.0
+    dedupe_window_s: float = _DEFAULT_WINDOW_S
     acks: Acks = "reply"
     more_subjects: tuple[str, ...] = ()
+    max_messages_per_subject: int | None = None
+    compact: bool = False
+    tombstone_retention_s: float = 86400.0
+    allow_ttl: bool = False
+    ttl_s: float | None = None
+    discard: Discard = "old"
+    max_message_bytes: int | None = None
+    deny_delete: bool = False
+    deny_purge: bool = False
+    allow_rollup: bool = False
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -60,9 +83,12 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         body |= msgspec.structs.asdict(self)
         del body["more_subjects"]
         max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
+        tombstones_s, ttl_s = body.pop("tombstone_retention_s"), body.pop("ttl_s")
         return body | {
             "max_age": None if max_age_s is None else format_duration(max_age_s),
             "dedupe_window": format_duration(window_s) if window_s else None,
+            "tombstone_retention": format_duration(tombstones_s),
+            "ttl": None if ttl_s is None else format_duration(ttl_s),
         }
 
 
@@ -99,8 +125,7 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
         changes["min_isr"] = default_min_isr(replicas)
     settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
     _check_first_tokens(settings, changes)
-    if settings.min_isr > settings.replicas:
-        raise InvalidRequest(f"min_isr {settings.min_isr} is more than the number of replicas, {settings.replicas}")
+    _check_limits(settings, changes)
     return settings
 
 
@@ -134,6 +159,15 @@ def _optional(parse: Any) -> Any:
     return lambda value: None if value is None else parse(value)
 
 
+def _flag(name: str) -> Any:
+    def parse(value: Any) -> bool:
+        if value is not None and not isinstance(value, bool):
+            raise InvalidRequest(f"{name} {value!r} must be true or false", setting=name)
+        return bool(value)
+
+    return parse
+
+
 def _compression(value: Any) -> Any:
     if value not in ("none", "zstd", "lz4", None):
         raise InvalidRequest(f"compression {value!r} must be none, zstd or lz4")
@@ -144,6 +178,12 @@ def _acks(value: Any) -> Any:
     if value not in ("reply", "header", "never", None):
         raise InvalidRequest(f"acks {value!r} must be reply, header or never")
     return value or "reply"
+
+
+def _discard(value: Any) -> Any:
+    if value not in ("old", "new", None):
+        raise InvalidRequest(f"discard {value!r} must be old or new", setting="discard")
+    return value or "old"
 
 
 def _parsed_subjects(body: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +247,59 @@ def _check_first_tokens(settings: StreamSettings, changes: dict[str, Any]) -> No
             )
 
 
-_FIELDS = {"max_age": "max_age_s", "dedupe_window": "dedupe_window_s", "subjects": "subject"}
+def _check_limits(settings: StreamSettings, changes: dict[str, Any]) -> None:
+    """Settings that contradict each other. Raises InvalidRequest."""
+    if settings.min_isr > settings.replicas:
+        raise InvalidRequest(f"min_isr {settings.min_isr} is more than the number of replicas, {settings.replicas}")
+    largest, most = settings.max_message_bytes or 0, settings.max_bytes or 2**63
+    if {"max_bytes", "max_message_bytes"} & set(changes) and largest > most:
+        raise InvalidRequest(
+            f"max_message_bytes {largest} is more than max_bytes {most}: the stream could not keep such a message. "
+            "Lower max_message_bytes, or raise max_bytes",
+            setting="max_message_bytes",
+        )
+    if settings.allow_rollup and settings.deny_purge:
+        raise InvalidRequest(
+            "roll-ups require the purge permission: a stream has either deny_purge or allow_rollup",
+            setting="allow_rollup",
+        )
+    if {"max_age_s", "ttl_s"} & set(changes):
+        _check_ttl(settings)
+    is_chosen = settings.dedupe_window_s != _DEFAULT_WINDOW_S  # the default is in exports, too
+    if is_chosen and {"max_age_s", "dedupe_window_s"} & set(changes):
+        _check_window(settings)
+
+
+def _check_ttl(settings: StreamSettings) -> None:
+    ttl_s, max_age_s = settings.ttl_s, settings.max_age_s
+    if ttl_s is not None and ttl_s < 1.0:
+        raise InvalidRequest(f"ttl {format_duration(ttl_s)} must be at least 1s", setting="ttl")
+    if ttl_s is not None and max_age_s is not None and ttl_s > max_age_s:
+        raise InvalidRequest(
+            f"ttl {format_duration(ttl_s)} is more than max_age {format_duration(max_age_s)}: messages would be "
+            "removed before they expire. Lower ttl, or raise max_age",
+            setting="ttl",
+        )
+
+
+def _check_window(settings: StreamSettings) -> None:
+    """Ids of messages are found in the log: what retention has removed cannot be compared any more."""
+    if settings.max_age_s is not None and settings.dedupe_window_s > settings.max_age_s:
+        raise InvalidRequest(
+            f"dedupe_window {format_duration(settings.dedupe_window_s)} is more than max_age "
+            f"{format_duration(settings.max_age_s)}: messages would be removed before the window ends. Lower "
+            "dedupe_window, or raise max_age",
+            setting="dedupe_window",
+        )
+
+
+_FIELDS = {
+    "max_age": "max_age_s",
+    "dedupe_window": "dedupe_window_s",
+    "tombstone_retention": "tombstone_retention_s",
+    "ttl": "ttl_s",
+    "subjects": "subject",
+}
 _PARSERS: dict[str, Any] = {
     "replicas": _whole("replicas", 1, MAX_REPLICAS),
     "min_isr": _optional(_whole("min_isr", 1, MAX_REPLICAS)),
@@ -217,25 +309,100 @@ _PARSERS: dict[str, Any] = {
     "max_messages": _optional(_whole("max_messages", 1, 2**62)),
     "compression": _compression,
     "acks": _acks,
+    "max_messages_per_subject": _optional(_whole("max_messages_per_subject", 1, MAX_PER_SUBJECT)),
+    "compact": _flag("compact"),
+    "allow_ttl": _flag("allow_ttl"),
+    "ttl": _optional(lambda value: parse_duration_s(value, "ttl")),
+    "discard": _discard,
+    "tombstone_retention": lambda value: parse_duration_s(value, "tombstone_retention"),
+    "max_message_bytes": _optional(lambda value: parse_size_bytes(value, "max_message_bytes")),
+    "deny_delete": _flag("deny_delete"),
+    "deny_purge": _flag("deny_purge"),
+    "allow_rollup": _flag("allow_rollup"),
     "dedupe_window": lambda value: 0.0 if value in (None, 0, "0") else parse_duration_s(value, "dedupe_window"),
 }
+
+
+class FormerRule(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How messages hid older ones until an edit. `until_epoch`: the first leader epoch to which it does not apply."""
+
+    until_epoch: Epoch
+    max_messages_per_subject: int | None = None
+    compact: bool = False
+    allow_rollup: bool = False
+
+
+_COMPANION = ".companion"
+
+
+def companion_id(stream_id: StreamId) -> StreamId:
+    """Names the companion log of a stream between brokers."""
+    return StreamId(stream_id + _COMPANION)
+
+
+def stream_of_companion(log_id: StreamId) -> StreamId | None:
+    """The stream whose companion log has this id; None if it is a stream's own id."""
+    stream_id, found, _ = log_id.partition(_COMPANION)
+    return StreamId(stream_id) if found else None
+
+
+ImportState = Literal["", "importing", "imported"]
+"""`importing`: batches of an export are being appended, and the stream is not served. `imported`: that is complete, and
+the stream was not resumed since: it has taken no message, and does not subscribe.
+"""
+TOMBSTONE_HEADER = "Natslog-Tombstone"
+"""A message with it deletes its key in a compacted stream, whatever its value is."""
+MAX_LINEAGE = 64
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stream that was exported, from which another one was restored: all below `offset` is equal in both, so that its
+    positions up to `offset` are valid in the restored stream.
+    """
+
+    id: StreamId
+    offset: Offset
+
+
+def fork_offset(lineage: Iterable[Fork], stream_id: str) -> Offset | None:
+    """Up to which offset positions in that stream are valid; None where the lineage does not name it."""
+    return next((fork.offset for fork in lineage if fork.id == stream_id), None)
+
+
+def beyond_fork(stream: str, was: str, is_now: str, offset: int, fork: int) -> StreamRecreated:
+    """A position in a stream that was exported before it had reached this offset."""
+    return StreamRecreated(
+        f"stream {stream!r} was restored from an export that ends at offset {fork} (its id is {is_now}, that of the "
+        f"original is {was}). The position {offset} is beyond it: messages {fork} to {offset} of the original are not "
+        f"in the restored stream, and those that it has from {fork} on are others. Restore a newer export, or set the "
+        f"position to {fork}, where the restored stream differs from the original",
+        stream=stream,
+        id=is_now,
+        fork=fork,
+    )
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A stream as the metadata knows it. `id` is never used again after the stream is deleted.
 
     Attributes:
-        leader: None while there is none. `leader_epoch`: of the present leader, or of the last one.
-        replicas: the brokers that hold it; the first is the preferred leader. `isr`: the replicas that have everything
-        committed, and are counted. version: increases with every change of the fields after `created_us`; an ISR change
-        names the one it was made for. eligible: not in the ISR, yet holding all that is committed, because they left
-        when it fell below `min_isr`. unproven: of ISR and eligible, those that have restarted uncleanly and not yet
-        caught up with a leader. target: the replicas wanted, while the stream is being moved. holders: replicas whose
-        log was created on their disk, so that a log that is missing there is damage. target_min_isr: `min_isr` once
-        `target` is reached, where the number of replicas changes too; else 0. purged_below: messages below this offset
-        were purged: they are no longer served, and their files are removed. sealed: nothing is added to the stream any
-        more, and nothing removed from it. former_subjects: subjects that the stream recorded before it was edited.
-        owner: the identity that created it; "" without security.
+        leader: None while there is none. `leader_epoch`: of the present leader, or of the last one. replicas: the
+        brokers that hold it; the first is the preferred leader. `isr`: the replicas that have everything committed, and
+        are counted. version: increases with every change of the fields after `created_us`; an ISR change names the one
+        it was made for. eligible: not in the ISR, yet holding all that is committed, because they left when it fell
+        below `min_isr`. unproven: of ISR and eligible, those that have restarted uncleanly and not yet caught up with a
+        leader. target: the replicas wanted, while the stream is being moved. holders: replicas whose log was created on
+        their disk, so that a log that is missing there is damage. target_min_isr: `min_isr` once `target` is reached,
+        where the number of replicas changes too; else 0. purged_below: messages below this offset were purged: they are
+        no longer served, and their files are removed. sealed: nothing is added to the stream any more, and nothing
+        removed from it. former_subjects: subjects that the stream recorded before it was edited. owner: the identity
+        that created it; "" without security. former_rules: rules that hid more messages than the present settings do,
+        oldest first. has_companion: the stream has a companion log (`node.replicas.companion`). companion_holders: as
+        `holders`, of the companion log. lineage: the streams whose positions are valid in this one, because it was
+        restored from an export, oldest first. first_offset: where a log without files begins. import_state: see
+        `ImportState`. settings_version: increases with every edit (`settings`, `paused`, another number of replicas); 0
+        at level 1. rules_version: the settings version by which a rule was added that hides messages, after messages
+        were removed; the removals of before do not count for rules (ADR 25).
     """
 
     name: str
@@ -257,6 +424,14 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sealed: bool = False
     former_subjects: tuple[str, ...] = ()
     owner: str = ""
+    former_rules: tuple[FormerRule, ...] = ()
+    has_companion: bool = False
+    companion_holders: tuple[BrokerId, ...] = ()
+    lineage: tuple[Fork, ...] = ()
+    first_offset: Offset = Offset(0)
+    import_state: ImportState = ""
+    settings_version: int = 0
+    rules_version: int = 0
 
     @property
     def recorded_subjects(self) -> tuple[str, ...]:

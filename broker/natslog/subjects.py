@@ -12,11 +12,18 @@ from collections.abc import Iterable
 from natslog.errors import InvalidRequest
 
 MAX_NAME_CHARS = 128
+INTERNAL_PREFIX = "__"
+"""Names of streams that natslog itself writes begin so."""
 MAX_SUBJECT_BYTES = 1024
 
 NAME_PATTERN = r"[A-Za-z0-9_](?:\.?[A-Za-z0-9_-])*"
 _NAME = re.compile(NAME_PATTERN)
 _FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f]")
+
+
+def is_internal(stream: str) -> bool:
+    """Whether natslog itself writes the stream: users can read it, and cannot change it."""
+    return stream.startswith(INTERNAL_PREFIX)
 
 
 def check_name(name: object, what: str = "stream name") -> str:

@@ -13,9 +13,11 @@ from natslog.units import parse_size_bytes
 from tests.bench import (
     cluster,
     cluster_losses,
+    cursors,
     lag_overhead,
     long_polls,
     publishing,
+    removal,
     report,
     security,
     skewed_read,
@@ -23,6 +25,7 @@ from tests.bench import (
     spark_scan,
     spark_sink,
     standing,
+    subjects,
     typed_payloads,
 )
 from tests.bench.kafka import payloads, reading, sinks, streaming
@@ -42,8 +45,9 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls, security; or kafka, which is run only if it is named, or parts "
-        "of it: kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish",
+        "failover, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or kafka, which is run "
+        "only if it is named, or parts of it: kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, "
+        "kafka-sink, kafka-publish",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -71,6 +75,9 @@ def main() -> None:
         "lag": lambda: lag_overhead.overhead(given.pairs),
         "polls": lambda: long_polls.delivered(given.readers),
         "security": lambda: security.costs(given.pairs),
+        "removal": lambda: removal.removal(given.pairs),
+        "subjects": subjects.subjects,
+        "cursors": lambda: cursors.commits(given.pairs),
     }
     beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
         "kafka-scan": lambda: reading.scans(given.pairs, given.rows),

@@ -1,10 +1,11 @@
 """`python -m tests.chaos --minutes 5 --seed N`: random faults under load, then every promise is judged.
 
-A cluster of real brokers with two streams, one on all of them (up to five) and one on three; each broker with a host
-(network namespace) and a disk (ext4 on a loop device) of its own where this machine allows it; publishers, readers (one
-bound to each broker among them) and metadata clients that go on all the time; one fault after another, sometimes before
-the last one is over. In the end all is healed, every replica is read, and the checkers speak. The same seed picks the
-same faults; what the processes make of them differs from run to run.
+A cluster of real brokers with two streams, one on all of them (up to five) and one on three, and three streams whose
+messages are removed (`removal_history`): by a limit per subject, by key, by age, and on request; each broker with a
+host (network namespace) and a disk (ext4 on a loop device) of its own where this machine allows it; publishers, readers
+(one bound to each broker among them) and metadata clients that go on all the time; one fault after another, sometimes
+before the last one is over; all logs are scrubbed meanwhile. In the end all is healed, every replica is read, and the
+checkers speak. The same seed picks the same faults; what the processes make of them differs from run to run.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from tests.chaos.faults import KINDS
 from tests.chaos.history import FaultEvent, History, Violation
 from tests.chaos.network import missing_for_network
 from tests.chaos.recorders import BatchPublisher, BoundReader, MetadataClient, Probe, Reader, Recorder, Sampler
+from tests.chaos.removal_checkers import check_stored, judge_removals, settled_copies
+from tests.chaos.removal_history import RULES, SETTINGS, RemovalHistory
+from tests.chaos.removal_recorders import KeyedPublisher, LeaderReader, Remover
 from tests.chaos.scene import Kind, Scene
 from tests.cluster_harness import Cluster, ClusterOptions
 from tests.disks import can_slow_down
@@ -39,7 +43,13 @@ from tests.harness import eventually
 STREAMS = {"orders": 5, "returns": 3}  # replicas; `min_isr` is the majority of them
 _DISK_BYTES = 192 * 1024 * 1024
 _DISK_BYTES_PER_MINUTE = 20 * 1024 * 1024  # what is published stays to the end, to be checked
-_SETTINGS = {"segment_bytes": "256KiB", "min_free_bytes": "16MiB", "retention_interval": "2s"}
+_SETTINGS = {
+    "segment_bytes": "256KiB",
+    "min_free_bytes": "16MiB",
+    "retention_interval": "2s",
+    "scrub_interval": "10s",
+    "scrub_max_bytes_per_s": "64MiB",
+}
 _OVERTIME_S = 400
 _BATCH_EVERY_S = 0.15
 _READ_TO_THE_END_WITHIN_S = 60.0
@@ -89,6 +99,7 @@ class Run:
         self.cluster = Cluster(folder / "cluster", options)
         self.history = History()
         self.streams = [History(name) for name in STREAMS]
+        self.removing = [RemovalHistory(name) for name in RULES]
         self.recorders: list[Recorder] = []
         self.readers: list[BoundReader] = []
         self.is_interrupted = False
@@ -116,15 +127,22 @@ class Run:
                 replicas = min(wanted, self.arguments.brokers)
                 isr = replicas // 2 + 1
                 client.create_stream(name, f"{name}.>", replicas=replicas, min_isr=isr, dedupe_window="2h")
+            for name, rules in RULES.items():
+                replicas = min(rules.replicas, self.arguments.brokers)
+                isr = replicas // 2 + 1
+                client.create_stream(name, f"{name}.>", replicas=replicas, min_isr=isr, **SETTINGS[name])
         cluster.wait_in_sync()
         scene = Scene(cluster, self.history, self.streams[0].stream, self.chance)
-        for one in self.streams:
+        for one in (*self.streams, *self.removing):
             scene.aim(one.stream)
         self._start_recorders(scene)
-        eventually(lambda: all(one.acked > 100 for one in self.streams), 60, "100 acked messages of each stream")
+        all_streams = (*self.streams, *self.removing)
+        eventually(lambda: all(one.acked > 100 for one in all_streams), 60, "100 acked messages of each stream")
         self._break_things(scene)
         copies, violations = self._check_end_state(scene)
-        found = report.summary(self.seed, self.arguments.brokers, self.history, self.streams, copies, violations)
+        found = report.summary(
+            self.seed, self.arguments.brokers, self.history, self.streams, self.removing, copies, violations
+        )
         report.write(self.folder, found, self.streams)
         report.show(found)
         return found, bool(violations)
@@ -145,6 +163,13 @@ class Run:
                 Sampler(one, cluster, name, watch),
             ]
             self.readers += [BoundReader(one, broker, name) for broker in cluster.brokers]
+        for kept in self.removing:
+            kept.started_s = history.started_s
+            self.recorders += [
+                KeyedPublisher(kept, cluster.nats_url, f"{run}-{kept.stream}", self.seed),
+                Remover(kept, cluster, self.seed),
+                LeaderReader(kept, cluster, self.seed),
+            ]
         self.recorders += [MetadataClient(history, cluster, number, self.seed) for number in (1, 2)]
         for recorder in (*self.recorders, *self.readers):
             recorder.start()
@@ -159,7 +184,7 @@ class Run:
             if not bag:
                 bag = self.chance.sample(kinds, len(kinds))
             time.sleep(self.chance.uniform(0.5, 3.0))
-            scene.aim(self.chance.choice(self.streams).stream)
+            scene.aim(self.chance.choice((*self.streams, *self.removing)).stream)
             self._one_fault(scene, bag.pop())
 
     def _one_fault(self, scene: Scene, kind: Kind) -> None:
@@ -240,7 +265,7 @@ class Run:
             self.history.violate("6 back in sync", f"in the end: {error}")
         time.sleep(3.0)  # some traffic in peace
         self._finish(self.recorders)
-        for one in self.streams:
+        for one in (*self.streams, *self.removing):
             try:
                 self.cluster.wait_replicated(one.stream, self.arguments.sync_within)
             except AssertionError as error:
@@ -269,18 +294,31 @@ class Run:
         cluster, arguments = self.cluster, self.arguments
         copies: dict[str, list[Copy]] = {}
         found: list[Violation] = []
-        holders = {one.stream: cluster.replicas_of(one.stream) for one in self.streams}
+        all_streams = (*self.streams, *self.removing)
+        holders = {one.stream: cluster.replicas_of(one.stream) for one in all_streams}
         for one in self.streams:
             copies[one.stream], more = served_copies(cluster, one.stream)
             found += more
+        for kept in self.removing:
+            copies[kept.stream], more = settled_copies(cluster, kept.stream)
+            judged = judge_removals(kept, copies[kept.stream], time.time()) if copies[kept.stream] else []
+            found += more + [Violation(broken.promise, f"{kept.stream}: {broken.text}") for broken in judged]
         found += end_all(cluster, {scene.ids[name]: brokers for name, brokers in holders.items()})
-        for one in self.streams:
+        for one in all_streams:
             stored, more = stored_copies(holders[one.stream], scene.ids[one.stream])
+            found += more
+            if isinstance(one, RemovalHistory):
+                served = copies[one.stream]
+                judged = check_stored(one, served[0], stored, time.time()) if served else []
+                wanted = one.rules.replicas
+            else:
+                together = copies[one.stream] + stored
+                judged = judge_stream(one, together, arguments.resume_within) if together else []
+                judged += one.violations
+                wanted = STREAMS[one.stream]
             copies[one.stream] += stored
-            judged = judge_stream(one, copies[one.stream], arguments.resume_within) if copies[one.stream] else []
-            found += more + one.violations
             found += [Violation(broken.promise, f"{one.stream}: {broken.text}") for broken in judged]
-            if len(stored) != min(STREAMS[one.stream], arguments.brokers):
+            if len(stored) != min(wanted, arguments.brokers):
                 found.append(Violation("6 back in sync", f"{one.stream} has {len(stored)} copies in the end"))
         return copies, found + judge_cluster(self.history, arguments.sync_within)
 

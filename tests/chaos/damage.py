@@ -10,12 +10,15 @@ import time
 from pathlib import Path
 
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX
+from natslog.log.verify import check_file
 from tests.cluster_harness import Cluster, ClusterBroker
 from tests.harness import stream_folder
 
-STREAM_KINDS = ("active", "sealed", "leader-epochs", "hw-checkpoint")
+STREAM_KINDS = ("active", "sealed", "leader-epochs", "hw-checkpoint", "companion", "newest")
 BROKER_KINDS = ("hard-state", "raft-log", "raft-snapshot", "broker", "life")
 _DECIDES_WITHIN_S = 40.0
+_SEALED_WITHIN_S = 20.0
+_REPAIRED_WITHIN_S = 90.0  # scrubbing looks for what is due twice a minute
 
 
 def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path]:
@@ -23,6 +26,8 @@ def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path
     found = {
         "active": lambda: stream.glob(f"*{ACTIVE_SUFFIX}"),
         "sealed": lambda: stream.glob(f"*{SEALED_SUFFIX}"),
+        "companion": lambda: stream.glob(f"companion/*{ACTIVE_SUFFIX}"),
+        "newest": lambda: stream.glob("newest"),
         "leader-epochs": lambda: stream.glob("leader-epochs"),
         "hw-checkpoint": lambda: stream.glob("hw-checkpoint"),
         "hard-state": lambda: raft.glob("hard-state"),
@@ -51,6 +56,34 @@ def flip_bit(path: Path, chance: random.Random) -> str:
         file.flush()
         os.fsync(file.fileno())
     return f"bit {bit} of byte {position} of {path.stat().st_size} in {path.name}"
+
+
+def wait_sealed(broker: ClusterBroker, stream_id: str) -> list[Path]:
+    """Sealed segments of a running broker; none where there are none in time."""
+    deadline = time.monotonic() + _SEALED_WITHIN_S
+    while not (found := files_of_kind(broker, stream_id, "sealed")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def repaired_ranges(broker: ClusterBroker, stream: str) -> float:
+    """How many damaged ranges of its replica were repaired in place since it was started."""
+    found = broker.metrics()
+    return found.get(f'natslog_scrub_repaired_total{{stream="{stream}"}}', 0.0)
+
+
+def wait_intact(paths: list[Path]) -> bool:
+    """Of sealed segments of a running broker: whether each is intact, or gone, in time."""
+    deadline = time.monotonic() + _REPAIRED_WITHIN_S
+    while not all(_is_intact(path) for path in paths):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _is_intact(path: Path) -> bool:
+    return not path.exists() or not check_file(path).problems
 
 
 def truncate(path: Path, chance: random.Random) -> str:

@@ -145,6 +145,32 @@ def _damage(scene: Scene, broker: ClusterBroker, stream_id: str) -> str:
     return change(scene.chance.choice(paths), scene.chance) if paths else f"no {kind} file"
 
 
+def flip_sealed_bits(scene: Scene) -> Fault:
+    """In sealed segments of one running replica: it is found, and fetched from another one."""
+    scene.cluster.wait_in_sync(60)
+    broker = scene.chance.choice(scene.cluster.replicas_of(scene.stream))
+    paths = damage.wait_sealed(broker, scene.stream_id)
+    chosen = scene.chance.sample(paths, min(len(paths), scene.chance.randint(1, 3)))
+    counted = damage.repaired_ranges(broker, scene.stream)
+    done = [damage.flip_bit(path, scene.chance) for path in chosen]
+    scene.history.flips["flipped"] += len(done)
+    if done and scene.chance.random() < 0.7:
+        broker.ask("POST", f"/v1/streams/{scene.stream}/scrub", timeout_s=10)
+
+    def heal() -> None:
+        if not damage.wait_intact(chosen):
+            scene.history.flips["left"] += 1
+            text = f"broker {broker.number} of {scene.stream}: {'; '.join(done)}: not repaired in time"
+            scene.history.violate("5 damage is repaired", text)
+        repaired = damage.repaired_ranges(broker, scene.stream) - counted
+        scene.history.flips["repaired ranges"] += int(repaired)
+        if done and repaired <= 0 and scene.keeps_files:
+            text = f"broker {broker.number} of {scene.stream}: {'; '.join(done)}: no repair was counted"
+            scene.history.violate("5 damage is repaired", text)
+
+    return Fault(f"{scene.name_of(broker)}: {'; '.join(done) or 'no sealed file'}", True, heal, 0.0)
+
+
 def tear_writes(scene: Scene) -> Fault:
     """What was being written when a broker was killed, or lost its power, is there in part: nothing of it was acked."""
     brokers = scene.some()
@@ -157,7 +183,8 @@ def tear_writes(scene: Scene) -> Fault:
         f"{broker.number}: {damage.tear(path, scene.chance)}"
         for broker in brokers
         for stream_id in scene.ids.values()
-        for path in damage.files_of_kind(broker, stream_id, "active")[-1:]
+        for kind in ("active", "companion")
+        for path in damage.files_of_kind(broker, stream_id, kind)[-1:]
     ]
     hit = [broker.number for broker in brokers]
     return Fault(f"{place}: {'; '.join(done)}", True, lambda: scene.start(*brokers), 0.0, hit=hit)
@@ -230,6 +257,7 @@ KINDS = (
     Kind(fail_fsync, "disks"),
     Kind(jump_clock, "clocks"),
     Kind(damage_stream_file),
+    Kind(flip_sealed_bits),
     Kind(damage_two_replicas, "five brokers"),
     Kind(tear_writes, may_overlap=True),
     Kind(damage_broker_file),

@@ -134,6 +134,7 @@ class History:
         self.samples: list[Sample] = []
         self.violations: list[Violation] = []  # seen at once, while it ran
         self.errors: Counter[str] = Counter()
+        self.flips: Counter[str] = Counter()  # bits in sealed segments of running brokers, and what became of them
         self._lock = threading.Lock()
 
     def new_publisher(self, *, has_ids: bool) -> Published:

@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.chaos.checkers import Copy, duplicates_without_ids, lost, resume_times, spread
 from tests.chaos.history import FaultEvent, History, Violation
+from tests.chaos.removal_checkers import figures
+from tests.chaos.removal_history import RemovalHistory
 
 _BIN_S = 0.5
 
@@ -19,6 +21,7 @@ def summary(
     brokers: int,
     history: History,
     streams: list[History],
+    removing: list[RemovalHistory],
     copies: dict[str, list[Copy]],
     violations: list[Violation],
 ) -> dict[str, Any]:
@@ -30,8 +33,12 @@ def summary(
         "seed": seed,
         "brokers": brokers,
         "seconds": round(last_s - history.started_s, 1),
-        "acked": sum(one.acked for one in streams),
-        "streams": {one.stream: _of_stream(one, copies.get(one.stream, [])) for one in streams},
+        "acked": sum(one.acked for one in (*streams, *removing)),
+        "streams": {
+            **{one.stream: _of_stream(one, copies.get(one.stream, [])) for one in streams},
+            **{one.stream: figures(one, copies.get(one.stream, [])) for one in removing},
+        },
+        "flips": history.flips,
         "metadata_changes": dict(Counter(f"{one.kind} {one.outcome}" for one in history.changes)),
         "faults": dict(Counter(fault.kind for fault in history.faults)),
         "back_in_sync_after_healing": spread(rejoined),
@@ -48,7 +55,7 @@ def summary(
             }
             for fault in history.faults
         ],
-        "errors": dict(sum((one.errors for one in (history, *streams)), Counter[str]()).most_common(60)),
+        "errors": dict(sum((one.errors for one in (history, *streams, *removing)), Counter[str]()).most_common(60)),
     }
 
 
@@ -81,10 +88,19 @@ def write(folder: Path, found: dict[str, Any], streams: list[History]) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    for name in ("seed", "brokers", "seconds", "acked", "metadata_changes", "faults", "back_in_sync_after_healing"):
+    for name in (
+        "seed",
+        "brokers",
+        "seconds",
+        "acked",
+        "metadata_changes",
+        "faults",
+        "flips",
+        "back_in_sync_after_healing",
+    ):
         print(f"{name.replace('_', ' ') + ':':32}{found[name]}")
-    for stream, figures in found["streams"].items():
-        for name, figure in figures.items():
+    for stream, of_stream in found["streams"].items():
+        for name, figure in of_stream.items():
             print(f"{stream + ' ' + name.replace('_', ' ') + ':':32}{figure}")
     for one in found["violations"]:
         print(f"VIOLATION of {one['promise']}: {one['text']}")

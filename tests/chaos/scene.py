@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tests.chaos.history import History
+from tests.chaos.removal_history import RULES
 from tests.cluster_harness import Cluster, ClusterBroker
 
 _READY_WITHIN_S = 90.0
@@ -50,6 +51,11 @@ class Scene:
             assert found is not None, "the stream was created"
             self.ids[stream] = str(found["id"])
         self.stream, self.stream_id = stream, self.ids[stream]
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether files of this stream are neither rewritten nor removed."""
+        return self.stream not in RULES
 
     def some(self, most: int | None = None) -> list[ClusterBroker]:
         """A minority, of any size, in random order."""

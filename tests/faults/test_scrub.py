@@ -59,16 +59,31 @@ def test_damaged_replicas_are_found_and_repaired(cluster: Cluster) -> None:
         assert all(one["scrubbed_at"] for one in scrubbed(client, "copied"))
         for broker, at in ((leader, 1), (follower, 2)):
             damage.flip_bit(damage.files_of_kind(broker, stream_id, "sealed")[at], random.Random(at))
-        assert [one["damaged"] for one in scrubbed(client, "copied")] == [[], [], []]
+        before = client.stream("copied")
+        scrubbed(client, "copied")
+        eventually(lambda: not any(one["damaged"] for one in client.scrub("copied")["replicas"]), 40, "repairs")
+        after = client.stream("copied")
+        assert (after["leader_epoch"], sorted(after["isr"])) == (before["leader_epoch"], [1, 2, 3])
         cluster.wait_replicated("copied")
         for broker in (leader, follower):
             counted = [
-                value for name, value in broker.metrics().items() if name.startswith("natslog_scrub_damaged_total")
+                value for name, value in broker.metrics().items() if name.startswith("natslog_scrub_repaired_total")
             ]
             assert sum(counted) >= 1, broker.number
+            assert "was repaired: offsets" in broker.output()
+            assert "fetched again from the leader" not in broker.output(), "nothing is truncated"
+        told = {"activity.replica.damaged", "activity.replica.repaired"}
+        eventually(lambda: {(broker.number, kind) for broker in (leader, follower) for kind in told} <= events(client))
         for broker in cluster.brokers:
             assert served_copy(broker, "copied").values() == values
             assert all(one.problems == () for one in damage_reports(broker, stream_id))
+
+
+def events(client: NatslogClient) -> set[tuple[int, str]]:
+    """(broker, kind) of what was reported about replicas."""
+    with client.consume("__activity", start="earliest", follow=False, subject="activity.replica.*") as consumer:
+        rows = [row for batch in consumer for row in batch.record_batch.to_pylist()]
+    return {(json.loads(row["value"])["broker"], row["subject"]) for row in rows}
 
 
 def damage_reports(broker: ClusterBroker, stream_id: str) -> list[FileReport]:
@@ -103,4 +118,60 @@ def test_a_single_replica_names_the_lost_offsets_and_serves_the_others(cluster: 
         with pytest.raises(CorruptLog, match=f"offsets {start} to {end}"):
             list(client.read("alone", start, end))
         assert broker.output().count("stream alone: scrubbing found damage") == 1, "it is reported once"
+        eventually(lambda: (broker.number, "activity.replica.damaged") in events(client))
         publish_acked(cluster.nats.url, "alone.x", [b"more"])
+        accept_loss_of_alone(client, broker, values, start, end)
+
+
+def accept_loss_of_alone(
+    client: NatslogClient, broker: ClusterBroker, values: list[bytes], start: int, end: int
+) -> None:
+    """Of the single replica, by the command line."""
+    told = natslog("repair", "alone", url=broker.url, check=False)
+    assert told.returncode == 1
+    assert f"offsets {start} to {end} damaged" in told.stdout.replace("\n", " ")
+    refused = natslog("repair", "alone", "--accept-loss", url=broker.url, check=False, input="")
+    assert (refused.returncode, "stream alone was not changed" in refused.stderr) == (1, True)
+    with pytest.raises(CorruptLog):
+        list(client.read("alone", start, end))
+    natslog("repair", "alone", "--accept-loss", "--yes", url=broker.url)
+    read = [value for batch in client.read("alone", 0, 300) for value in batch.column("value").to_pylist()]
+    assert read == values[:start] + values[end:]
+    assert "problem" not in client.stream("alone")
+    assert f"{start} to {end}" in natslog("stream", "info", "alone", url=broker.url).stdout
+    assert natslog("repair", "alone", url=broker.url).returncode == 0
+    assert broker.metrics()['natslog_lost_offsets_total{stream="alone"}'] == end - start
+    assert client.stream("alone")["messages"] == len(read) + 1
+    assert client.lag("alone", 0)["rows"] == len(read) + 1
+    eventually(lambda: "activity.replica.lost" in told_of(client, "alone"), 30, "the loss is in __activity")
+    assert "activity.replica.repaired" not in told_of(client, "alone")
+
+
+def told_of(client: NatslogClient, stream: str) -> set[str]:
+    """The kinds of all events of a stream."""
+    rows = [row for batch in client.read("__activity") for row in batch.to_pylist()]
+    return {row["subject"] for row in rows if json.loads(row["value"]).get("stream") == stream}
+
+
+def test_loss_on_all_replicas_is_accepted_and_equal_on_all(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        stream_id, values = filled(cluster, client, "unlucky", 3)
+        cluster.wait_replicated("unlucky")
+        for broker in cluster.brokers:
+            file = damage.files_of_kind(broker, stream_id, "sealed")[1]
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        found = scrubbed(client, "unlucky")
+        assert all(one["damaged"] for one in found)
+        eventually(lambda: all("damaged on every replica" in one.output() for one in cluster.brokers), 60, "reports")
+        body = client.accept_loss("unlucky")
+        ((start, end), *others) = [
+            (one["start"], one["end"]) for replica in body["replicas"] for one in replica["lost"]
+        ]
+        assert start < end
+        assert all(start <= first <= last <= end for first, last in others)
+        assert not any(one["damaged"] for one in client.scrub("unlucky")["replicas"])
+        copies = [served_copy(broker, "unlucky").values() for broker in cluster.brokers]
+        assert copies[0] == copies[1] == copies[2] == values[:start] + values[end:]
+        assert client.stream("unlucky")["leader_epoch"] == 1, "no replica was truncated"

@@ -11,8 +11,9 @@ from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
 from natslog.client.in_flight import InFlight
 from natslog.ingest import envelopes
 from natslog.ingest.batches import BatchBuilder
+from natslog.ingest.conditions import conditions_of, marked
 from natslog.ingest.envelopes import Envelope, Refused
-from natslog.ingest.unwanted import split_by_expectation, split_by_text
+from natslog.ingest.unwanted import split_by_text
 from natslog.wire import native, plain
 from natslog.wire.envelope import COOKIE, MAX_ROWS, MESSAGE_OPENING, OPENING, enveloped
 from natslog.wire.frames import FrameParser, Frames, MalformedFrame, Scan
@@ -159,9 +160,10 @@ def check_headers(block: bytes) -> None:
         assert (len(good.rows), len(bad.rows)) == (0, 1), "a block that is not UTF-8 is stored"
         return
     assert (len(good.rows), len(bad.rows)) == (1, 0), "a block in UTF-8 is refused"
-    _, expecting = split_by_expectation(good)
-    has_expectation = b"\nNats-Expected-" in block
-    assert len(expecting.rows) == has_expectation, "a condition is not recognised, or one is seen where there is none"
+    makes_demand = any(b"\n" + name in block for name in (b"Nats-Expected-", b"Nats-TTL:"))
+    is_marked = marked(good) is not None
+    assert is_marked == makes_demand, "a condition is not recognised, or one is seen where there is none"
+    assert len(conditions_of(good)) <= is_marked
     for packs_ids in (True, False):
         _check_one(good, pairs, packs_ids=packs_ids)
 

@@ -12,6 +12,7 @@ import pytest
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.backup.importing import checked_export
 from natslog.cluster.commands import Proposal
 from natslog.cluster.metadata import Metadata
 from natslog.log import LogOptions, StreamLog
@@ -197,6 +198,30 @@ def test_metadata_state_and_proposals_v1_are_read() -> None:
     for proposal in proposals:
         again.decide(proposal)
     assert again == state
+
+
+def test_metadata_of_imported_streams_v2_is_read() -> None:
+    state = msgspec.msgpack.decode((HERE / "metadata-imports-state-v2.msgpack").read_bytes(), type=Metadata)
+    states = {name: (one.import_state, one.paused) for name, one in state.streams.items()}
+    assert states == {"importing": ("importing", True), "imported": ("imported", True), "resumed": ("", False)}
+    imported = state.streams["imported"]
+    assert [(fork.id, fork.offset) for fork in imported.lineage] == [("aa", 60), ("bb", 150)]
+    assert (imported.first_offset, imported.former_subjects) == (40, ("old.>", "more.>"))
+    data = (HERE / "metadata-imports-proposals-v2.msgpack").read_bytes()
+    again = Metadata(cluster_id="c1")
+    for proposal in msgspec.msgpack.decode(data, type=list[Proposal]):
+        again.decide(proposal)
+    assert again == state
+
+
+def test_export_v1_is_read() -> None:
+    manifest = checked_export(HERE / "export-v1")
+    assert (manifest.name, manifest.rows, manifest.end_offset) == ("orders", 2, 2)
+    rows = pa.ipc.open_file(HERE / "export-v1" / manifest.files[0].name).read_all().to_pylist()
+    assert [(row["offset"], row["subject"], row["value"]) for row in rows] == [
+        (0, "orders.a", b"first"),
+        (1, "orders.b", b"second"),
+    ]
 
 
 @pytest.mark.parametrize("golden", ["raft-v1", "raft-v2"])

@@ -33,7 +33,7 @@ from tests.harness import BrokerProcess, eventually, publish_acked, running
 STREAM, SUBJECT = "orders", "orders.>"
 
 # What a call needs: "open", "peers", "credentials", an action on everything ("all:ACTION"), or on the stream ("ACTION";
-# "see": any action).
+# "see": any action; "read:all": on all of its subjects).
 NEEDS = {
     "GET /healthz": "open",
     "GET /readyz": "open",
@@ -57,8 +57,14 @@ NEEDS = {
     "POST /v1/streams/{name}/roll": "manage",
     "GET /v1/streams/{name}/scrub": "see",
     "POST /v1/streams/{name}/scrub": "manage",
+    "POST /v1/streams/{name}/repair": "manage",
     "POST /v1/streams/{name}/purge": "manage",
+    "GET /v1/streams/{name}/erase": "manage",
+    "POST /v1/streams/{name}/erase": "manage",
+    "GET /v1/streams/{name}/removed": "read:all",
+    "DELETE /v1/streams/{name}/messages/{offset}": "manage",
     "POST /v1/streams/{name}/seal": "manage",
+    "GET /v1/streams/{name}/subjects": "read",
     "GET /v1/streams/{name}/offsets": "read",
     "GET /v1/streams/{name}/extent": "read",
     "GET /v1/streams/{name}/splits": "read",
@@ -68,6 +74,7 @@ NEEDS = {
     "POST /v1/splits": "read",
     "POST /v1/lags": "read",
     "GET /v1/cursors": "credentials",
+    "POST /v1/cursors": "cursor",
     "GET /v1/cursors/{consumer}/{stream}": "see",
     "PUT /v1/cursors/{consumer}/{stream}": "cursor",
     "DELETE /v1/cursors/{consumer}/{stream}": "cursor",
@@ -75,6 +82,13 @@ NEEDS = {
     "POST /v1/streams/{name}/appends/{producer}/{batch}": "publish",
     "DELETE /v1/streams/{name}/appends/{producer}/{batch}": "publish",
     "GET /v1/streams/{name}/appends/{producer}": "publish",
+    "GET /v1/streams/{name}/import": "all:admin",
+    "POST /v1/streams/{name}/import": "all:admin",
+    "PUT /v1/streams/{name}/import": "all:admin",
+    "POST /v1/streams/{name}/import/removed": "all:admin",
+    "POST /v1/streams/{name}/import/finish": "all:admin",
+    "GET /v1/security": "all:admin",
+    "POST /v1/security": "all:admin",
     "GET /v1/whoami": "credentials",
     "GET /v1/tokens": "all:admin",
     "POST /v1/tokens": "all:admin",
@@ -91,13 +105,23 @@ NEEDS = {
     "DELETE /v1/quotas": "all:admin",
 }
 
-IN_PATH = {"name": STREAM, "stream": STREAM, "consumer": "c", "producer": "p", "batch": "0", "part": "a", "role": "x"}
+IN_PATH = {
+    "name": STREAM,
+    "stream": STREAM,
+    "consumer": "c",
+    "producer": "p",
+    "batch": "0",
+    "part": "a",
+    "role": "x",
+    "offset": "0",
+}
 BODIES: dict[str, Any] = {
     "POST /v1/streams": {"name": STREAM, "subject": SUBJECT},
     "POST /v1/positions": {"streams": [STREAM]},
     "POST /v1/splits": {"ranges": [{"stream": STREAM, "id": "0", "start": 0, "end": 1}]},
     "POST /v1/lags": {STREAM: 0},
     "PUT /v1/cursors/{consumer}/{stream}": {"offset": 0},
+    "POST /v1/cursors": {"cursors": [{"consumer": "c", "stream": STREAM, "offset": 0}]},
 }
 OWN_ACTIONS = ("read", "publish", "manage", "cursor")
 
@@ -128,7 +152,7 @@ def permitted(identity: str, needed: str) -> bool:
         case "admin":
             return True
         case "reader":
-            return needed in ("credentials", "see", "read")
+            return needed in ("credentials", "see", "read", "read:all")
         case "publisher":
             return needed in ("credentials", "see", "publish")
         case "manager":
@@ -323,6 +347,22 @@ def test_large_batches_are_sent_whole_or_filtered_row_by_row(secured: Secured) -
 def read_as(secured: Secured, identity: str, start: int, **options: Any) -> pa.Table:
     with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens[identity])) as client:
         return pa.Table.from_batches(client.read(STREAM, start, **options)).combine_chunks()
+
+
+def test_an_identity_limited_to_subjects_is_listed_only_these(secured: Secured) -> None:
+    create_again(secured)
+    for identity, expected in (("part", ["orders.eu.a"]), ("reader", ["orders.eu.a", "orders.us.b"])):
+        for query in ("", "?pattern=orders.%3E"):
+            status, page, _ = secured.ask("GET /v1/streams/{name}/subjects", identity, query=query)
+            assert (status, page.get("total")) == (200, len(expected)), (identity, query, page)
+            assert [one["subject"] for one in page["subjects"]] == expected
+    status, page, _ = secured.ask("GET /v1/streams/{name}/subjects", "part", query="?pattern=orders.us.%3E")
+    assert (status, page["total"], page["subjects"]) == (200, 0, [])
+    for identity, count in (("part", 0), ("reader", 3)):
+        _, page, _ = secured.ask("GET /v1/streams/{name}/subjects", identity, query="?pattern=orders.us.b")
+        assert sum(one["count"] for one in page["subjects"]) == page["total"] * 3 == count
+        _, found, _ = secured.ask("GET /v1/streams/{name}/offsets", identity, query="?subject=orders.us.b")
+        assert (found["timestamp"] is not None) == (count > 0)
 
 
 def create_again(secured: Secured) -> None:
@@ -591,3 +631,21 @@ def test_a_malformed_header_with_a_token_is_refused_without_showing_it(secured: 
             answer += data
     assert b"400 Bad Request" in answer
     assert token.encode() not in answer
+
+
+def test_internal_streams_are_read_by_monitors_and_administrators(secured: Secured) -> None:
+    path = {"name": "__activity"}
+    eventually(lambda: secured.ask("GET /v1/streams/{name}", path=path)[0] == 200, what="it is created")
+    query = "?start=earliest&end=latest"
+    answered = {
+        identity: secured.ask("GET /v1/streams/{name}/messages", identity, path=path, query=query)[0]
+        for identity in ("admin", "monitor", "reader", "part", "nothing")
+    }
+    assert answered == {"admin": 200, "monitor": 200, "reader": 403, "part": 403, "nothing": 403}
+    _, listed, _ = secured.ask("GET /v1/streams", "reader", query="?internal=true")
+    assert [one["name"] for one in listed] == [STREAM]
+    tokens = [token for token in secured.tokens.values() if token]
+    _, messages, _ = secured.ask("GET /v1/streams/{name}/messages", path=path, query=query)
+    assert b"activity.security.changed" in messages
+    secrets = [token.split("_", 2)[2] for token in tokens]  # a secret may contain "_"
+    assert not [text for text in (*tokens, *secrets) if text.encode() in messages]

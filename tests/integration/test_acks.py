@@ -37,6 +37,7 @@ ANSWERS = [b"the answer to %d" % at for at in range(5)]
 
 
 @pytest.mark.parametrize("acks", ["header", "never"])
+@pytest.mark.long
 def test_requester_and_service_on_a_recorded_subject_exchange_their_answers(
     client: NatslogClient, nats_url: str, name: str, acks: str
 ) -> None:
@@ -46,6 +47,7 @@ def test_requester_and_service_on_a_recorded_subject_exchange_their_answers(
     assert all_values(client, name) == [b"%d" % at for at in range(5)]
 
 
+@pytest.mark.long
 def test_setting_is_edited_live(client: NatslogClient, nats_url: str, broker: BrokerProcess, name: str) -> None:
     assert client.create_stream(name, name)["acks"] == "reply"
     assert all(b'"seq"' in answer for answer in answers_of(nats_url, name))
@@ -75,6 +77,7 @@ def acks_at(
     return with_nats(nats_url, work)
 
 
+@pytest.mark.long
 def test_header_names_where_the_ack_goes(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name, acks="header")
     (ack,) = acks_at(nats_url, name, f"_INBOX.{name}", {"Natslog-Ack-To": f"_INBOX.{name}", "Other": "x"})
@@ -109,6 +112,7 @@ def test_no_ack_goes_beyond_the_prefixes(client: NatslogClient, nats_url: str, n
     assert client.position(f"{name}-other")["high_watermark"] == 0
 
 
+@pytest.mark.long
 def test_prefixes_of_clients_are_a_setting(tmp_path: Path) -> None:
     with running(tmp_path / "own", ack_reply_prefixes="_INBOX.,replies.eu.") as (nats, broker):
         client = broker.client()
@@ -140,6 +144,7 @@ def test_internal_subjects_are_not_recorded(client: NatslogClient, name: str, su
         client.create_stream(name, subject)
 
 
+@pytest.mark.long
 def test_stream_on_everything_needs_no_acks_and_leaves_internal_subjects_out(tmp_path: Path) -> None:
     with running(tmp_path / "own") as (nats, broker):
         client = broker.client()

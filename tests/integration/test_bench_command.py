@@ -49,6 +49,7 @@ def test_pub_reports_what_the_stream_holds(
     check_latency(found["ack_latency_ms"])
 
 
+@pytest.mark.long
 def test_pub_for_a_time_acks_all_that_it_has_sent(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_pub_without_acks_has_no_latency(
     eventually(lambda: client.position(stream)["high_watermark"] == 5000)
 
 
+@pytest.mark.long
 def test_pub_where_no_stream_records_says_so_and_creates_none(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:
@@ -112,6 +114,7 @@ def test_pub_to_a_stream_that_sends_no_acks_says_so(
         ),
     ],
 )
+@pytest.mark.long
 def test_pub_refuses_what_it_cannot_measure(
     broker: BrokerProcess, nats_url: str, arguments: list[str], said: str
 ) -> None:
@@ -139,6 +142,7 @@ def test_without_nats_or_a_broker_one_sentence_says_so(broker: BrokerProcess, na
     ("options", "first", "count"),
     [([], 0, 100), (["--from", "40"], 40, 60), (["--from", "10", "--to", "30"], 10, 20), (["--count", "7"], 0, 7)],
 )
+@pytest.mark.long
 def test_read_reports_the_range(
     broker: BrokerProcess, client: NatslogClient, filled: str, options: list[str], first: int, count: int
 ) -> None:

@@ -77,6 +77,7 @@ def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stre
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
+@pytest.mark.long
 def test_rm_asks_on_a_terminal(broker: BrokerProcess, stream: str, answer: str) -> None:
     code, shown = on_terminal("stream", "rm", stream, url=broker.url, types=answer + "\n")
     assert f"Delete stream {stream} with 0 messages? [y/N]" in shown
@@ -86,6 +87,7 @@ def test_rm_asks_on_a_terminal(broker: BrokerProcess, stream: str, answer: str) 
         assert f"stream {stream} with 0 messages was not deleted\n" in shown
 
 
+@pytest.mark.long
 def test_global_options_may_stand_behind_the_command(broker: BrokerProcess, stream: str) -> None:
     def names(*arguments: str) -> list[str]:
         found = json.loads(natslog(*arguments, url="http://127.0.0.1:1").stdout)
@@ -125,6 +127,7 @@ CSV = 'to,n,text\nx,1,"a, b"\ny,2,"say ""hi"""\nx,3,grün\n'
         ),
     ],
 )
+@pytest.mark.long
 def test_pub_of_files_keeps_subject_key_and_payload(
     client: NatslogClient, nats_url: str, stream: str, tmp_path: Path,
     form: str, content: str, subject: str, options: list[str], expected: list[tuple[str, bytes | None, str]],
@@ -182,6 +185,7 @@ def test_pub_without_payload_takes_standard_input_as_one_message(
         (["a..b", "hello"], None, "not one plain NATS subject"),
     ],
 )
+@pytest.mark.long
 def test_pub_of_bad_input_names_it(
     nats_url: str, tmp_path: Path, arguments: list[str], content: str | None, words: str
 ) -> None:
@@ -196,6 +200,7 @@ def test_pub_of_bad_input_names_it(
 
 
 @pytest.mark.parametrize("value", ["10.0.0.1", "a b", "*", ">", ""])
+@pytest.mark.long
 def test_pub_refuses_a_field_that_is_no_level_of_a_subject(nats_url: str, tmp_path: Path, value: str) -> None:
     path = tmp_path / "input"
     path.write_text("ip\nx\n" + f'"{value}"\n')
@@ -225,6 +230,22 @@ def _peak_kib(*arguments: str) -> tuple[int, str, int]:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, said, usage.ru_maxrss
+
+
+def test_pub_sends_headers(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name, allow_ttl=True)
+    url = ["--nats-url", nats_url, "--ack"]
+    natslog("pub", name, "one", "--header", "Nats-TTL:1h", "--header", "X: a b", *url, url=broker.url)
+    natslog("pub", name, "two", "--header", "Nats-Msg-Id: m1", *url, url=broker.url)
+    natslog("pub", name, "two", "--header", "Nats-Msg-Id: m1", *url, url=broker.url)
+    first, second = (row["headers"] for batch in client.read(name) for row in batch.to_pylist())
+    assert {"key": "X", "value": "a b"} in first
+    assert {"key": "Nats-TTL", "value": "1h"} in first
+    assert second == [{"key": "Nats-Msg-Id", "value": "m1"}]
+    for text, why in (("X", "must be NAME:VALUE"), (": b", "must be NAME:VALUE"), ("X: a\nb", "not allowed")):
+        refused = natslog("pub", name, "x", "--header", text, *url, url=broker.url, check=False)
+        assert refused.returncode != 0
+        assert why in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -270,6 +291,7 @@ _FOREVER = ("--ack", "--ack-timeout", "100000", "--nats-url")
 
 
 @pytest.mark.parametrize("is_received", [False, True], ids=["not received", "received by a plain subscriber"])
+@pytest.mark.long
 def test_pub_to_a_subject_that_no_stream_records_says_so_long_before_its_timeout(
     broker: BrokerProcess, nats_url: str, name: str, is_received: bool
 ) -> None:
@@ -285,6 +307,7 @@ def test_pub_to_a_subject_that_no_stream_records_says_so_long_before_its_timeout
     assert f"No stream records '{name}.new'. Create one: natslog stream create" in done.stderr
 
 
+@pytest.mark.long
 def test_pub_with_ack_to_a_stream_that_never_acks_says_so_long_before_its_timeout(
     broker: BrokerProcess, nats_url: str, name: str
 ) -> None:
@@ -294,6 +317,7 @@ def test_pub_with_ack_to_a_stream_that_never_acks_says_so_long_before_its_timeou
     assert f"Stream {name} records '{name}' with the setting acks=never" in done.stderr
 
 
+@pytest.mark.long
 def test_pub_with_ack_to_a_sealed_stream_says_so_long_before_its_timeout(
     broker: BrokerProcess, nats_url: str, stream: str
 ) -> None:
@@ -348,6 +372,7 @@ _STEERING = "\x1b]0;title\x07\u009b31mred\ttab\r\x7f".encode() + b"\xff"
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.long
 def test_cat_escapes_control_characters_on_a_terminal_only(
     broker: BrokerProcess, nats_url: str, stream: str, options: tuple[str, ...]
 ) -> None:
@@ -365,6 +390,7 @@ def test_cat_escapes_control_characters_on_a_terminal_only(
     assert piped == _STEERING + b"\n" + "grün\n\u009b2J\n".encode()
 
 
+@pytest.mark.long
 def test_lists_and_errors_escape_control_characters_on_a_terminal_only(broker: BrokerProcess, stream: str) -> None:
     """Whoever may create a stream chooses its subject, which may have the control characters from U+0080 to U+009F."""
     subject = f"{stream}-other.\u009b31mred"
@@ -480,6 +506,7 @@ def test_dev_gives_its_brokers_a_password_that_other_users_cannot_see(tmp_path: 
         nats.stop()
 
 
+@pytest.mark.long
 def test_taken_ports_and_folders_are_one_sentence_with_the_remedy(
     broker: BrokerProcess, nats_url: str, tmp_path: Path
 ) -> None:
@@ -495,6 +522,7 @@ def test_taken_ports_and_folders_are_one_sentence_with_the_remedy(
     assert "Traceback" not in taken.stderr
 
 
+@pytest.mark.long
 def test_wrong_usage_is_exit_code_2_and_no_broker_is_1() -> None:
     assert natslog("stream", "create", "x", check=False).returncode == 2
     assert natslog("nosuch", check=False).returncode == 2

@@ -132,8 +132,15 @@ def test_removal_that_is_sent_again_has_the_outcome_of_the_first(tmp_path: Path)
         assert leader is not None
         other = next(broker for broker in cluster.brokers if broker is not leader)
         url, headers = f"{leader.url}/v1/cluster/brokers/{other.number}", {"Natslog-Request-Id": "remove-it-once"}
+        cluster.client().drain_broker(other.number)
+        eventually(lambda: not _replicas_on(cluster.client(), other.number), 60, "no replica is left there")
         answers = [leader._pool.request("DELETE", url, headers=headers) for _ in range(2)]
         assert [answer.status for answer in answers] == [204, 204], answers[1].data
+
+
+def _replicas_on(client: NatslogClient, number: int) -> int:
+    (found,) = (one for one in client.cluster()["brokers"] if one["id"] == number)
+    return int(found["replicas"])
 
 
 def test_broker_that_was_pointed_to_and_does_not_lead_says_who_does(cluster: Cluster, filled: str) -> None:
@@ -192,6 +199,7 @@ def test_long_poll_at_a_follower_sees_the_next_message(cluster: Cluster, filled:
     assert [value for batch in fetched.batches for value in batch.column("value").to_pylist()] == [b"next"]
 
 
+@pytest.mark.long
 def test_number_of_replicas_is_edited_while_messages_come(cluster: Cluster, name: str) -> None:
     client = cluster.client()
     client.create_stream(name, name)
@@ -269,6 +277,7 @@ def test_nothing_is_added_once_a_seal_was_answered_by_any_broker(cluster: Cluste
     assert sealed["high_watermark"] == cluster.client().stream(filled)["high_watermark"] > max(acked)
 
 
+@pytest.mark.long
 def test_purge_is_asked_of_any_broker_and_reaches_every_replica(cluster: Cluster, filled: str) -> None:
     stream = cluster.client().stream(filled)
     follower = next(broker for broker in cluster.brokers if broker.number != stream["leader"])
@@ -305,6 +314,7 @@ def test_metadata_leadership_is_handed_over(cluster: Cluster) -> None:
     assert cluster.client().cluster()["metadata_leader"] == to
 
 
+@pytest.mark.long
 def test_status_is_a_table_and_json(cluster: Cluster, filled: str) -> None:
     text = natslog("cluster", "status", url=cluster.brokers[2].url).stdout
     assert "metadata leader" in text
@@ -377,6 +387,7 @@ def test_broker_that_others_cannot_replace_is_not_drained(cluster: Cluster, fill
         cluster.client(retries=0, patience_s=0).remove_broker(9)
 
 
+@pytest.mark.long
 def test_last_broker_is_not_removed(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own", brokers=1) as alone:
         done = natslog("cluster", "remove", "1", url=alone.brokers[0].url, check=False)
@@ -430,7 +441,9 @@ def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
         publish_acked(old.nats.url, "orders", [b"%d" % at for at in range(50)])
         keeper = old.leader_of("orders")
         assert keeper is not None
-        had = {body["name"] for body in old.client().streams() if keeper.number in body["replica_ids"]}
+        eventually(lambda: "__activity" in old.client().stream("__activity")["name"], what="events are recorded")
+        streams = [*old.client().streams(), old.client().stream("__activity")]
+        had = {body["name"] for body in streams if keeper.number in body["replica_ids"]}
         running = natslog("cluster", "recover", str(keeper.folder), "--yes", check=False)
         assert "in use by a running broker" in running.stderr
         for broker in old.brokers:
@@ -438,7 +451,7 @@ def test_one_broker_that_is_left_begins_a_new_cluster(tmp_path: Path) -> None:
         done = natslog("cluster", "recover", str(keeper.folder), "--yes", "--json")
         body = json.loads(done.stdout)
         assert set(body["kept"]) == had
-        assert set(body["lost"]) == {"orders", "elsewhere"} - had
+        assert set(body["lost"]) == {"orders", "elsewhere", "__activity"} - had
         keeper.start()
         client = client_of(keeper)
         assert client.cluster()["cluster_id"] == body["cluster_id"] != body["former_cluster_id"]
@@ -465,7 +478,7 @@ def test_founding_and_recovery_that_were_cut_short_are_finished(tmp_path: Path) 
         with pytest.raises(DataDirError, match="cluster recover .* again"):
             DataDir(broker.folder, 1)
         done = natslog("cluster", "recover", str(broker.folder), "--yes", "--json")
-        assert json.loads(done.stdout)["kept"] == ["orders"]
+        assert json.loads(done.stdout)["kept"] == ["__activity", "orders"]
         broker.start()
         assert all_values(broker.client(), "orders") == [b"%d" % at for at in range(10)]
 
@@ -499,6 +512,7 @@ def test_metadata_log_that_is_missing_in_whole_or_in_part_is_refused_with_the_re
 # ---- who is not let in ----
 
 
+@pytest.mark.long
 def test_second_broker_of_one_id_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     double = newcomer(cluster, 2, tmp_path / "double").spawn()
     try:
@@ -508,6 +522,7 @@ def test_second_broker_of_one_id_is_refused(cluster: Cluster, tmp_path: Path) ->
         double.kill()
 
 
+@pytest.mark.long
 def test_broker_with_another_secret_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     secret = write_secret(tmp_path / "secret", "not the one that the others have")
     stranger = newcomer(cluster, 5, tmp_path / "stranger", cluster_secret_file=secret).spawn()
@@ -614,6 +629,7 @@ def test_address_without_a_broker_is_not_added(cluster: Cluster) -> None:
         ("http://127.0.0.1:9292/?x", "must end after host"),
     ],
 )
+@pytest.mark.long
 def test_what_is_no_address_is_not_added(cluster: Cluster, url: str, reason: str) -> None:
     done = natslog("cluster", "add", url, url=cluster.brokers[0].url, check=False)
     assert done.returncode != 0

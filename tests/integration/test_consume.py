@@ -72,6 +72,7 @@ def losses_are_confirmed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirming, "PERSISTS_S", 0.2)
 
 
+@pytest.mark.long
 def test_consumer_resumes_and_follows(client: NatslogClient, nats_url: str, stream: str) -> None:
     with client.consume(stream, cursor="billing", max_bytes=1, checkpoint_every=1) as consumer:
         first = next(consumer)

@@ -34,6 +34,7 @@ def ask(broker: BrokerProcess, method: str, path: str, body: Any = None, **heade
 # ---- HTTP ----
 
 
+@pytest.mark.long
 def test_cursor_is_put_shown_listed_and_deleted(client: NatslogClient, stream: str) -> None:
     put = client.set_cursor("report", stream, 20)
     assert (put["offset"], put["id"], put["rewound"]) == (20, client.stream(stream)["id"], None)
@@ -52,6 +53,7 @@ def test_cursor_is_put_shown_listed_and_deleted(client: NatslogClient, stream: s
         client.delete_cursor("report", stream)
 
 
+@pytest.mark.long
 def test_what_is_shown_of_a_cursor_can_be_put_back(broker: BrokerProcess, stream: str) -> None:
     path = f"/v1/cursors/report/{stream}"
     put = ask(broker, "PUT", path, {"offset": 20, "timestamp": "2026-11-20T10:30:00Z"})
@@ -139,6 +141,7 @@ def test_lag_counts_rows_bytes_and_age(client: NatslogClient, nats_url: str, str
     assert several[stream]["rows"] == 10
 
 
+@pytest.mark.long
 def test_lag_below_the_log_start_counts_from_there_and_says_so(tmp_path: Path) -> None:
     settings = {"segment_bytes": "64KiB", "retention_interval": "100ms"}
     with running(tmp_path / "own", **settings) as (server, broker):

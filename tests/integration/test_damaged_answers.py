@@ -39,6 +39,7 @@ def columns_sample_of(client: NatslogClient, name: str, end: int, columns: str) 
 
 
 @pytest.mark.parametrize("kind", ["whole", "columns", "coalesced", "filtered", "projected"])
+@pytest.mark.long
 def test_damaged_answer_is_an_error_or_the_right_rows(
     client: NatslogClient, nats_url: str, name: str, filled: str, tmp_path: Path, kind: str
 ) -> None:

@@ -71,6 +71,7 @@ def stage_a_part(client: NatslogClient, stream: str) -> None:
 
 
 @pytest.mark.parametrize("umask", UMASKS, ids=oct)
+@pytest.mark.long
 def test_files_of_a_broker_with_security_are_private_under_any_umask(
     tmp_path: Path, nats: NatsServer, umask: int
 ) -> None:
@@ -133,6 +134,7 @@ def test_files_of_dev_and_of_a_recovery_are_private_under_any_umask(tmp_path: Pa
     assert open_to_others(folder) == []
 
 
+@pytest.mark.long
 def test_a_new_token_of_the_administrator_replaces_the_file_and_is_not_shown(tmp_path: Path, nats: NatsServer) -> None:
     token_file = tmp_path / "admin.token"
     broker = BrokerProcess(tmp_path / "data", nats.url, admin_token_file=token_file)
@@ -155,6 +157,7 @@ def test_a_new_token_of_the_administrator_replaces_the_file_and_is_not_shown(tmp
         broker.kill()
 
 
+@pytest.mark.long
 def test_a_token_of_the_administrator_that_cannot_be_written_is_not_created(tmp_path: Path, nats: NatsServer) -> None:
     token_file = tmp_path / "nowhere" / "admin.token"
     broker = BrokerProcess(tmp_path / "data", nats.url, admin_token_file=token_file)
@@ -208,6 +211,7 @@ def compiled_kernels(folder: Path) -> dict[str, str]:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+@pytest.mark.long
 def test_a_broker_runs_as_a_user_without_rights(nats: NatsServer) -> None:
     folder = Path(tempfile.mkdtemp(prefix="natslog-nobody-"))
     try:
@@ -274,6 +278,7 @@ def _add_pipe(inside: Path, outside: Path) -> None:
         ("raft/pipe", _add_pipe),
     ],
 )
+@pytest.mark.long
 def test_a_data_folder_that_leads_to_another_place_is_refused_and_nothing_is_written_there(
     filled: Path, tmp_path: Path, where: str, how: Callable[[Path, Path], None]
 ) -> None:
@@ -305,6 +310,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return broker.folder
 
 
+@pytest.mark.long
 def test_a_broker_reports_the_link_in_one_sentence(filled: Path, tmp_path: Path, nats: NatsServer) -> None:
     shutil.copytree(filled, tmp_path / "data")
     _replace_by_link(tmp_path / "data" / "raft", tmp_path / "elsewhere")

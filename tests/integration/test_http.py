@@ -115,6 +115,7 @@ def test_messages_are_an_arrow_stream_any_reader_opens(broker: BrokerProcess, fi
     assert table.column("value").to_pylist() == [b"%d" % at for at in range(100)]
 
 
+@pytest.mark.long
 def test_every_range_is_read_exactly(client: NatslogClient, filled: str) -> None:
     for start in range(0, 101, 7):
         for end in range(start, 101, 9):
@@ -316,6 +317,7 @@ def test_what_cannot_be_edited_is_named(broker: BrokerProcess, filled: str) -> N
     assert ask(broker, "PATCH", f"/v1/streams/{filled}", {"replicas": 1, "max_age": "7d"}).status == 200
 
 
+@pytest.mark.long
 def test_broker_logs_in_to_nats_with_a_token(tmp_path: Path) -> None:
     secret = write_secret(tmp_path / "token", "s3cret\n")
     server = NatsServer(0, tmp_path / "nats.log", arguments=("--auth", "s3cret")).start()
@@ -342,6 +344,7 @@ def test_head_of_messages_is_refused(broker: BrokerProcess, filled: str) -> None
     assert ask(broker, "HEAD", f"/v1/streams/{filled}/messages").status == 405
 
 
+@pytest.mark.long
 def test_compressed_stream_is_decoded_in_bounded_parts(own: Path) -> None:
     with running(own, segment_bytes="1MiB", retention_interval="200ms") as (server, broker):
         client = broker.client()
@@ -358,13 +361,14 @@ def test_compressed_stream_is_decoded_in_bounded_parts(own: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [None, ["subject"], ["value"]])
+@pytest.mark.long
 def test_file_that_becomes_shorter_after_it_was_proven_is_named_at_once(own: Path, columns: list[str] | None) -> None:
     with running(own, segment_bytes="1MiB", retention_interval="200ms") as (server, broker):
         client = NatslogClient(broker.url, ClientOptions(timeout_s=30, retries=2, retry_interval_s=0.05))
         client.create_stream("orders", "orders")
         for _ in range(6):
             publish_acked(server.url, "orders", [b"x" * 300_000])
-        sealed = eventually(lambda: sorted(broker.folder.glob("streams/*/*.arrow")), what="a sealed segment")[0]
+        sealed = eventually(lambda: sorted(broker.folder.glob("streams/[!_]*/*.arrow")), what="a sealed segment")[0]
         rows = [batch.num_rows for batch in client.read("orders", columns=columns)]
         assert sum(rows) == 6, "all is proven once"
         os.truncate(sealed, sealed.stat().st_size // 2)
@@ -386,13 +390,6 @@ def test_edits_at_once_all_hold(broker: BrokerProcess, filled: str) -> None:
             assert found == ("30d", 1_000_000, "zstd", 2**30)
             ask(broker, "PATCH", f"/v1/streams/{filled}", dict.fromkeys(("max_age", "max_messages", "max_bytes")))
             ask(broker, "PATCH", f"/v1/streams/{filled}", {"compression": "none"})
-
-
-def test_expectation_that_is_not_checked_is_not_acked(client: NatslogClient, nats_url: str, name: str) -> None:
-    client.create_stream(name, name)
-    refused = publish_acked(nats_url, name, [b"x"], {"Nats-Expected-Last-Sequence": "7"})[0]
-    assert refused["error"]["code"] == 400
-    assert all_values(client, name) == []
 
 
 def test_file_that_cannot_be_opened_now_is_no_bug_and_may_be_asked_for_again(broker: BrokerProcess, name: str) -> None:

@@ -18,6 +18,7 @@ from tests.harness import BrokerProcess, all_values, eventually, publish_acked, 
 from tests.integration.asking import ask, error
 
 
+@pytest.mark.long
 def test_half_a_request_does_not_disturb_others(broker: BrokerProcess) -> None:
     with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
         raw.sendall(b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -120,6 +121,7 @@ def hang_up_after(broker: BrokerProcess, method: str, path: str, body: bytes = b
         raw.sendall(head.encode() + body)
 
 
+@pytest.mark.long
 def test_change_is_carried_out_whole_when_the_client_hangs_up(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:

@@ -16,6 +16,7 @@ from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, all_values, eventually, flushed, natslog, publish_acked, running, with_nats
 
 
+@pytest.mark.long
 def test_jetstream_publish_gets_a_valid_ack(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, f"{name}.>")
 
@@ -172,6 +173,7 @@ def test_window_switched_on_later_knows_what_is_stored(client: NatslogClient, na
     assert publish_acked(nats_url, name, [b"x"], header)[0]["offset"] == 2
 
 
+@pytest.mark.long
 def test_deduplication_survives_a_killed_broker(own: Path) -> None:
     with running(own) as (server, broker):
         broker.client().create_stream("orders", "orders")
@@ -183,6 +185,7 @@ def test_deduplication_survives_a_killed_broker(own: Path) -> None:
         assert all_values(broker.client(), "orders") == [b"x"]
 
 
+@pytest.mark.long
 def test_nats_lost_and_back_is_said_and_the_subject_subscribed_again(own: Path) -> None:
     with running(own) as (server, broker):
         client = broker.client()
@@ -213,6 +216,7 @@ def test_broker_starts_without_nats_says_so_and_connects_when_it_comes(own: Path
         server.stop()
 
 
+@pytest.mark.long
 def test_sigterm_commits_and_acks_what_was_received_and_leaves_in_time(own: Path) -> None:
     with running(own) as (server, broker):
         broker.client().create_stream("orders", "orders")
@@ -241,6 +245,7 @@ def iter_pending(subscription: Any) -> list[Any]:
     return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
+@pytest.mark.long
 def test_flood_that_does_not_fit_into_memory_is_counted_not_lost_silently(own: Path) -> None:
     with running(own, ingest_memory_bytes="64KiB") as (server, broker):
         client = broker.client()

@@ -26,6 +26,7 @@ def received_by_now(raw: socket.socket) -> int:
     return data.count(b"MSG flushed ")
 
 
+@pytest.mark.long
 def test_flush_returns_when_the_server_has_processed_everything_sent(nats_url: str) -> None:
     with socket.create_connection(("127.0.0.1", int(nats_url.rsplit(":", 1)[1]))) as raw:
         raw.settimeout(20)
@@ -94,6 +95,7 @@ def test_close_ends_a_link_whose_connection_is_refused_in_that_moment(monkeypatc
     asyncio.run(refused_then_closed())
 
 
+@pytest.mark.long
 def test_close_ends_a_link_whose_server_takes_nothing_any_more(tmp_path: Path) -> None:
     async def fill_and_close(server: NatsServer) -> None:
         link = NatsLink(server.url, name="test")

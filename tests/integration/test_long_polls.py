@@ -75,6 +75,7 @@ def publish(nats_url: str, stream: str) -> list[bytes]:
     return values
 
 
+@pytest.mark.long
 def test_readers_of_all_kinds_get_each_message_once_and_in_order(
     broker: BrokerProcess, nats_url: str, stream: str
 ) -> None:

@@ -56,6 +56,7 @@ def family(client: NatslogClient, nats_url: str, name: str) -> list[str]:
     return names
 
 
+@pytest.mark.long
 def test_named_streams_are_planned_with_as_many_requests_as_one(
     broker: BrokerProcess, client: NatslogClient, family: list[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_named_streams_are_planned_with_as_many_requests_as_one(
     assert sum(batch.num_rows for batch in reader.read(task)) == sum(range(1, 40, 2))
 
 
+@pytest.mark.long
 def test_without_the_calls_of_this_version_streams_are_requested_one_by_one(
     broker: BrokerProcess, client: NatslogClient, family: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_idle_trigger_waits_at_the_broker_and_a_row_ends_the_wait(
     assert not thread.is_alive(), "a new stream ends the wait too"
 
 
+@pytest.mark.long
 def test_idle_trigger_returns_the_same_text_when_the_wait_is_over(
     broker: BrokerProcess, family: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_idle_broker_with_one_stream_is_small(own: Path) -> None:
         assert "numba" not in mapped, "the compiler is not loaded"
 
 
+@pytest.mark.long
 def test_stream_keeps_one_file_open(own: Path) -> None:
     with running(own) as (nats, broker), broker.client() as client:
         process = psutil.Process(broker.pid)

@@ -86,6 +86,7 @@ def test_refusals_return_it_too(client: NatslogClient, nats_url: str, name: str)
 
 
 @pytest.mark.parametrize("acks", ["reply", "header", "never"])
+@pytest.mark.long
 def test_ack_goes_to_the_subject_in_the_envelope(client: NatslogClient, nats_url: str, name: str, acks: str) -> None:
     """As the reply subject of a message would: a stream that never acks does not, and no subject outside inboxes gets
     an ack.

@@ -94,6 +94,7 @@ def test_broker_records_and_publisher_gets_acks(tmp_path: Path, method: Callable
 
 
 @few_now(METHODS, [user_and_password, tls])
+@pytest.mark.long
 def test_wrong_credentials_are_an_error_with_the_remedy(
     tmp_path: Path, method: Callable[[Path], Login], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +111,7 @@ def test_wrong_credentials_are_an_error_with_the_remedy(
     assert not [secret for secret in login.secret if secret in shown]
 
 
+@pytest.mark.long
 def test_broker_with_a_wrong_password_says_which_file_to_correct_and_connects_when_it_is(tmp_path: Path) -> None:
     login = user_and_password(tmp_path)
     with server_with(tmp_path, login.configuration) as server:
@@ -132,6 +134,7 @@ def _other(login: Login, rotated: Login) -> None:
 
 
 @few_now([token, user_and_password, user_in_a_file, nkey, credentials, tls], [credentials, tls])
+@pytest.mark.long
 def test_rotated_files_are_used_at_the_next_connection(tmp_path: Path, method: Callable[[Path], Login]) -> None:
     """The server is stopped, and starts with other secrets at the same address."""
     (tmp_path / "next").mkdir()
@@ -152,6 +155,7 @@ def test_rotated_files_are_used_at_the_next_connection(tmp_path: Path, method: C
             assert len(all_values(client, "orders")) == 20
 
 
+@pytest.mark.long
 def test_server_that_reloads_other_users_while_the_broker_is_connected(tmp_path: Path) -> None:
     """It ends the connection with an error, after which nats-py alone does not connect again."""
     (tmp_path / "next").mkdir()
@@ -212,6 +216,7 @@ def test_broker_refuses_secrets_that_everyone_can_read_or_change(tmp_path: Path,
     assert path.read_text() not in refused.value.message
 
 
+@pytest.mark.long
 def test_broker_process_refuses_a_token_file_that_everyone_can_read(tmp_path: Path) -> None:
     path = Path(private(tmp_path / "token", "token"))
     path.chmod(0o644)
@@ -322,6 +327,7 @@ def server_without_tls() -> Iterator[tuple[int, list[bytes]]]:
 
 
 @pytest.mark.parametrize("scheme", ["nats", "tls"])
+@pytest.mark.long
 def test_no_secret_is_sent_to_a_server_without_tls(tmp_path: Path, scheme: str) -> None:
     login = tls_and_user(tmp_path)
     right = {name: value for name, value in login.right.items() if scheme == "nats" or "tls" not in name}
@@ -332,6 +338,7 @@ def test_no_secret_is_sent_to_a_server_without_tls(tmp_path: Path, scheme: str) 
     assert received == []
 
 
+@pytest.mark.long
 def test_tls_is_used_where_the_server_only_offers_it(tmp_path: Path) -> None:
     login = tls(tmp_path)
     with server_with(tmp_path, login.configuration + "allow_non_tls: true") as server:
@@ -359,6 +366,7 @@ def test_websocket_with_tls(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.long
 def test_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
     login = tls(tmp_path)
     with server_with(tmp_path, login.configuration) as server:

@@ -214,7 +214,7 @@ def test_answers_are_as_described(
 def test_many_answers_are_as_described(
     path: str, method: str, broker: BrokerProcess, session: requests.Session, name: str
 ) -> None:
-    check_call(path, method, broker, session, name, settings(max_examples=100))
+    check_call(path, method, broker, session, name, settings(max_examples=40))
 
 
 @pytest.mark.long

@@ -54,6 +54,7 @@ def test_refusal_of_a_jetstream_stream_is_no_ack(jetstream: NatsServer) -> None:
         assert publisher.acked == 2
 
 
+@pytest.mark.long
 def test_envelope_that_the_caller_has_made_is_acked(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     payload = enveloped(pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"])}))
@@ -123,6 +124,7 @@ def nats_with(folder: Path, settings: str) -> Iterator[NatsServer]:
 
 
 @pytest.mark.parametrize("login", ["", "user:WRONG_SECRET@"])
+@pytest.mark.long
 def test_login_that_the_server_refuses_is_an_error_with_the_remedy(tmp_path: Path, login: str) -> None:
     with nats_with(tmp_path, "authorization { user: user, password: RIGHT_SECRET }") as server:
         publisher = Publisher(f"nats://{login}127.0.0.1:{server.port}", connect_timeout_s=2)
@@ -166,6 +168,7 @@ def server_that_refuses_once_and_resets() -> Iterator[int]:
             thread.join()
 
 
+@pytest.mark.long
 def test_login_that_was_refused_stays_the_reason_when_later_connections_are_reset() -> None:
     with server_that_refuses_once_and_resets() as port:
         publisher = Publisher(f"nats://127.0.0.1:{port}", connect_timeout_s=2)
@@ -262,6 +265,7 @@ def test_few_in_flight_are_few(client: NatslogClient, nats_url: str, name: str) 
     assert len(all_values(client, name)) == 200
 
 
+@pytest.mark.long
 def test_rows_without_an_id_are_never_sent_twice(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     client.edit_stream(name, paused=True)

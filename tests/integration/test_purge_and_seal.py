@@ -105,6 +105,7 @@ def test_purge_that_cannot_be_is_refused_and_removes_nothing(
     assert len(all_values(client, filled)) == 100
 
 
+@pytest.mark.long
 def test_purged_messages_stay_so_after_a_restart(own: Path) -> None:
     with running(own) as (nats, broker):
         client = NatslogClient(broker.url)
@@ -116,6 +117,7 @@ def test_purged_messages_stay_so_after_a_restart(own: Path) -> None:
         assert numbers(client, "orders") == list(range(30, 50))
 
 
+@pytest.mark.long
 def test_purge_asks_and_tells_what_it_removed(broker: BrokerProcess, client: NatslogClient, filled: str) -> None:
     refused = natslog("stream", "purge", filled, "--below", "10", url=broker.url, input="", check=False)
     assert refused.returncode == 1
@@ -182,6 +184,7 @@ def test_subject_of_a_sealed_stream_may_be_recorded_by_another(
     assert len(all_values(client, filled)) == 100
 
 
+@pytest.mark.long
 def test_sealed_stream_stays_so_after_a_restart_and_keeps_what_is_past_its_age(own: Path) -> None:
     with running(own, retention_interval="200ms") as (nats, broker):
         client = NatslogClient(broker.url)
@@ -194,6 +197,7 @@ def test_sealed_stream_stays_so_after_a_restart_and_keeps_what_is_past_its_age(o
         assert numbers(client, "orders") == list(range(9))
 
 
+@pytest.mark.long
 def test_seal_asks_first(broker: BrokerProcess, filled: str) -> None:
     refused = natslog("stream", "seal", filled, url=broker.url, input="", check=False)
     assert refused.returncode == 1

@@ -51,6 +51,7 @@ def stream(client: NatslogClient, nats_url: str, name: str) -> str:
 # ---- lag ----
 
 
+@pytest.mark.long
 def test_reader_reports_what_is_left_behind_the_end_it_gave(broker: BrokerProcess, stream: str) -> None:
     reader = pickle.loads(pickle.dumps(reader_of(broker.url, stream, maxOffsetsPerTrigger="30")))
     assert reader.reportLatestOffset() is None, "nothing is known yet"
@@ -186,9 +187,11 @@ def mirror_at(*urls: str) -> CursorMirror:
 
 
 def entries(broker: BrokerProcess) -> float:
-    return broker.metrics()["natslog_metadata_applied_index"]
+    """Changes of cursors."""
+    return broker.metrics().get('natslog_stream_high_watermark{stream="__cursors"}', 0.0)
 
 
+@pytest.mark.long
 def test_fast_query_writes_its_cursor_about_once_a_second(
     broker: BrokerProcess, client: NatslogClient, stream: str
 ) -> None:
@@ -257,6 +260,7 @@ def test_dead_broker_neither_fails_nor_delays_a_note_and_is_told_once(
         mirror.close()
 
 
+@pytest.mark.long
 def test_close_waits_no_longer_than_two_seconds() -> None:
     with black_hole() as first, black_hole() as second, black_hole() as third:
         mirror = mirror_at(first, second, third)

@@ -47,14 +47,15 @@ def client_of(broker: BrokerProcess, token: str | None) -> NatslogClient:
 # ---- the start ----
 
 
+@pytest.mark.long
 def test_the_first_start_prints_the_token_of_the_administrator_and_stores_it_nowhere(tmp_path: Path) -> None:
     with running(tmp_path, environment=SECURED) as (_, broker):
         token = admin_token(broker)
         assert client_of(broker, token).whoami()["identity"] == "admin"
         secret = token.split("_", 2)[2].encode()
+        broker.terminate()  # a running broker replaces files
         for path in (tmp_path / "data").rglob("*"):
             assert not path.is_file() or secret not in path.read_bytes(), path
-        broker.terminate()
         broker.log_path.write_text("")
         broker.start()
         assert "nlt_" not in broker.output(), "the second start prints none"
@@ -125,6 +126,7 @@ def test_insecure_listens_on_a_network_and_says_so(tmp_path: Path) -> None:
         eventually(lambda: "WITHOUT CREDENTIALS" in broker.output())
 
 
+@pytest.mark.long
 def test_on_loopback_a_broker_says_that_there_is_no_security(tmp_path: Path) -> None:
     with running(tmp_path) as (_, broker):
         eventually(lambda: "from this machine only" in broker.output())
@@ -215,6 +217,7 @@ def test_quotas_are_set_and_applied(operator: dict[str, str], secured: BrokerPro
     natslog("quota", "rm", "busy", env=operator)
 
 
+@pytest.mark.long
 def test_a_token_file_that_is_replaced_is_used_by_the_next_request(secured: BrokerProcess, tmp_path: Path) -> None:
     admin = client_of(secured, admin_token(secured))
     old, new = (admin.create_token("rotating") for _ in range(2))

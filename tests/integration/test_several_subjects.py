@@ -34,6 +34,7 @@ def recorded(client: NatslogClient, stream: str) -> list[tuple[str, bytes]]:
     ]
 
 
+@pytest.mark.long
 def test_messages_of_all_subjects_are_stored_in_the_order_in_which_they_came(
     client: NatslogClient, nats_url: str, name: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_edit_neither_loses_nor_doubles_messages_of_a_subject_that_stays(
     assert all_values(client, name) == [b"%d" % at for at in range(sent)]
 
 
+@pytest.mark.long
 def test_edit_takes_effect_and_keeps_what_is_stored(
     client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str
 ) -> None:
@@ -142,6 +144,7 @@ async def _publish(connection: Any, subject: str, value: bytes) -> None:
     await flushed(connection)
 
 
+@pytest.mark.long
 def test_command_line_creates_and_shows_all_subjects(broker: BrokerProcess, nats_url: str, name: str) -> None:
     two = ("--subject", f"{name}.a", "--subject", f"{name}.b")
     created = natslog("stream", "create", name, *two, url=broker.url).stdout
@@ -202,6 +205,7 @@ def test_http_sink_requires_a_choice_among_several_subjects(
     options.check_stream(has_subjects=False)
 
 
+@pytest.mark.long
 def test_all_subjects_are_recorded_after_restarts_of_the_broker_and_of_nats(tmp_path: Path) -> None:
     with running(tmp_path / "own") as (server, broker):
         client = broker.client()

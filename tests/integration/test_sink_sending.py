@@ -18,6 +18,7 @@ def rows(subjects: list[str | None]) -> Rows:
     return Rows(pa.array(subjects, pa.string()), values)
 
 
+@pytest.mark.long
 def test_that_no_stream_acks_subjects_is_stated_once(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,7 @@ def stream(client: NatslogClient, nats_url: str, name: str) -> str:
     return name
 
 
+@pytest.mark.long
 def test_limit_and_all_available(broker: BrokerProcess, client: NatslogClient, stream: str) -> None:
     reader = reader_of(broker.url, stream, maxOffsetsPerTrigger="30")
     start = reader.initialOffset()
@@ -105,6 +106,7 @@ def test_log_shorter_than_the_checkpoint_is_loss(
     assert lenient.partitions(beyond, position(client, stream, 100)) == []
 
 
+@pytest.mark.long
 def test_deleted_stream_names_the_position(broker: BrokerProcess, client: NatslogClient, stream: str) -> None:
     reader = reader_of(broker.url, stream)
     at = position(client, stream, 77)
@@ -130,6 +132,7 @@ def test_stream_recreated_between_plan_and_read_is_loss_or_skipped(
     assert list(lenient.read(part)) == []
 
 
+@pytest.mark.long
 def test_offsets_that_the_log_no_longer_has_between_plan_and_read_are_loss(
     broker: BrokerProcess, client: NatslogClient, stream: str
 ) -> None:

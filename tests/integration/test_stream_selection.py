@@ -58,6 +58,7 @@ def expected(name: str, **counts: int) -> list[tuple[str, int]]:
     return [(f"{name}-{suffix}", at) for suffix, count in sorted(counts.items()) for at in range(count)]
 
 
+@pytest.mark.long
 def test_pattern_takes_in_streams_that_come_later_from_their_start(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, family: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_batch_that_a_stream_joined_with_is_the_same_when_it_is_repeated(
     assert rows_of(reader, reader.partitions(start, later)) == [(f"{name}-b", at) for at in (3, 4)]
 
 
+@pytest.mark.long
 def test_stream_deleted_under_a_pattern_is_loss_once_or_dropped(
     broker: BrokerProcess, client: NatslogClient, family: str
 ) -> None:
@@ -217,6 +219,7 @@ def test_available_now_waits_for_no_minimum_and_ends_at_its_target(
     }
 
 
+@pytest.mark.long
 def test_available_now_ends_though_a_stream_was_created_again(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, family: str
 ) -> None:

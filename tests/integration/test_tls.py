@@ -88,6 +88,7 @@ def test_command_line(served: tuple[str, BrokerProcess], certificates: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_certificate_of_a_client_is_required(tmp_path: Path, certificates: Path) -> None:
     settings = _settings(certificates) | {"tls_client_certs": "required"}
     with running(tmp_path / "natslog", **settings) as (_, broker):
@@ -97,6 +98,7 @@ def test_certificate_of_a_client_is_required(tmp_path: Path, certificates: Path)
             assert client.cluster()["brokers"]
 
 
+@pytest.mark.long
 def test_replaced_certificate_without_a_restart(tmp_path: Path) -> None:
     settings, after = _make(tmp_path / "now"), _make(tmp_path / "next")
     with running(tmp_path / "natslog", **settings) as (_, broker):
@@ -166,6 +168,7 @@ def test_data_that_is_not_tls(served: tuple[str, BrokerProcess]) -> None:
     assert "Traceback" not in broker.output()
 
 
+@pytest.mark.long
 def test_wrong_files_end_the_start_with_the_remedy(tmp_path: Path, certificates: Path) -> None:
     settings = _settings(certificates) | {"tls_key_file": str(certificates / "client-key.pem")}
     broker = BrokerProcess(tmp_path / "natslog", "nats://127.0.0.1:1", **settings)
@@ -174,6 +177,7 @@ def test_wrong_files_end_the_start_with_the_remedy(tmp_path: Path, certificates:
     assert "both must be PEM files of one pair" in broker.output()
 
 
+@pytest.mark.long
 def test_link_that_fails_because_of_tls_is_explained(tmp_path: Path, certificates: Path) -> None:
     _make(tmp_path / "other")
     secret = write_secret(tmp_path / "secret", "0123456789abcdef" * 2)
@@ -229,6 +233,7 @@ def _connected(port: int, context: ssl.SSLContext, session: ssl.SSLSession | Non
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.long
 def test_authority_that_is_removed_is_refused_without_a_restart(tmp_path: Path, version: ssl.TLSVersion) -> None:
     settings = _make(tmp_path / "ours") | {"tls_client_certs": "required"}
     _make(tmp_path / "theirs")

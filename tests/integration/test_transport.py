@@ -118,6 +118,7 @@ def test_the_last_words_of_a_server_are_heard() -> None:
     assert "permissions violation" in asyncio.run(work()).lower()
 
 
+@pytest.mark.long
 def test_memory_for_what_a_server_does_not_take_is_bounded() -> None:
     """A server that shakes hands and then reads nothing more: sending is refused, not heaped up."""
 

@@ -16,7 +16,7 @@ from natslog.errors import UpgradeBlocked
 from natslog.log.verify import check_file, files_of
 from natslog.nats_server import NatsServer
 from natslog.node.metadata.raft_store import RaftStore
-from tests.cluster_harness import Cluster, ClusterOptions
+from tests.cluster_harness import Cluster, ClusterBroker, ClusterOptions
 from tests.golden.make_data_dir import SMALL, answers_of
 from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked
 from tests.released import GOLDEN, V0_1_0, use_release
@@ -115,8 +115,14 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     assert level_of(broker)[0] == 1
     edit = ("stream", "edit", "made-by-upgraded", "--acks", "never")
     two = ("--subject", "one", "--subject", "two")
-    for refused_now in (edit, ("stream", "create", "several", *two), ("stream", "edit", "made-by-upgraded", *two)):
+    of_level_2 = (two, ("--allow-rollup",), ("--discard", "new"))
+    edits = [("stream", "edit", "made-by-upgraded", *options) for options in of_level_2]
+    for refused_now in (edit, ("stream", "create", "several", *two), *edits):
         assert "requires feature level 2" in natslog(*refused_now, url=broker.url, check=False).stderr
+    export = str(broker.folder.with_name("export"))
+    natslog("export", "made-by-upgraded", export, url=broker.url)
+    load = ("import", export, "--as", "made-by-import")
+    assert "requires feature level 2" in natslog(*load, url=broker.url, check=False).stderr
     done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
     assert json.loads(done.stdout) == {"feature_level": 2, "raised": True}
     assert identity_version(broker.folder) == b"v3"
@@ -124,6 +130,10 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     again = natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
     assert again.stdout.strip() == "the feature level is 2 already"
     natslog(*edit, url=broker.url)
+    natslog(*load, url=broker.url)
+    with broker.client() as client:
+        assert all_values(client, "made-by-import") == all_values(client, "made-by-upgraded")
+        client.delete_stream("made-by-import")
     use_it(broker, server.url, "finalized")
     broker.kill()
 
@@ -181,6 +191,12 @@ def test_a_new_cluster_begins_at_the_newest_level_and_old_code_refuses_it(tmp_pa
         server.stop()
 
 
+def cursors_of(broker: ClusterBroker) -> list[dict[str, Any]]:
+    """The first answer. While cursors are moved to their stream, there is none."""
+    (shown,) = eventually(lambda: [found] if (found := broker.json("/v1/cursors")) is not None else None)
+    return [{name: one[name] for name in one if name != "lag"} for one in shown]
+
+
 @pytest.mark.long
 def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tmp_path: Path) -> None:
     with_old = Cluster(tmp_path, ClusterOptions(settings=SMALL))
@@ -211,6 +227,15 @@ def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tm
         for broker in with_old.brokers:
             eventually(lambda broker=broker: broker.json("/v1/cluster")["feature_level"] == 2)
             assert identity_version(broker.folder) == b"v3"
+        assert [cursors_of(broker) for broker in with_old.brokers] == [before["cursors"]] * 3
+        with with_old.client() as client:
+            assert client.stream("__cursors")["high_watermark"] == len(before["cursors"]), "they were moved there"
+            client.set_cursor("reader", "orders", 120)
+        audit, reader = before["cursors"]
+        for broker in with_old.brokers:
+            kept, moved = cursors_of(broker)
+            assert kept == audit
+            assert (moved["offset"], moved["id"], moved["rewound"]) == (120, reader["id"], reader["rewound"])
         assert publish_acked(with_old.nats_url, "orders.new", [b"at level 2"])[0]["offset"] == 151
     finally:
         with_old.close()

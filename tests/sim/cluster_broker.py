@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from natslog.cluster.calm import Calm
 from natslog.cluster.commands import Command, LeaveReplicas
-from natslog.model import BrokerId, StreamId, StreamRecord
+from natslog.model import BrokerId, StreamId, StreamRecord, companion_id, stream_of_companion
+from tests.sim.cluster_messages import Answer, Fetch
 from tests.sim.cluster_process import NAME, STREAM, Disk, Life, Log, Process
-from tests.sim.cluster_replica import Answer, Fetch, SimReplica
+from tests.sim.cluster_replica import SimReplica
 
 if TYPE_CHECKING:
     from tests.sim.cluster_world import Cluster
@@ -76,6 +77,7 @@ class Roles(Life):
         for one in self.state.tombstones.values():
             if one.broker == self.me and one.id not in self.replicas and one.id not in self.leaving:
                 self.disk.log_of(one.id).delete()
+                self.disk.log_of(companion_id(one.id)).delete()
 
     # ---- what arrives ----
 
@@ -83,10 +85,23 @@ class Roles(Life):
         self.contact_ms[fetch.sender] = self.world.now_ms
         if (replica := self.replicas.get(fetch.stream_id)) is not None:
             replica.fetched(fetch)
+        elif (owner := self.owner_of(fetch.stream_id)) is not None:
+            owner.companion.fetched(fetch)
 
     def answered(self, answer: Answer) -> None:
         if (replica := self.replicas.get(answer.stream_id)) is not None:
             replica.answered(answer)
+        elif (owner := self.owner_of(answer.stream_id)) is not None:
+            owner.companion.answered(answer)
+
+    def owner_of(self, log_id: StreamId) -> SimReplica | None:
+        """Of a companion log."""
+        return self.replicas.get(stream_of_companion(log_id) or log_id)
+
+    def requested(self, number: int, stream_id: StreamId = STREAM) -> None:
+        """A change for the companion log."""
+        if (replica := self.replicas.get(stream_id)) is not None:
+            replica.companion.requested(number)
 
     def hand_over(self, where: tuple[StreamId, BrokerId]) -> None:
         stream_id, to = where
@@ -99,6 +114,7 @@ class Roles(Life):
 
     def fetch(self) -> None:
         for replica in self.replicas.values():
+            replica.companion.fetch()
             replica.fetch()
 
     # ---- a graceful end ----

@@ -25,12 +25,13 @@ import msgspec
 from natslog.cluster.commands import Command, Outcome, PauseStream, Proposal
 from natslog.cluster.lease import SESSION_S
 from natslog.cluster.metadata import Metadata
-from natslog.model import BrokerId, StreamId, StreamRecord
+from natslog.model import BrokerId, StreamId, StreamRecord, companion_id
 from tests.sim.cluster_clocks import SKEW_US, right_us
 from tests.sim.cluster_process import Entry, Life
 from tests.sim.raft_checker import Violation, require
 
 if TYPE_CHECKING:
+    from tests.sim.cluster_companion import SimCompanion
     from tests.sim.cluster_replica import SimReplica
     from tests.sim.cluster_world import Cluster
 
@@ -115,7 +116,7 @@ class StreamChecker:
     def _require_held(self, start: int, by: str) -> None:
         """Everyone who may lead holds what is committed from `start` on."""
         for number in self.record.candidates:
-            if self._may_have_lost(number):
+            if self.may_have_lost(number, self.id):
                 continue
             log = self.cluster.disks[number].log_of(self.id)
             if log.synced < len(self.committed) or log.records[start : len(self.committed)] != self.committed[start:]:
@@ -125,9 +126,9 @@ class StreamChecker:
                     f"v{record.version} of epoch {record.leader_epoch}, isr {record.isr}, eligible {record.eligible}"
                 )
 
-    def _may_have_lost(self, number: BrokerId) -> bool:
+    def may_have_lost(self, number: BrokerId, log_id: StreamId) -> bool:
         """Damaged, and says so; or on the disk that lies, and nobody has believed it yet in its present life."""
-        log = self.cluster.disks[number].log_of(self.id)
+        log = self.cluster.disks[number].log_of(log_id)
         is_damaged = log.is_damaged or not log.exists
         if number != self.cluster.liar:
             return is_damaged
@@ -175,6 +176,7 @@ class StreamChecker:
     # ---- 4: what readers see ----
 
     def reads(self, broker: SimReplica, end: int) -> None:
+        self.checker.companions[self.id].reads(broker)
         records = broker.log.records
         start = max(0, min(len(self.read), end) - 30)
         if end > len(self.committed) or records[start:end] != self.committed[start:end]:
@@ -226,6 +228,90 @@ class StreamChecker:
                     raise Violation(f"message {message}, acked at {offset}, is not on broker {number}")
         end = self.cluster.brokers[leader].replicas[self.id].readable_end()
         require(end is not None and end > self.most_acked, f"leader {leader} shows {end} after healing")
+        self.checker.companions[self.id].healed()
+
+
+class CompanionChecker:
+    """Of the companion log of one stream: an answered record is never lost, it is on every replica that counts, and
+    every replica is given the one history, in order, from its beginning.
+    """
+
+    def __init__(self, cluster: Cluster, stream: StreamChecker) -> None:
+        self.cluster, self.stream = cluster, stream
+        self.id = companion_id(stream.id)
+        self.committed: list[Entry] = []
+        self.acked: dict[int, int] = {}
+        self.most_acked = NOBODY
+        self._given: dict[tuple[SimCompanion, int], int] = {}
+
+    def advanced(self, companion: SimCompanion, start: int, end: int) -> None:
+        """HW of a replica has risen."""
+        log, committed = companion.log, self.committed
+        require(end <= log.synced, f"broker {companion.me} has HW {end} beyond its companion log {log.synced}")
+        known = min(end, len(committed))
+        require(
+            log.records[start:known] == committed[start:known],
+            f"the companion log of {companion.me} differs below {known} from what is committed",
+        )
+        committed += log.records[len(committed) : end]
+        if end > known:
+            self.require_held(f"HW of {companion.me}")
+
+    def require_held(self, by: str) -> None:
+        """Everyone who may lead holds what is committed."""
+        record = self.stream.record
+        for number in record.candidates:
+            if self.stream.may_have_lost(number, self.id):
+                continue
+            log = self.cluster.disks[number].log_of(self.id)
+            if log.records[: min(log.synced, len(self.committed))] != self.committed:
+                raise Violation(
+                    f"{len(self.committed)} records are committed ({by}), and broker {number} has {log.synced} of its "
+                    f"companion log, in v{record.version} of epoch {record.leader_epoch}, isr {record.isr}, eligible "
+                    f"{record.eligible}"
+                )
+
+    def leads(self, companion: SimCompanion, record: StreamRecord) -> None:
+        records = companion.log.records[: companion.log.synced]
+        is_late = record.leader_epoch < self.stream.record.leader_epoch
+        require(
+            is_late or records[: len(self.committed)] == self.committed,
+            f"leader {companion.me} of epoch {record.leader_epoch} lacks committed records of the companion log",
+        )
+
+    def cut(self, companion: SimCompanion, end: int) -> None:
+        if end < len(self.committed):
+            self.require_held(f"cut by {companion.me}")
+
+    def delivers(self, companion: SimCompanion, start: int, end: int) -> None:
+        """The owner of a replica is given these."""
+        opening = companion, companion.openings
+        require(self._given.get(opening, 0) == start, f"broker {companion.me} delivers {start} out of order")
+        self._given[opening] = end
+        records = companion.log.records[start:end]
+        require(records == self.committed[start:end], f"broker {companion.me} delivers what is not committed")
+
+    def reads(self, replica: SimReplica) -> None:
+        """A replica serves: a leader that is the newest was given everything that is acked."""
+        leader = replica.leader
+        if leader is not None and leader.epoch == self.stream.record.leader_epoch:
+            given = replica.companion.delivered
+            require(given > self.most_acked, f"leader {replica.me} serves with {given} of {self.most_acked} records")
+
+    def acks(self, offset: int, number: int) -> None:
+        is_committed = offset < len(self.committed) and self.committed[offset][1] == number
+        require(is_committed, f"record {number} is acked at offset {offset} and not committed there")
+        self.acked[number] = offset
+        self.most_acked = max(self.most_acked, offset)
+
+    def healed(self) -> None:
+        for number in self.stream.record.isr:
+            records = self.cluster.disks[number].log_of(self.id).records
+            for change, offset in self.acked.items():
+                is_there = offset < len(records) and records[offset][1] == change
+                require(is_there, f"record {change}, acked at {offset}, is not on broker {number}")
+            given = self.cluster.brokers[number].replicas[self.stream.id].companion.delivered
+            require(given > self.most_acked, f"after healing broker {number} was given {given} records")
 
 
 class Checker:
@@ -236,6 +322,7 @@ class Checker:
         self.streams: dict[StreamId, StreamChecker] = {
             record.id: StreamChecker(cluster, self, record) for record in state.streams.values()
         }
+        self.companions = {one.id: CompanionChecker(cluster, one) for one in self.streams.values()}
         self._commands: dict[int, tuple[str, Outcome]] = {}
         self._pauses: set[str] = set()
         self._paused: dict[str, bool] = {}
@@ -260,6 +347,8 @@ class Checker:
             self._applied_first(process, proposal)
         for record in process.state.streams.values():
             self.streams[record.id].applied(process, record, is_first=is_first)
+            if is_first and self.companions[record.id].committed:
+                self.companions[record.id].require_held(f"v{record.version} is known")
 
     def _applied_first(self, process: Life, proposal: Proposal) -> None:
         """Of all brokers. Each command counts once, however often it was sent: pausing is what shows."""
@@ -273,4 +362,4 @@ class Checker:
 
 def _agreed(record: StreamRecord) -> StreamRecord:
     """What a version stands for; pausing does not change it."""
-    return msgspec.structs.replace(record, paused=False)
+    return msgspec.structs.replace(record, paused=False, settings_version=0)

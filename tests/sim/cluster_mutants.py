@@ -16,12 +16,15 @@ from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Prop
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.replica import Replica
+from natslog.cluster.replica_steps import OpenCompanion
 from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
 from natslog.cluster.stream_time import ClockSample, StreamClock
+from natslog.cluster.tracks import Track
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from tests.sim import cluster_clocks, cluster_process
 from tests.sim.cluster_broker import Broker, Roles
+from tests.sim.cluster_companion import SimCompanion
 from tests.sim.cluster_replica import SimReplica
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -106,26 +109,27 @@ class AsksBeforeSync(SimReplica):
 
 
 def join_at_high_watermark(self: LeaderReplica, broker: Any) -> bool:
-    end_offset = self._end_of(broker)
-    return end_offset is not None and end_offset >= self.high_watermark
+    return all((end := track.end_of(broker)) is not None and end >= track.high_watermark for track in self.tracks)
 
 
 def join_at_once(self: LeaderReplica, broker: Any) -> bool:
-    return self._end_of(broker) is not None
+    return all(track.end_of(broker) is not None for track in self.tracks)
 
 
 def advance_below_min_isr(self: LeaderReplica) -> int:
-    ends = [self._end_of(broker) for broker in self.counted]
-    if None not in ends:
-        self.high_watermark = max(self.high_watermark, min(end for end in ends if end is not None))
+    for track in self.tracks:
+        ends = [track.end_of(broker) for broker in self.counted]
+        if None not in ends:
+            track.high_watermark = max(track.high_watermark, min(end for end in ends if end is not None))
     return self.high_watermark
 
 
 def advance_by_who_asked(self: LeaderReplica) -> int:
     """A follower that has not asked in this epoch does not hold HW back."""
     if len(self.record.isr) >= self.record.settings.min_isr:
-        ends = [self._end_of(broker) for broker in self.counted]
-        self.high_watermark = max(self.high_watermark, min(end for end in ends if end is not None))
+        for track in self.tracks:
+            ends = [track.end_of(broker) for broker in self.counted]
+            track.high_watermark = max(track.high_watermark, min(end for end in ends if end is not None))
     return self.high_watermark
 
 
@@ -313,6 +317,44 @@ def latest_clock(samples: Iterable[ClockSample], own_wall_us: int, elapsed_us: i
     return max([own_wall_us, *(one.wall_us + elapsed_us - one.elapsed_us for one in samples)])
 
 
+# ---- the companion log ----
+
+
+def joins_by_messages(self: LeaderReplica, broker: Any) -> bool:
+    """Who has all messages joins the ISR, whatever it has of the companion log."""
+    return self.messages.may_join(broker)
+
+
+def advances_companion_at_once(self: LeaderReplica) -> int:
+    """What the leader has of the companion log counts as committed."""
+    if len(self.record.isr) >= self.record.settings.min_isr:
+        self.messages.advance(self.counted)
+        if self.companion is not None:
+            self.companion.advance([self.me])
+    return self.high_watermark
+
+
+def serves_before_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader shows itself by its log of messages, whatever was delivered of the other."""
+    monkeypatch.setattr(LeaderReplica, "is_exposed", property(lambda self: self.messages.is_exposed))
+    exposed = property(lambda self: self.is_ready and self.leading is not None and self.leading.is_exposed)
+    monkeypatch.setattr(Replica, "is_exposed", exposed)
+
+
+def opens_missing_companion(self: SimCompanion, step: Any) -> None:
+    """A companion log that is missing opens as an empty one."""
+    _open_companion(self, OpenCompanion(must_exist=False, epoch=step.epoch))
+
+
+def leads_by_messages(positions: Any, candidates: Any, companions: Any = None) -> Any:
+    """Among unproven replicas the longest log of messages decides."""
+    return _quorum_position(positions, candidates)
+
+
+_open_companion = SimCompanion.open
+_quorum_position = controller.quorum_position
+
+
 IN_TIME: dict[str, Patch] = {
     "KIP-101: cut to HW instead of by epoch": run_by(CutsToHighWatermark),
     "HW not held back by those of whom nothing is known": replaced(LeaderReplica, "_advance", advance_by_who_asked),
@@ -323,7 +365,7 @@ IN_TIME: dict[str, Patch] = {
     "proposal applied twice on retry": replaced(Metadata, "decide", decide_every_time),
     "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
     "a damaged replica serves what is left": run_by(LeadsDamaged),
-    "HW rests inside a run": replaced(LeaderReplica, "_whole_runs_below", lambda self, end: end),
+    "HW rests inside a run": replaced(Track, "_whole_runs_below", lambda self, end: end),
     "who takes office keeps a part of a run": run_by(KeepsUnfinishedRuns),
     "a follower's HW inside a run": run_by(FollowsIntoRuns),
     "a folder that is missing opens as an empty log": run_by(OpensWhatIsMissing),
@@ -334,6 +376,11 @@ IN_TIME: dict[str, Patch] = {
     "lives have a number and no nonce": replaced(cluster_process, "nonce_of", lambda life, disk: "n"),
     "the leader's wall clock decides": replaced(StreamClock, "advance", lambda self, reading: reading.wall_us),
     "the latest of all clocks decides": replaced(cluster_clocks, "agreed_us", latest_clock),
+    "companion: joins by messages alone": replaced(LeaderReplica, "_may_join", joins_by_messages),
+    "companion: committed where the leader has it": replaced(LeaderReplica, "_advance", advances_companion_at_once),
+    "companion: a leader serves before its records are delivered": serves_before_delivery,
+    "companion: one that is missing opens as an empty log": replaced(SimCompanion, "open", opens_missing_companion),
+    "companion: damage is ignored": replaced(Replica, "_is_damage", lambda self, error: False),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }
@@ -362,6 +409,8 @@ WALKING: dict[str, Patch] = {
     "KIP-966: who leaves below min_isr is forgotten": replaced(metadata, "with_isr", with_isr_and_nobody_eligible),
     "who is eligible stays so when min_isr is lowered": replaced(metadata, "edited", edit_settings_only),
     "appended below min_isr": replaced(LeaderReplica, "refusal", lambda self: None),
+    "companion: ends of a former life count": replaced(Track, "begin_life", lambda self, broker: None),
+    "companion: leader among unproven by messages alone": replaced(controller, "quorum_position", leads_by_messages),
     "unclean election": unclean_election,
     "leader chosen among unproven by one position": replaced(controller, "quorum_position", best_of_any),
     "appointment of a stale version accepted": replaced(Metadata, "_appoint", appoint_any_version),

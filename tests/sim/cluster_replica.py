@@ -1,4 +1,5 @@
 """A replica of the simulation: the production `Replica` decides; its steps are taken on a virtual disk and network.
+Its companion log: `cluster_companion`.
 
 A real connection answers questions in their order and each one once: of answers of one epoch, only that to the last
 question counts. Answers of another epoch may come at any time; the epoch they carry is all that tells them.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from natslog.cluster.commands import ChangeIsrs
@@ -23,6 +23,7 @@ from natslog.cluster.replica_steps import (
     Leading,
     Notice,
     Open,
+    OpenCompanion,
     Propose,
     ProposeIsr,
     Repair,
@@ -32,11 +33,13 @@ from natslog.cluster.replica_steps import (
     Subscribe,
     Unsubscribe,
 )
-from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Matching, Verdict
+from natslog.cluster.roles import BeginAt, CutTo, FollowerReplica, LeaderReplica, Matching
 from natslog.cluster.stream_time import StreamClock
 from natslog.errors import CorruptLog, StorageFull
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamRecord
 from tests.sim.cluster_clocks import elapsed_us, remembered_from
+from tests.sim.cluster_companion import SimCompanion
+from tests.sim.cluster_messages import LONG_AGO_MS, Answer, Fetch
 from tests.sim.cluster_process import Entry
 from tests.sim.raft_checker import require
 
@@ -46,27 +49,6 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_MS = 500.0
 MOST_RECORDS = 8
 MOST_OF_RUN = 2  # so that many a replica holds a part of one
-LONG_AGO_MS = -1e9
-
-
-@dataclass(slots=True)
-class Fetch:
-    stream_id: StreamId
-    sender: BrokerId
-    incarnation: str
-    position: FetchPosition
-    number: int
-
-
-@dataclass(slots=True)
-class Answer:
-    stream_id: StreamId
-    epoch: Epoch
-    verdict: Verdict
-    records: list[Entry]
-    offset: int
-    high_watermark: int
-    number: int
 
 
 class OpenLog:
@@ -111,6 +93,7 @@ class SimReplica:
         self.after_writing: Callable[[], None] | None = None
         self.fetch_number = len(life.disk.lives) * 1_000_000  # no answer to a former life is taken for one
         self.fetching_since_ms = LONG_AGO_MS
+        self.companion = SimCompanion(self)
 
     # ---- what others ask ----
 
@@ -164,6 +147,8 @@ class SimReplica:
             self.life.report("reported", (self.id, self.me, epoch))
         if (where := self.machine.unproven_position()) is not None:
             self.life.report("positioned", (self.id, self.me, *where))
+        if (where := self.machine.unproven_companion_position()) is not None:
+            self.life.report("positioned", (self.companion.id, self.me, *where))
 
     def hand_over(self, to: BrokerId) -> None:
         self.machine.transfer(to, self.world.now_ms)
@@ -200,7 +185,7 @@ class SimReplica:
     def hand_on(self, notice: Notice) -> None:
         match notice:
             case Follow():
-                self.fetching_since_ms = LONG_AGO_MS
+                self.fetching_since_ms = self.companion.fetching_since_ms = LONG_AGO_MS
             case Propose(command=command):
                 self.world.note(f"{self.me} {self.name} proposes {type(command).__name__}")
                 self.cluster.checker.proposes(self.me, self.record, command)
@@ -219,15 +204,22 @@ class SimReplica:
         match step:
             case Open():
                 self.life.sync(lambda: self.finish(lambda: self.open(step.must_exist)))
+            case OpenCompanion():
+                self.life.sync(lambda: self.finish(lambda: self.companion.open(step)))
             case SetAside():
                 self.log.delete()
+                self.companion.log.delete()
                 self.finish(done)
-            case Repair():
-                self.log.is_damaged = False
+            case Repair(messages=messages, companion=companion):
+                if messages:
+                    self.log.is_damaged = False
+                if companion:
+                    self.companion.set_aside()
                 self.finish(done)
             case Close():
                 self.log.checkpoint = max(self.log.checkpoint, self.high_watermark)
                 self.open_log = None
+                self.companion.close()
                 self.finish(done)
             case BeginEpoch():
                 self.life.sync(lambda: self.finish(lambda: self.begin_epoch(step.epoch)))
@@ -264,6 +256,7 @@ class SimReplica:
             self.checker.leads(self, self.record)
         self.open_log.epochs.cut_to(log.synced)
         self.open_log.epochs.begin(epoch, log.synced)
+        self.companion.begin_epoch(epoch)
         newest_us = self.checker.stamps[log.records[-1]] if log.synced else 0
         self.clock = StreamClock(newest_us, elapsed_us(self.written_ms))
         self.stored = self.rebuilt_window()
@@ -288,17 +281,19 @@ class SimReplica:
         return {message: offset for offset, (_, message) in enumerate(self.log.records)}
 
     def when_written(self, then: Callable[[], None]) -> None:
-        if self.is_writing or self.gathered:
+        if self.is_writing or self.gathered or self.companion.is_busy:
             self.after_writing = then
         else:
             then()
 
     def stop_writing(self, done: Callable[[], None]) -> None:
         self.waiting, self.gathered = [], []
+        self.companion.stop_writing()
         done()
 
     def advance(self) -> None:
         """HW may have moved."""
+        self.companion.advance()
         high_watermark = self.machine.high_watermark
         if high_watermark <= self.high_watermark:
             self.high_watermark = high_watermark  # after a repair
@@ -368,7 +363,8 @@ class SimReplica:
         return self.life.sync(done)
 
     def written(self) -> None:
-        if not self.is_writing and not self.gathered and self.after_writing is not None:
+        is_busy = self.is_writing or self.gathered or self.companion.is_busy
+        if not is_busy and self.after_writing is not None:
             then, self.after_writing = self.after_writing, None
             then()
 

@@ -13,8 +13,8 @@ from natslog.cluster.roles import FollowerReplica, LeaderReplica
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 from tests.sim.cluster_broker import Roles
 from tests.sim.cluster_checker import Checker
+from tests.sim.cluster_messages import LONG_AGO_MS, Answer, Fetch
 from tests.sim.cluster_process import NAME, STREAM, Disk, Life
-from tests.sim.cluster_replica import LONG_AGO_MS, Answer, Fetch
 from tests.sim.cluster_world import founding, founding_logs
 from tests.sim.world import World
 
@@ -116,6 +116,13 @@ class Stage:
         walker.fetch()
         return self._taken("fetched")
 
+    def ask_for_companion(self, walker: Walker) -> Fetch | None:
+        """The same, of the companion log."""
+        if walker.first is not None:
+            walker.first.companion.fetching_since_ms = LONG_AGO_MS
+            walker.first.companion.fetch()
+        return self._taken("fetched")
+
     def answer(self, leader: Walker, question: Fetch) -> Answer | None:
         leader.fetched(question)
         return self._taken("answered")
@@ -125,6 +132,9 @@ class Stage:
 
     def ack(self, stream_id: StreamId, offset: int, message: int) -> None:
         self.stream.acks(offset, message)
+
+    def ack_change(self, stream_id: StreamId, offset: int, number: int) -> None:
+        self.checker.companions[stream_id].acks(offset, number)
 
     def record_changed(self, old: StreamRecord, new: StreamRecord) -> None:
         """The checker says so; nothing is done about it."""
@@ -145,8 +155,8 @@ class Stage:
             walker.inbox.pop(0)()
 
     def positioned(self, where: tuple[StreamId, BrokerId, int, Epoch, int]) -> None:
-        _, by, version, last_epoch, end = where
-        self.controller.reported_position(STREAM, version, by, last_epoch, end, self.world.now_ms)
+        log_id, by, version, last_epoch, end = where
+        self.controller.reported_position(log_id, version, by, last_epoch, end, self.world.now_ms)
 
     def reported(self, report: tuple[StreamId, BrokerId, Epoch]) -> None:
         self.controller.reported_unresponsive(STREAM, report[2], report[1], self.world.now_ms)

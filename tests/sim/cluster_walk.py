@@ -25,6 +25,7 @@ DEEDS = {
     "finish_one": 14,
     "fetch": 8,
     "publish": 3,
+    "change": 2,
     "lead": 3,
     "decide": 5,
     "read": 3,
@@ -45,6 +46,7 @@ class Walk(Stage):
         chance = world.random
         self.least_min_isr = chance.choice((1, 2, 2, 2))
         super().__init__(world, brokers=chance.choice((3, 3, 4)), replicas=3, min_isr=self.least_min_isr)
+        self.changed = 0
         self.promptness = chance.choice((0.2, 0.7, 0.9))
         self.most_in_flight = chance.choice(MOST_IN_FLIGHT)
         if self.state.streams[NAME].settings.min_isr > 1 and chance.random() < 0.6:
@@ -80,6 +82,15 @@ class Walk(Stage):
             if (answer := self.answer(leader, question)) is not None:
                 walker.answered(answer)
             self.finish(walker)
+            if self.world.random.random() < 0.6:
+                self.catch_up_companion(walker, leader)
+
+    def catch_up_companion(self, walker: Walker, leader: Walker) -> None:
+        self.finish(leader)
+        if (question := self.ask_for_companion(walker)) is not None:
+            if (answer := self.answer(leader, question)) is not None:
+                walker.answered(answer)
+            self.finish(walker)
 
     def deliver(self, walker: Walker) -> None:
         chance = self.world.random
@@ -106,6 +117,11 @@ class Walk(Stage):
         self.stream.publishes(self.published)
         for one in self.brokers.values():
             one.published(self.published)
+
+    def change(self, walker: Walker) -> None:
+        self.changed += 1
+        for one in self.brokers.values():
+            one.requested(self.changed)
 
     def lead(self, walker: Walker) -> None:
         for one in self.brokers.values():
@@ -149,7 +165,8 @@ class Walk(Stage):
         if is_clean and not walker.is_writing:
             disk.clean_life = walker.incarnation
         elif walker.me == self.liar:
-            walker.log.keep(max(0, walker.log.synced - self.world.random.randrange(1, 8)))
+            for log in walker.disk.logs.values():
+                log.keep(max(0, log.synced - self.world.random.choice((0, 0, self.world.random.randrange(1, 8)))))
         self.begin_life(walker.me)
 
     def bounce(self, walker: Walker) -> None:

@@ -27,10 +27,12 @@ from natslog.cluster.commands import (
     RegisterBroker,
     ResizeReplicas,
 )
+from natslog.cluster.epochs import NO_EPOCH
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
+from natslog.cluster.roles import quorum_position
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
-from natslog.model import BrokerId, StreamId, StreamSettings
+from natslog.model import BrokerId, Epoch, StreamId, StreamSettings, companion_id
 from tests.sim.cluster_broker import Broker
 from tests.sim.cluster_checker import PUBLISHERS, Checker, StreamChecker, publisher_of
 from tests.sim.cluster_clocks import SKEW_US
@@ -42,6 +44,8 @@ from tests.sim.world import World
 
 PUBLISH_EVERY_MS = 70.0
 RETRY_AFTER_MS = 700.0
+CHANGE_EVERY_MS = 350.0
+CHANGE_TRIES = 6
 TRIES = 4
 READ_EVERY_MS = 100.0
 OPERATE_EVERY_MS = 400.0
@@ -88,7 +92,8 @@ class Cluster:
         self.clock_skew_us = {number: chance.randint(-SKEW_US, SKEW_US) for number in self.numbers}
         self.clock_ahead_us = dict(self.clock_skew_us)
         self.unreliable_clocks = chance.sample(self.numbers, (len(self.numbers) - 1) // 2)
-        self.proposals = self.published = 0
+        self.proposals = self.published = self.changed = 0
+        self.changes_from_ms = chance.choice((1200.0, 3000.0, 8000.0, 2 * END_MS))  # in some seeds there are none
         self.resumed_ms: dict[StreamId, float] = {}
         self.heard_acks: set[int] = set()
         self.arrivals: dict[tuple[int, int], float] = {}
@@ -140,6 +145,29 @@ class Cluster:
                 self.arrivals[line] = at_ms + 0.001
                 world.after(at_ms - world.now_ms, lambda number=number: self.arrive(number, message))
         world.after(RETRY_AFTER_MS * chance.uniform(0.7, 1.5), lambda: self.try_to_publish(message, tries - 1))
+
+    # ---- changes, stored in the companion logs ----
+
+    def change(self) -> None:
+        """Somebody requests a change, and repeats it until it is acked."""
+        self.changed += 1
+        self.try_to_change(self.changed, CHANGE_TRIES)
+        if self.world.now_ms < END_MS - 3000:
+            self.world.after(self.world.random.expovariate(1 / CHANGE_EVERY_MS), self.change)
+
+    def try_to_change(self, number: int, tries: int) -> None:
+        stream_id = self.stream_ids[number % len(self.stream_ids)]
+        if tries == 0 or number in self.checker.companions[stream_id].acked:
+            return
+        for broker in self.brokers.values():
+            self.world.send(
+                CLIENT, broker.me, lambda n, b=broker: b.when_awake(lambda: b.requested(n, stream_id)), number
+            )
+        delay_ms = RETRY_AFTER_MS * self.world.random.uniform(0.7, 1.5)
+        self.world.after(delay_ms, lambda: self.try_to_change(number, tries - 1))
+
+    def ack_change(self, stream_id: StreamId, offset: int, number: int) -> None:
+        self.checker.companions[stream_id].acks(offset, number)
 
     def arrive(self, number: BrokerId, message: int) -> None:
         broker = self.brokers[number]
@@ -247,7 +275,11 @@ class Cluster:
         if number in self.loses_folder:
             self.loses_folder.discard(number)
             self.world.note(f"a folder of {number} is lost")
-            disk.log_of(chance.choice(self.stream_ids)).delete()
+            lost = chance.choice(self.stream_ids)
+            is_part = disk.log_of(companion_id(lost)).exists and chance.random() < 0.4
+            disk.log_of(companion_id(lost)).delete()
+            if not is_part:
+                disk.log_of(lost).delete()
         disk = self.restored(number, disk)
         self.brokers[number] = Broker(self, number, disk)
         self.world.note(f"{number} starts with {[log.synced for log in disk.logs.values()]} records")
@@ -279,7 +311,9 @@ class Cluster:
 
     def damage(self, number: BrokerId, disk: Disk) -> None:
         """A hole in a log, found at the start: what follows is quarantined, and it must neither lead nor count."""
-        log = disk.log_of(self.world.random.choice(self.stream_ids))
+        damaged = self.world.random.choice(self.stream_ids)
+        is_companion = disk.log_of(companion_id(damaged)).exists and self.world.random.random() < 0.4
+        log = disk.log_of(companion_id(damaged) if is_companion else damaged)
         if log.synced and not disk.clean_life:
             log.keep(self.world.random.randrange(log.synced))
             log.is_damaged = True
@@ -315,6 +349,8 @@ class Cluster:
         self.world.after(1000, self.publish)
         self.world.after(1500, self.read)
         self.world.after(2000, self.operate)
+        if self.changes_from_ms < END_MS:
+            self.world.after(self.changes_from_ms, self.change)
 
     def heal(self) -> None:
         self.faults.heal()
@@ -334,11 +370,29 @@ class Cluster:
 
     def has_stopped(self, checker: StreamChecker) -> bool:
         """Beyond what is tolerated: everyone who could lead is damaged, or says that its log was contradicted."""
-        return self.is_reckless and any(self.is_unfit(one, checker.id) for one in checker.record.candidates)
+        return self.is_undecided(checker) or (
+            self.is_reckless and any(self.is_unfit(one, checker.id) for one in checker.record.candidates)
+        )
+
+    def is_undecided(self, checker: StreamChecker) -> bool:
+        """Half of the candidates are one whose disk has lied, all have restarted uncleanly, and each has the longer
+        one of another log: whoever leads, committed records may be lost, so an operator decides.
+        """
+        record = checker.record
+        if record.leader is not None or self.liar not in record.candidates or len(record.candidates) % 2:
+            return False
+        messages, companions = (
+            {one: last_of(self.disks[one].log_of(log_id)) for one in record.candidates}
+            for log_id in (checker.id, companion_id(checker.id))
+        )
+        return quorum_position(messages, record.candidates, companions) is None
 
     def is_unfit(self, number: BrokerId, stream_id: StreamId) -> bool:
         replica, log = self.brokers[number].replicas.get(stream_id), self.disks[number].log_of(stream_id)
-        return log.is_damaged or not log.exists or (replica is not None and replica.is_halted)
+        companion = self.disks[number].log_of(companion_id(stream_id))
+        record = self.checker.streams[stream_id].record
+        is_lost = companion.is_damaged or (not companion.exists and number in record.companion_holders)
+        return is_lost or log.is_damaged or not log.exists or (replica is not None and replica.is_halted)
 
     def check_healed(self, checker: StreamChecker) -> None:
         version = checker.record.version
@@ -353,6 +407,11 @@ class Cluster:
         assert resumed_ms is not None
         took_ms = resumed_ms - self.faults.until_ms
         require(took_ms <= RESUME_WITHIN_MS, f"writes resumed {took_ms:.0f} ms after healing")
+
+
+def last_of(log: Log) -> tuple[Epoch, int]:
+    """The epoch of its last record, and where it ends."""
+    return (Epoch(log.records[-1][0]) if log.synced else NO_EPOCH), log.synced
 
 
 def founding(
@@ -396,6 +455,7 @@ class Result:
     committed: int
     read: int
     versions: int
+    changes: int
 
 
 def result_of(seed: int, world: World, checker: Checker) -> Result:
@@ -408,6 +468,7 @@ def result_of(seed: int, world: World, checker: Checker) -> Result:
         committed=sum(len(one.committed) for one in streams),
         read=sum(len(one.read) for one in streams),
         versions=sum(len(one.records) for one in streams),
+        changes=sum(len(one.acked) for one in checker.companions.values()),
     )
 
 

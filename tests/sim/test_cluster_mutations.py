@@ -22,10 +22,17 @@ from tests.sim.test_cluster import two_stop_and_the_last_dies, writes_resume_wit
 SEEDS = 300
 WALKS = 2000
 NOTICED_LATE = (
+    "proposal applied twice on retry",
+    "beyond the end without a barrier",
+    "who takes office keeps a part of a run",
     "refused proposals are repeated for ever",
+    "late registration of a life that is over accepted",
     "appointment of a stale version accepted",
     "positions are stated without a session",
     "hearing of a metadata leader begins a session",
+    "companion: one that is missing opens as an empty log",
+    "companion: a leader serves before its records are delivered",
+    "companion: leader among unproven by messages alone",
 )
 """Rules that many seeds do not need: these take seconds."""
 

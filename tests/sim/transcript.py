@@ -17,8 +17,8 @@ from natslog.cluster.commands import (
 )
 from natslog.cluster.roles import BeforeStart, Diverging, Fenced, Matching
 from natslog.model import BrokerId, StreamRecord
+from tests.sim.cluster_messages import Answer, Fetch
 from tests.sim.cluster_process import NAME, STREAM
-from tests.sim.cluster_replica import Answer, Fetch
 from tests.sim.cluster_stage import Stage, Walker
 from tests.sim.world import World
 

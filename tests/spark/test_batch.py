@@ -166,6 +166,7 @@ def test_large_binary_values_survive(
         ({"servers": "ftp://x"}, "not a URL"),
     ],
 )
+@pytest.mark.long
 def test_wrong_options_are_named(
     spark: SparkSession, broker: BrokerProcess, filled: str, options: dict[str, str], words: str
 ) -> None:
@@ -203,6 +204,7 @@ def test_columns_and_another_schema_clash(spark: SparkSession, broker: BrokerPro
     assert reader.schema("offset long, subject string").load().columns == ["offset", "subject"]
 
 
+@pytest.mark.long
 def test_start_below_the_log_start_is_loss_or_accepted(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:

@@ -226,6 +226,7 @@ spark.stop()
         ("select 'x' as value, 'wide..b' as subject", {"stream": "wide"}, "not one plain NATS subject: row 0"),
     ],
 )
+@pytest.mark.long
 def test_options_and_rows_that_cannot_be_are_named(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, sql: str, options: dict[str, str], words: str
 ) -> None:

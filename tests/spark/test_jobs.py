@@ -168,6 +168,7 @@ def test_job_on_a_missing_stream_says_so_in_one_sentence(broker: BrokerProcess, 
         assert run(broker, job, *arguments, code=1).stderr == said
 
 
+@pytest.mark.long
 def test_job_without_a_broker_names_it(broker: BrokerProcess) -> None:
     server = f"http://127.0.0.1:{free_port()}"
     said = run(broker, "stream_to_console.py", "--stream", "any", "--servers", server, code=1).stderr
@@ -175,6 +176,7 @@ def test_job_without_a_broker_names_it(broker: BrokerProcess) -> None:
     assert server in said
 
 
+@pytest.mark.long
 def test_backfill_of_an_empty_or_wrong_range_is_refused(broker: BrokerProcess, folder: Path) -> None:
     base = ["--stream", "any", "--output", str(folder / "out")]
     said = run(broker, "backfill_to_parquet.py", *base, "--from", "2026-02-01", "--to", "2026-01-01", code=1).stderr

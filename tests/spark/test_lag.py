@@ -50,6 +50,7 @@ def latest_of(query: StreamingQuery, stream: str) -> list[dict]:
     return [json.loads(one.sources[0].latestOffset)[stream] for one in query.recentProgress if one.numInputRows]
 
 
+@pytest.mark.long
 def test_progress_tells_what_each_batch_leaves_unread_and_the_cursor_follows(
     spark: SparkSession,
     broker: BrokerProcess,
@@ -106,6 +107,7 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
     return {(sample.name, sample.labels.get("stream", "")): sample.value for one in families for sample in one.samples}
 
 
+@pytest.mark.long
 def test_metrics_follow_a_running_query_and_end_with_it(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, stream: str, listener: LagListener
 ) -> None:
@@ -130,6 +132,7 @@ def test_metrics_follow_a_running_query_and_end_with_it(
     eventually(lambda: scrape(port) == {}, 10, "its series end with it")
 
 
+@pytest.mark.long
 def test_without_lag_the_progress_is_as_it_was(
     spark: SparkSession, broker: BrokerProcess, stream: str, tmp_path: Path
 ) -> None:

@@ -195,6 +195,7 @@ def test_a_stream_takes_over_where_a_backfill_ended_without_a_gap_or_a_row_twice
     assert whole.column("value").to_pylist() == [b"%d" % row for row in range(100)]
 
 
+@pytest.mark.long
 def test_time_travel_by_timestamps_in_a_batch_and_in_a_stream(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

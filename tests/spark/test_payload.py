@@ -154,6 +154,7 @@ def test_json_means_what_spark_means_by_it(spark: SparkSession, read: Any) -> No
     assert different == {}
 
 
+@pytest.mark.long
 def test_fast_path_of_json_means_what_spark_means_by_it(spark: SparkSession, read: Any) -> None:
     """The cases that Arrow's parser accepts: all in one chunk, so that it decodes them, and by Spark."""
     fields = [name for name in parse_ddl(DDL).fields if supports(name.dataType) and name.name != "_corrupt_record"]
@@ -307,6 +308,7 @@ def test_payload_column_holds_fields_that_have_the_names_of_natslogs_columns(rea
         read(None, mode="FAILFAST", **options).count()
 
 
+@pytest.mark.long
 def test_payload_column_means_what_spark_means_by_from_json(spark: SparkSession, read: Any) -> None:
     """Every case with the struct itself: it is null where from_json has null, and has nulls where that has nulls."""
     cases = [*CASES, ""]
@@ -319,6 +321,7 @@ def test_payload_column_means_what_spark_means_by_from_json(spark: SparkSession,
     assert different == {}
 
 
+@pytest.mark.long
 def test_payload_column_beside_the_corrupt_record_column_and_in_a_projection(read: Any) -> None:
     payloads = [b'{"id":1,"key":"a"}', b"oops", b'{"id":"x","key":"kept"}', b"", b'{"id":5,"key":null}']
     schema = "id INT, _corrupt_record STRING, key STRING"
@@ -426,6 +429,7 @@ def test_typed_payloads_in_a_streaming_query(
         ({"payloadFromat": "json"}, "(?i)unknown option 'payloadFromat'; did you mean 'payloadFormat'"),
     ],
 )
+@pytest.mark.long
 def test_wrong_options_are_named_before_a_job_starts(
     spark: SparkSession, broker: BrokerProcess, options: dict[str, str], words: str
 ) -> None:

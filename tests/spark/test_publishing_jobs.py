@@ -173,6 +173,7 @@ def test_enrich_publishes_each_message_once_with_its_reference_row_also_when_bat
         enrich_stream.check_unfinished(spark, arguments, window_s)
 
 
+@pytest.mark.long
 def test_enrich_refuses_what_would_not_be_once(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

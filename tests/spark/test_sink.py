@@ -88,6 +88,7 @@ def test_message_ids_are_short_and_differ_also_between_equal_rows(
     assert [header(row, "Nats-Msg-Id") for row in rows_of(client, name)] == [None] * 40, "they are stored elsewhere"
 
 
+@pytest.mark.long
 def test_two_queries_with_the_same_batch_ids_do_not_collide(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:
@@ -182,6 +183,7 @@ def received(broker: BrokerProcess, name: str) -> float:
     ],
     ids=["another filter", "another reference table"],
 )
+@pytest.mark.long
 def test_batch_repeated_by_a_changed_job_loses_no_row(
     spark: SparkSession,
     broker: BrokerProcess,
@@ -242,6 +244,7 @@ def test_query_of_a_restored_checkpoint_loses_no_row(
 
 
 @pytest.mark.parametrize("path", ["nats", "http"])
+@pytest.mark.long
 def test_two_writes_of_one_foreach_batch_are_both_stored(
     spark: SparkSession,
     broker: BrokerProcess,
@@ -344,6 +347,7 @@ spark.stop()
         ),
     ],
 )
+@pytest.mark.long
 def test_rows_and_options_that_cannot_be_are_named(
     spark: SparkSession, broker: BrokerProcess, nats_url: str, sql: str, options: dict[str, str], words: str
 ) -> None:
@@ -452,6 +456,7 @@ def test_rows_are_stored_by_default_where_a_stream_acks_and_lost_nowhere(spark: 
             write(ackTimeout="1s")
 
 
+@pytest.mark.long
 def test_rows_that_no_stream_records_are_flushed(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:
@@ -468,6 +473,7 @@ def test_rows_that_no_stream_records_are_flushed(
     eventually(lambda: client.stream(f"{name}-c")["high_watermark"] == 1000)
 
 
+@pytest.mark.long
 def test_named_streams_must_ack_every_row(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:

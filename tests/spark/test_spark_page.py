@@ -54,6 +54,7 @@ def utc(text: str) -> datetime.datetime:
 
 
 @runs(block="Spark: the source and the sink `natslog`")
+@pytest.mark.long
 def test_introduction_reads_a_stream_with_the_columns_that_it_names(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
     reader.publish("orders.new", [b"first", b"second"])
@@ -68,6 +69,7 @@ def test_introduction_reads_a_stream_with_the_columns_that_it_names(reader: Read
 
 
 @runs(block="Typed payloads")
+@pytest.mark.long
 def test_json_payloads_become_the_columns_of_the_schema(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
     order = b'{"id": 7, "user": "ann", "price": 12.50, "tags": ["a", "b"], "other": 1}'
@@ -81,6 +83,7 @@ def test_json_payloads_become_the_columns_of_the_schema(reader: Reader, block: B
 
 
 @runs(block="Payloads as one struct column")
+@pytest.mark.long
 def test_struct_column_has_fields_that_are_named_as_columns_of_natslog(reader: Reader, block: Block) -> None:
     reader.create("sensors", "sensors.>")
     measured = "2026-11-20T10:00:00+00:00"
@@ -102,6 +105,7 @@ def test_struct_column_has_fields_that_are_named_as_columns_of_natslog(reader: R
 
 
 @runs(block="Writing")
+@pytest.mark.long
 def test_streaming_sink_stores_every_row_and_keeps_its_position(reader: Reader, block: Block) -> None:
     reader.create("readings", "readings.>")
     reader.create("alerts", "alerts.>")
@@ -158,6 +162,7 @@ def subscribed(url: str, subject: str) -> Iterator[Callable[[], int]]:
 
 
 @runs(block="In the log and in Prometheus: `LagListener`")
+@pytest.mark.long
 def test_lag_listener_logs_the_line_and_serves_the_gauges_of_the_page(
     reader: Reader, block: Block, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,6 +215,7 @@ def scraped(port: int) -> list[tuple[str, tuple[str, ...], float]]:
 
 
 @runs(block="At the brokers: `cursor`")
+@pytest.mark.long
 def test_cursor_of_a_query_is_listed_as_the_page_shows(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders")
     reader.publish("orders", [b"x"] * 38)

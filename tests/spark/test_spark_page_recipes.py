@@ -29,6 +29,7 @@ pytestmark = pytest.mark.spark
 
 
 @runs(block="Stream to Parquet, in files of a wished size")
+@pytest.mark.long
 def test_parquet_recipe_writes_a_small_batch_as_one_file_a_day(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
     reader.publish("orders.new", [b"%d" % number for number in range(200)])
@@ -44,6 +45,7 @@ def test_parquet_recipe_writes_a_small_batch_as_one_file_a_day(reader: Reader, b
 
 
 @runs(block="From a backfill to a stream, without a gap")
+@pytest.mark.long
 def test_stream_starts_where_the_backfill_ended_while_messages_arrive(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
     reader.publish("orders.new", [b"before"] * 20)

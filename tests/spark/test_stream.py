@@ -62,6 +62,7 @@ def stream(client: NatslogClient, name: str) -> str:
     return name
 
 
+@pytest.mark.long
 def test_available_now_honours_the_limit_and_stops_at_its_target(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_available_now_honours_the_limit_and_stops_at_its_target(
     assert offsets(spark, folder) == list(range(100))
 
 
+@pytest.mark.long
 def test_offsets_in_the_checkpoint_are_half_open_stable_json_with_the_streams_id(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
 ) -> None:
@@ -93,6 +95,7 @@ def test_restart_from_the_checkpoint_goes_on_where_it_was(
     assert offsets(spark, folder) == list(range(65))
 
 
+@pytest.mark.long
 def test_crash_in_batch_zero_repeats_it_exactly(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
 ) -> None:
@@ -111,6 +114,7 @@ def test_crash_in_batch_zero_repeats_it_exactly(
     assert offsets(spark, folder) == list(range(40))
 
 
+@pytest.mark.long
 def test_starting_latest_reads_only_what_comes(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
 ) -> None:
@@ -125,6 +129,7 @@ def test_starting_latest_reads_only_what_comes(
     assert offsets(spark, folder) == list(range(10, 17))
 
 
+@pytest.mark.long
 def test_ending_options_are_for_batch_reads(
     spark: SparkSession, broker: BrokerProcess, stream: str, folder: Path
 ) -> None:

@@ -64,3 +64,53 @@ def test_subjects_of_brokers_of_every_version() -> None:
     assert subjects_of(StreamSettings(subject="a", more_subjects=("b",)).to_json()) == ("a", "b")
     assert subject_setting("a") == subject_setting(["a"]) == {"subject": "a"}
     assert subject_setting(["a", "b"]) == {"subjects": ["a", "b"]}
+
+
+# ---- limits and protection ----
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"max_message_bytes": 0}, "max_message_bytes 0 is not a size"),
+        ({"max_message_bytes": True}, "max_message_bytes True is not a size"),
+        ({"max_message_bytes": "2MiB", "max_bytes": "1MiB"}, "the stream could not keep such a message"),
+        ({"deny_purge": "yes"}, "deny_purge 'yes' must be true or false"),
+        ({"deny_delete": 1}, "deny_delete 1 must be true or false"),
+        ({"dedupe_window": "3m", "max_age": "1m"}, "dedupe_window 3m is more than max_age 1m"),
+        ({"dedupe_window": "1h", "max_age": "1m"}, "Lower dedupe_window, or raise max_age"),
+        ({"ttl": "2d", "max_age": "1d"}, "ttl 2d is more than max_age 1d.* Lower ttl, or raise max_age"),
+        ({"ttl": "100ms"}, "ttl .* must be at least 1s"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(body: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidRequest, match=error):
+        parse_settings({"subject": "a"} | body)
+
+
+def test_limits_of_an_edit_are_compared_with_those_that_stay() -> None:
+    was = parse_settings({"subject": "a", "max_bytes": "1MiB", "dedupe_window": "10m"})
+    for body in ({"max_message_bytes": "2MiB"}, {"max_age": "5m"}):
+        with pytest.raises(InvalidRequest):
+            parse_settings(body, was)
+    assert parse_settings({"max_message_bytes": "2MiB", "max_bytes": None}, was).max_message_bytes == 2 << 20
+    assert parse_settings({"max_age": "5m", "dedupe_window": "5m"}, was).max_age_s == 300
+    contradicting = StreamSettings(subject="a", max_age_s=1.0, dedupe_window_s=9.0)
+    assert parse_settings({"max_messages": 7}, contradicting).max_messages == 7, "written by an older version"
+
+
+def test_the_default_window_contradicts_no_age() -> None:
+    assert parse_settings({"subject": "a", "max_age": "1m"}).dedupe_window_s == 120.0
+
+
+def test_protection_is_off_by_default() -> None:
+    one = parse_settings({"subject": "a", "deny_purge": None, "deny_delete": False, "max_message_bytes": None})
+    assert one == parse_settings({"subject": "a"})
+    assert parse_settings({"subject": "a", "deny_purge": True}).deny_purge
+
+
+def test_discard_is_old_or_new() -> None:
+    with pytest.raises(InvalidRequest, match="'none' must be old or new"):
+        parse_settings({"subject": "a", "discard": "none"})
+    assert parse_settings({"subject": "a", "discard": "new"}).discard == "new"
+    assert parse_settings({"subject": "a", "discard": "old"}).discard == "old"

@@ -257,6 +257,34 @@ def without_rows(message: Bytes, removed: npt.NDArray[np.bool_], *, compression:
     )
 
 
+def without_contents(message: Bytes, emptied: npt.NDArray[np.bool_]) -> memoryview:
+    """A proven batch in which some rows have no key, headers, message id, and an empty value. Offsets, times and
+    subjects stay.
+
+    Args:
+        emptied: of shape (rows,).
+    """
+    import pyarrow.compute as pc  # takes long to import, and most readers do not need it
+
+    header = proven_header(message[:MAX_HEADER_BYTES])
+    assert header is not None, "the message was proven"
+    batch, kept = decode_batch(message), pa.array(np.arange(header.rows), mask=emptied)
+    columns = {name: batch.column(name) for name in MESSAGE_SCHEMA.names}
+    columns |= {name: columns[name].take(kept) for name in ("key", "headers")}
+    columns["value"] = pc.fill_null(columns["value"].take(kept), b"")
+    ids = packed_ids_of(header, message)
+    if ids is not None:
+        ids = np.where(emptied[:, None], np.uint8(0), ids)
+    return _encoded_again(
+        header,
+        pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGE_SCHEMA),
+        ids if ids is not None and ids.any() else None,
+        base_offset=header.base_offset,
+        end_offset=header.end_offset,
+        max_timestamp_us=header.max_timestamp_us,
+    )
+
+
 def _ids_at(header: BatchHeader, message: Bytes, rows: slice | npt.NDArray[np.int64]) -> PackedIds | None:
     ids = packed_ids_of(header, message)
     return None if ids is None or not ids[rows].any() else np.ascontiguousarray(ids[rows])

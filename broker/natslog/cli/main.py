@@ -7,7 +7,22 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from natslog.cli import bench, cat, cluster, cursor, pub, security, serve, standard_output, stream, tls, verify
+from natslog.cli import (
+    activity,
+    backup,
+    bench,
+    cat,
+    cluster,
+    cursor,
+    pub,
+    repair,
+    security,
+    serve,
+    standard_output,
+    stream,
+    tls,
+    verify,
+)
 from natslog.cli.common import Global, err
 from natslog.errors import NatslogError, natslog_version
 
@@ -32,7 +47,11 @@ app.command("dev")(serve.dev)
 app.command("server")(serve.server)
 app.command("pub")(pub.pub)
 app.command("cat")(cat.cat)
+app.command("activity")(activity.activity)
 app.command("verify")(verify.verify)
+app.command("export")(backup.export)
+app.command("import")(backup.import_)
+app.command("repair")(repair.repair)
 
 
 def _show_version(is_asked: bool) -> None:

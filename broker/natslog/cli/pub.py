@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ _CHUNK_ROWS = 4000
 _CHUNK_BYTES = 8 * 1024 * 1024
 _SPECIAL = re.compile(r"[.*>\s\x00-\x1f\x7f]")
 _ESCAPED = re.compile(r"[%.*>\s\x00-\x1f\x7f]")
+_Header = tuple[str, str]
 _NOTHING_GIVEN = "give a PAYLOAD, --file, or data on standard input"
 
 
@@ -79,6 +80,12 @@ def pub(
         ),
     ] = "refuse",
     key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", metavar="NAME:VALUE", help="A header of each message, such as Nats-TTL:1h; repeatable."
+        ),
+    ] = None,
     ack: Annotated[bool, typer.Option("--ack", help="Wait until a stream has stored each message on disk.")] = False,
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, help="Maximum rate in messages per second.")
@@ -108,6 +115,7 @@ def pub(
         raise InvalidRequest(_NOTHING_GIVEN)
     if file is not None and form == "lines" and (key is not None or "{" in subject):
         raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
+    headers = list(map(_header_of, header or []))
     total_bytes = 0 if file is None else _size_of(file)
     from natslog.client.publisher import Publisher
 
@@ -138,7 +146,7 @@ def pub(
             value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
             chunks = iter([_single(value, subject, in_subject, key)])
         try:
-            sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate)
+            sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate, headers)
         except PublishFailed as error:
             if error.facts.get("listens", True):
                 raise
@@ -221,12 +229,27 @@ def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: 
     out.print(f"sent {sent}{acks}{again} in {seconds:.1f} s ({per_second}/s)")
 
 
-def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: int, ack: Ack, rate: float | None) -> int:
+def _header_of(text: str) -> _Header:
+    """Of an option. Raises InvalidRequest."""
+    name, separator, value = text.partition(":")
+    if not name.strip() or not separator:
+        raise InvalidRequest(f"--header {text[:100]!r} must be NAME:VALUE, such as Nats-TTL:1h")
+    return name.strip(), value.strip()
+
+
+def _publish_all(
+    publisher: Publisher,
+    chunks: Iterator[_Chunk],
+    total_bytes: int,
+    ack: Ack,
+    rate: float | None,
+    headers: Sequence[_Header],
+) -> int:
     run, sent, started = secrets.token_hex(8), 0, time.monotonic()
     with _progress(total_bytes) as bar:
         task = bar.add_task("publishing", total=total_bytes) if bar is not None else None
         for chunk in chunks:
-            for rows in _paced(_rows(chunk, run if ack == "stored" else None, sent), rate):
+            for rows in _paced(_rows(chunk, run if ack == "stored" else None, sent, headers), rate):
                 if rate is not None:
                     time.sleep(max(0.0, started + sent / rate - time.monotonic()))
                 try:
@@ -241,14 +264,17 @@ def _publish_all(publisher: Publisher, chunks: Iterator[_Chunk], total_bytes: in
     return sent
 
 
-def _rows(chunk: _Chunk, run: str | None, first: int) -> Rows:
+def _rows(chunk: _Chunk, run: str | None, first: int, headers: Sequence[_Header]) -> Rows:
     import pyarrow as pa
 
+    from natslog.arrow.schema import HEADERS_TYPE
     from natslog.client.publisher import Rows
 
     keys = pa.array(chunk.keys, pa.binary()) if any(key is not None for key in chunk.keys) else None
-    ids = None if run is None else pa.array([f"{run}:{first + at}" for at in range(len(chunk.values))])
-    return Rows(pa.array(chunk.subjects), pa.array(chunk.values, pa.binary()), keys, None, ids)
+    has_ids = any(name.lower() == "nats-msg-id" for name, _ in headers)
+    ids = None if run is None or has_ids else pa.array([f"{run}:{first + at}" for at in range(len(chunk.values))])
+    pairs = pa.array([headers] * len(chunk.values), HEADERS_TYPE) if headers else None
+    return Rows(pa.array(chunk.subjects), pa.array(chunk.values, pa.binary()), keys, pairs, ids)
 
 
 def _paced(rows: Rows, rate: float | None) -> Iterator[Rows]:

@@ -1,13 +1,15 @@
-"""`natslog stream create | ls | info | edit | pause | resume | purge | roll | scrub | seal | rm`."""
+"""`natslog stream create | ls | info | edit | pause | resume | purge | erase | roll | scrub | seal | rm`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
+from natslog.cli.erasing import erase
 from natslog.errors import InvalidRequest
 from natslog.model import subject_setting, subjects_of
 from natslog.units import format_size
@@ -15,12 +17,45 @@ from natslog.units import format_size
 _SCRUB_POLL_S = 1.0
 
 app = typer.Typer(help="Create, show, change and delete streams.", no_args_is_help=True)
+app.command()(erase)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
 MaxAge = Annotated[
     str | None, typer.Option("--max-age", help="Delete messages older than this: 12h, 7d; none: no limit.")
 ]
 MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most this size: 10GiB; none: no limit.")]
+PerSubject = Annotated[
+    str | None,
+    typer.Option(
+        "--max-messages-per-subject", help="Keep the newest so many messages of each subject; none: no limit."
+    ),
+]
+Compact = Annotated[
+    bool | None,
+    typer.Option("--compact/--no-compact", help="Keep the newest message of each key, and messages without a key."),
+]
+TombstoneRetention = Annotated[
+    str | None,
+    typer.Option("--tombstone-retention", help="Delete a tombstone (a deleted key) after this time: 24h."),
+]
+AllowTtl = Annotated[
+    bool | None,
+    typer.Option("--allow-ttl/--no-allow-ttl", help="Messages with the header Nats-TTL expire by themselves."),
+]
+Ttl = Annotated[
+    str | None, typer.Option("--ttl", help="Messages without a Nats-TTL expire after this time: 1h; none: never.")
+]
+AllowRollup = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-rollup/--no-allow-rollup",
+        help="Messages with the header Nats-Rollup (sub or all) remove older ones, of their subject or all.",
+    ),
+]
+Discard = Annotated[
+    str | None,
+    typer.Option("--discard", help="At a limit of messages or bytes: old deletes old messages, new refuses new ones."),
+]
 MaxMessages = Annotated[
     str | None, typer.Option("--max-messages", help="Keep at most this number of messages; none: no limit.")
 ]
@@ -46,6 +81,19 @@ Acks = Annotated[
 ]
 
 
+MaxMessageBytes = Annotated[
+    str | None,
+    typer.Option("--max-message-bytes", help="Refuse larger messages, headers included: 64KiB; none: no limit."),
+]
+DenyDelete = Annotated[
+    bool, typer.Option("--deny-delete", help="Refuse to delete single messages. It cannot be turned off again.")
+]
+DenyPurge = Annotated[bool, typer.Option("--deny-purge", help="Refuse to purge. It cannot be turned off again.")]
+
+
+_SHOWN_WHERE_SET = ("former_subjects", "lineage", "import_state")
+
+
 def _settings(**given: Any) -> dict[str, Any]:
     """The given options in the form of the API; `none` removes a limit."""
     return {
@@ -55,11 +103,11 @@ def _settings(**given: Any) -> dict[str, Any]:
     }
 
 
-def _count(text: str | None) -> int | str | None:
+def _count(text: str | None, option: str) -> int | str | None:
     if text is None or text == "none":
         return text
     if not text.isdecimal():
-        raise InvalidRequest(f"--max-messages {text!r} must be a whole number or none")
+        raise InvalidRequest(f"{option} {text!r} must be a whole number or none")
     return int(text)
 
 
@@ -78,9 +126,19 @@ def create(
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     max_messages: MaxMessages = None,
+    max_messages_per_subject: PerSubject = None,
+    compact: Compact = None,
+    tombstone_retention: TombstoneRetention = None,
+    allow_ttl: AllowTtl = None,
+    ttl: Ttl = None,
+    allow_rollup: AllowRollup = None,
+    discard: Discard = None,
     compression: Compression = None,
     dedupe_window: Window = None,
     acks: Acks = None,
+    max_message_bytes: MaxMessageBytes = None,
+    deny_delete: DenyDelete = False,
+    deny_purge: DenyPurge = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a stream. If it exists with the same settings, nothing changes."""
@@ -90,19 +148,35 @@ def create(
         group=group,
         max_age=max_age,
         max_bytes=max_bytes,
-        max_messages=_count(max_messages),
+        max_messages=_count(max_messages, "--max-messages"),
+        max_messages_per_subject=_count(max_messages_per_subject, "--max-messages-per-subject"),
+        compact=compact,
+        tombstone_retention=tombstone_retention,
+        allow_ttl=allow_ttl,
+        ttl=ttl,
+        allow_rollup=allow_rollup,
+        discard=discard,
         compression=compression,
         dedupe_window=dedupe_window,
         acks=acks,
+        max_message_bytes=max_message_bytes,
+        deny_delete=deny_delete or None,
+        deny_purge=deny_purge or None,
     )
     body = global_of(context).client().create_stream(name, subject, **settings)
     print_json(body) if as_json else out.print(f"stream {name} records {_subjects(body)}")
 
 
 @app.command("ls")
-def list_streams(context: typer.Context, as_json: JsonFlag = False) -> None:
+def list_streams(
+    context: typer.Context,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Also list the streams that natslog itself writes.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
     """List all streams."""
-    streams = global_of(context).client().streams()
+    streams = global_of(context).client().streams(internal=internal)
     if as_json:
         print_json(streams)
     elif not streams:
@@ -120,11 +194,12 @@ def _subjects(body: dict[str, Any]) -> str:
 def _row(body: dict[str, Any]) -> list[Any]:
     start, end = body.get("log_start_offset", 0), body.get("high_watermark", 0)
     refusing = "sealed" if body.get("sealed") else "paused" if body["paused"] else "ok"
+    refusing = body.get("import_state") or refusing
     state = "problem" if "problem" in body else refusing
     return [
         body["name"],
         _subjects(body),
-        end - start,
+        body.get("messages", end - start),
         "" if body.get("bytes", 0) is None else format_size(body.get("bytes", 0)),
         start,
         end,
@@ -134,20 +209,55 @@ def _row(body: dict[str, Any]) -> list[Any]:
 
 
 @app.command()
-def info(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Show one stream."""
-    body = global_of(context).client().stream(name)
+def info(
+    context: typer.Context,
+    name: Name,
+    subjects: Annotated[
+        bool, typer.Option("--subjects", help="Show its subjects instead. Reads the subjects of all messages.")
+    ] = False,
+    pattern: Annotated[
+        str | None, typer.Option("--pattern", help="With --subjects: only those that it covers; * and > as in NATS.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show one stream, or the subjects of its messages with their numbers."""
+    if pattern is not None and not subjects:
+        raise InvalidRequest("--pattern is for --subjects: give both")
+    client = global_of(context).client()
+    if subjects:
+        _show_subjects(client.subjects(name, pattern=pattern), as_json=as_json)
+        return
+    body = client.stream(name)
     if as_json:
         print_json(body)
         return
     problem, scrub = body.pop("problem", None), body.pop("scrub", None)
     if scrub is not None:  # of the leader
         body |= {"scrubbed_at": scrub["scrubbed_at"], "scrub_progress": scrub["scrub_progress"]}
+        if lost := scrub.get("lost"):
+            body["lost_offsets"] = ", ".join(f"{one['start']} to {one['end']}" for one in lost)
+    if (compressed := body.pop("compressed", None)) is not None:
+        stored, whole = format_size(compressed["bytes"]), format_size(compressed["uncompressed_bytes"])
+        body["compressed"] = f"{whole} in {stored}, ratio {compressed['ratio']:.2f}"
     body["subject"] = _subjects(body)
     body.pop("subjects", None)
+    if "lineage" in body:
+        forks = [f"{fork['id']} up to offset {fork['offset']}" for fork in body["lineage"]]
+        body["lineage"] = ", ".join(forks) or None
+        body["former_subjects"] = ", ".join(body["former_subjects"]) or None
+        body = {key: value for key, value in body.items() if value or key not in _SHOWN_WHERE_SET}
     print_table(["setting", "value"], [[key, value] for key, value in body.items()])
     if problem:
         out.print(f"problem: {problem['message']}", style="bold red")
+
+
+def _show_subjects(found: Iterator[dict[str, Any]], *, as_json: bool) -> None:
+    listed = list(found)
+    if as_json:
+        print_json(listed)
+        return
+    columns = ["subject", "messages", "first offset", "last offset"]
+    print_table(columns, [[one["subject"], one["count"], one["first"], one["last"]] for one in listed])
 
 
 @app.command()
@@ -163,9 +273,23 @@ def edit(
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     max_messages: MaxMessages = None,
+    max_messages_per_subject: PerSubject = None,
+    compact: Compact = None,
+    tombstone_retention: TombstoneRetention = None,
+    allow_ttl: AllowTtl = None,
+    ttl: Ttl = None,
+    allow_rollup: AllowRollup = None,
+    discard: Discard = None,
     compression: Compression = None,
     dedupe_window: Window = None,
     acks: Acks = None,
+    max_message_bytes: MaxMessageBytes = None,
+    deny_delete: DenyDelete = False,
+    deny_purge: DenyPurge = False,
+    if_version: Annotated[
+        int | None,
+        typer.Option("--if-version", min=0, help="Change nothing if settings_version (stream info) is another one."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Change settings; other settings remain unchanged. New replicas are copied in the background before they count."""
@@ -175,14 +299,25 @@ def edit(
         min_isr=min_isr,
         max_age=max_age,
         max_bytes=max_bytes,
-        max_messages=_count(max_messages),
+        max_messages=_count(max_messages, "--max-messages"),
+        max_messages_per_subject=_count(max_messages_per_subject, "--max-messages-per-subject"),
+        compact=compact,
+        tombstone_retention=tombstone_retention,
+        allow_ttl=allow_ttl,
+        ttl=ttl,
+        allow_rollup=allow_rollup,
+        discard=discard,
         compression=compression,
         dedupe_window=dedupe_window,
         acks=acks,
+        max_message_bytes=max_message_bytes,
+        deny_delete=deny_delete or None,
+        deny_purge=deny_purge or None,
     )
     if not settings:
         raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")
-    body = global_of(context).client().edit_stream(name, **settings)
+    condition = {} if if_version is None else {"if_version": if_version}
+    body = global_of(context).client().edit_stream(name, **settings, **condition)
     if as_json:
         print_json(body)
         return
@@ -254,6 +389,22 @@ def _scrub_row(replica: dict[str, Any]) -> list[Any]:
     ]
 
 
+@app.command("delete-message")
+def delete_message(
+    context: typer.Context,
+    name: Name,
+    offset: Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="The message's offset.")],
+    yes: Yes = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete one message. Asks for confirmation; without a terminal, --yes is required. Other offsets do not change."""
+    if not yes:
+        described = f"the message at offset {offset} of stream {name}"
+        confirm(f"Delete {described}?", or_else=f"{described} was not deleted")
+    body = global_of(context).client().delete_message(name, offset)
+    print_json(body) if as_json else out.print(f"the message at offset {offset} of stream {name} was deleted")
+
+
 @app.command()
 def purge(
     context: typer.Context,
@@ -261,10 +412,15 @@ def purge(
     below: Annotated[
         int | None, typer.Option("--below", min=0, help="Delete only the messages below this offset.")
     ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Delete only messages on this subject; * and > as in NATS.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep so many of the newest messages.")] = None,
     yes: Yes = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete all messages, or those below an offset. Asks for confirmation; without a terminal, --yes is required.
+    """Delete all messages, or those below an offset or on some subjects, or all but the newest. Asks for confirmation;
+    without a terminal, --yes is required.
 
     Offsets are never used again: the next message gets the offset that it would have got.
     """
@@ -273,9 +429,13 @@ def purge(
         body = client.position(name)
         start, end = body["log_start_offset"], body["high_watermark"]
         upto = end if below is None else min(max(below, start), end)
-        described = f"{upto - start} of {end - start} messages of stream {name} (offsets {start} to {upto - 1})"
+        messages, behind = (client.lag(name, offset)["rows"] for offset in (start, upto))
+        described = f"{messages - behind} of {messages} messages of stream {name} (offsets {start} to {upto - 1})"
+        if subject:
+            described = f"the messages of stream {name} on {subject} with offsets {start} to {upto - 1}"
+        described += f", but for the newest {keep}" if keep else ""
         confirm(f"Delete {described}?", or_else=f"{described} were not deleted")
-    body = client.purge(name, below)
+    body = client.purge(name, below, subject=subject, keep=keep)
     print_json(body) if as_json else out.print(
         f"{body['purged']} messages were deleted: stream {name} now starts at offset {body['log_start_offset']}"
     )
@@ -308,7 +468,7 @@ def remove(
     """
     client = global_of(context).client()
     body = client.stream(name)
-    messages = body.get("high_watermark", 0) - body.get("log_start_offset", 0)
+    messages = body.get("messages", 0)
     if not yes:
         described = f"stream {name} with {messages} messages"
         confirm(f"Delete {described}?", or_else=f"{described} was not deleted")

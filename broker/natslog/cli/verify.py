@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 def verify(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A broker's data folder, or the folder of one stream in it.")
+        Path,
+        typer.Argument(metavar="DIR", help="A broker's data folder, the folder of one stream in it, or an export."),
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Check every CRC of a stopped broker's data folder. Exit code 1 if a file is damaged. Nothing is changed."""
+    """Check every CRC of a stopped broker's data folder. Exit code 1 if a file is damaged. Nothing is changed.
+
+    "messages" are those that are stored. "removed" are the offsets that are recorded as removed: their messages are no
+    longer served, and are stored until the file is rewritten.
+    """
     from rich.progress import Progress
 
     from natslog.log.verify import check_file, files_of
@@ -47,10 +52,10 @@ def verify(
 def _show(folder: Path, reports: list[FileReport], damaged: list[FileReport]) -> None:
     rows = [
         [Path(report.file).relative_to(folder), report.kind, format_size(report.bytes), report.batches, report.messages,
-         "; ".join(report.problems) or report.note or "ok"]
+         report.removed, "; ".join(report.problems) or report.note or "ok"]
         for report in reports
     ]  # fmt: skip
-    print_table(["file", "kind", "bytes", "batches", "messages", "state"], rows)
+    print_table(["file", "kind", "bytes", "batches", "messages", "removed", "state"], rows)
     total = sum(report.bytes for report in reports)
     state = f"{len(damaged)} damaged" if damaged else "all CRCs are correct"
     out.print(f"{len(reports)} files, {format_size(total)}: {state}", style="bold red" if damaged else None)

@@ -27,7 +27,7 @@ from natslog.arrow import ipc
 from natslog.arrow.batch_line import BatchHeader
 from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
-from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
+from natslog.errors import CorruptAnswer, CorruptLog, Forbidden, NatslogError
 
 _MOST_DIGITS = 19
 _ALL_BYTES = 2**62
@@ -184,6 +184,26 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked, max_bytes: int | N
         checked = _checked(messages, asked, next_offset)
     start = replace(answer, next_offset=asked.start)
     return Rest(checked, schema, asked, next_offset, start).decoded(_ALL_BYTES if max_bytes is None else max_bytes)
+
+
+def stored_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> list[tuple[BatchHeader, memoryview]]:
+    """The stored batches of an answer to a request for whole ones, each validated by its CRC: together they cover the
+    range that was asked for, and may begin before and end behind it.
+
+    Raises:
+        Forbidden: the identity may not read all of the messages. As `rows_of`.
+    """
+    if response.headers.get("Natslog-Limited") == "true":
+        raise Forbidden(
+            f"stream {asked.stream!r}: this identity may not read the messages of all subjects, and an export has all: "
+            "use one that may",
+            stream=asked.stream,
+        )
+    assert asked.end is not None, "a range is asked for"
+    with _corrupt_if_unreadable(asked):
+        found = list(ipc.split_messages(response.data, source=f"stream {asked.stream!r}"))
+        _checked(found, asked, asked.end)
+    return found
 
 
 @contextmanager

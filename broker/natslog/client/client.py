@@ -30,10 +30,13 @@ from natslog.client.consuming import Consumer
 from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
+from natslog.client.imports import ImportCalls
 from natslog.client.reading_ahead import ReadAhead
 from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
 from natslog.errors import (
+    BrokerUnavailable,
+    ConfigError,
     CorruptAnswer,
     CorruptLog,
     NatslogError,
@@ -53,6 +56,7 @@ _WHOLE_BATCHES = {  # as `exact=false`, which brokers of 0.1.0 refuse
 }
 
 _READY_WITHIN_S = 5.0
+_VIEW_S = 600.0  # the first view of a stream may read all of it
 
 
 class _Found(msgspec.Struct):
@@ -86,7 +90,7 @@ class _Extent(msgspec.Struct):
     bytes: int | None
 
 
-class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
+class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, ImportCalls):
     """The client of a cluster; see `Asker` for servers and retries."""
 
     # ---- cluster and streams ----
@@ -119,7 +123,13 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
         return self._json("POST", "/v1/streams", Facts, body={"name": name} | subject_setting(subject) | settings)
 
     def edit_stream(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Changes settings (or `paused=True`); the rest stays. `subjects=[…]`: all that are recorded from then on."""
+        """Changes settings (or `paused=True`); the rest stays. `subjects=[…]`: all that are recorded from then on.
+        `if_version`: the `settings_version` for which the edit was made; `id`: of the stream.
+
+        Raises:
+            StreamNotFound, InvalidRequest. SettingsConflict, StreamRecreated: the settings were edited meanwhile, or
+            the stream was created again; nothing was changed.
+        """
         return self._json("PATCH", stream_path(name), Facts, body=settings)
 
     def delete_stream(self, name: str) -> None:
@@ -132,6 +142,15 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
         """
         found = self._json("GET", stream_path(name) + "/offsets", _Found, query={"timestamp": timestamp})
         return found.offset, found.timestamp
+
+    def next_on_subject(self, name: str, subject: str, start: int = 0) -> int | None:
+        """The offset of the first message on this subject at or after `start`; None if there is none.
+
+        Its last one is `last` of `subjects(name, pattern=subject)`.
+        """
+        query = {"subject": subject, "start": start}
+        found = self._json("GET", stream_path(name) + "/offsets", _Found, query=query)
+        return None if found.timestamp is None else found.offset
 
     def splits(
         self,
@@ -253,6 +272,7 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
         columns: Sequence[str] | None = None,
         prefer: Sequence[str] = (),
         expected_id: str | None = None,
+        as_of: int | None = None,
         max_decoded_bytes: int | None = None,
     ) -> Fetched:
         """One answer: rows of `[start, end)` from `start` on, at most about `max_bytes` as they are stored.
@@ -261,10 +281,12 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
             wait_ms: wait so long for new messages where `start` is the high watermark.
             subject: NATS wildcard, applied at the broker. `columns`: projection, likewise.
             prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
+            as_of: only the latest view as of this high watermark (`latest_as_of`).
             max_decoded_bytes: stored batches may be compressed; more of them than this are left in `rest`.
 
         Raises:
-            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable. CorruptAnswer: the
+            OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, BrokerUnavailable. ViewExpired: the view is
+                not known any more. CorruptAnswer: the
                 responses of two brokers (or two responses of one) are not valid for the request.
         """
         query = {
@@ -274,6 +296,8 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
             "wait_ms": wait_ms or None,
             "subject": subject,
             "columns": ",".join(columns) if columns is not None else None,
+            "view": None if as_of is None else "latest",
+            "as_of": as_of,
         }
         timeout_s = self.options.timeout_s + wait_ms / 1000
         judge = partial(self._judge_messages, name, start, expected_id)
@@ -317,24 +341,56 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls):
         columns: Sequence[str] | None = None,
         prefer: Sequence[str] = (),
         expected_id: str | None = None,
+        view: Literal["latest"] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """All rows of `[start, end)`, batch by batch; from the log start and to the present high watermark by default.
 
         While the caller works on one part of about `FETCH_BYTES`, the next one is fetched or decoded: two parts are in
         memory, and two answers of `FETCH_BYTES` as they are stored.
 
+        Args:
+            view: `latest`: only the newest message of each key, if the stream is compacted, else of each subject; of
+                what is committed now, without tombstones. What is superseded is not read.
+
         Raises:
-            As `fetch`.
+            As `fetch`. ConfigError: a view has no `end`.
         """
+        as_of = None
+        if view is not None:
+            if view != "latest" or end is not None:
+                raise ConfigError("view must be latest, and has no end: it is of what is committed now")
+            end = as_of = self.latest_as_of(name)
         if start is None or end is None:
             info = self.position(name)
             start = info["log_start_offset"] if start is None else start
             end = info["high_watermark"] if end is None else end
         answers = self.answers(
-            name, start, end, subject=subject, columns=columns, prefer=prefer, expected_id=expected_id
+            name,
+            start,
+            end,
+            subject=subject,
+            columns=columns,
+            prefer=prefer,
+            expected_id=expected_id,
+            as_of=as_of,
         )
         for fetched in answers:
             yield from fetched.batches
+
+    def latest_as_of(self, name: str) -> int:
+        """The high watermark of a latest view that begins now; requests of the view state it as `as_of`.
+
+        Raises:
+            StreamNotFound, CorruptLog, BrokerUnavailable.
+        """
+        at = self.position(name)["high_watermark"]
+        answer = self._ask(
+            "GET", stream_path(name) + "/messages", query={"view": "latest", "start": at, "end": at}, timeout_s=_VIEW_S
+        )
+        as_of = number_of(answer.headers, "Natslog-As-Of")
+        if as_of is None:
+            raise BrokerUnavailable(f"the brokers of stream {name!r} do not support views: upgrade them")
+        return as_of
 
     def answers(self, name: str, start: int, end: int, **asked: Any) -> Iterator[Fetched]:
         """The same, part by part: each says where the next one begins.

@@ -34,6 +34,7 @@ import pyarrow as pa
 from natslog.client.answers import Fetched
 from natslog.client.confirming import OutdatedAnswers, confirmed
 from natslog.client.consume_options import ConsumeOptions
+from natslog.client.lineage import lineage_in
 from natslog.client.reading_ahead import ReadAhead
 from natslog.errors import (
     CorruptAnswer,
@@ -44,6 +45,7 @@ from natslog.errors import (
     StreamNotFound,
     StreamRecreated,
 )
+from natslog.model import beyond_fork
 
 if TYPE_CHECKING:
     from natslog.client.client import NatslogClient
@@ -322,7 +324,11 @@ class Consumer:
         if not self._lacks_position(info):
             self._outdated.one_more(error)
         elif info["id"] != self._stream_id:
-            self._continue_in_new_stream(info, error)
+            fork = lineage_in(info).get(self._stream_id)
+            if fork is None:
+                self._continue_in_new_stream(info, error)
+            else:
+                self._continue_in_restored_stream(info, fork, error)
         elif self._position < info["log_start_offset"]:
             self._continue_at_log_start(info, error)
         else:
@@ -356,6 +362,27 @@ class Consumer:
         if self._checkpoints is not None:
             self._checkpoints.forget()
         self._move(info)
+
+    def _continue_in_restored_stream(self, info: dict[str, Any], fork: int, error: NatslogError) -> None:
+        """The stream was restored from an export that ends at the offset `fork`: up to there it has the same messages,
+        at the same offsets.
+        """
+        if self._position > fork:
+            beyond = beyond_fork(self._stream, self._stream_id, str(info["id"]), self._position, fork)
+            if self._options.on_data_loss == "fail":
+                raise beyond from error
+            logger.warning("%s. The consumer continues at %d, because on_data_loss is 'skip'", beyond.message, fork)
+            self._position = self._processed = fork
+        else:
+            logger.warning(
+                "stream %s was restored from an export (id %s, was %s): the consumer continues at offset %d",
+                self._stream, info["id"], self._stream_id, self._position,
+            )  # fmt: skip
+        self._stream_id = str(info["id"])
+        if self._checkpoints is not None:
+            self._checkpoints.forget()
+        if self._end is not None:
+            self._end = int(info["high_watermark"])
 
     def _continue_at_log_start(self, info: dict[str, Any], error: NatslogError) -> None:
         start, end = self._position, int(info["log_start_offset"])

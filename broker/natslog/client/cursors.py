@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from natslog.client.asking import Asker, Facts, in_path
@@ -34,6 +34,17 @@ class CursorCalls(Asker):
         """
         body: dict[str, Any] = {"offset": offset} | ({} if expected_id is None else {"id": expected_id})
         return self._json("PUT", _path(consumer, stream), Facts, body=body)
+
+    def set_cursors(self, cursors: Iterable[tuple[str, str, int]]) -> int:
+        """Sets many cursors, given as (consumer, stream, offset): all of them, or none where one is refused. At most
+        10,000. Returns how many.
+
+        Raises:
+            StreamNotFound, TooManyCursors. InvalidRequest: a wrong name or offset, or a cluster at feature level
+            1.
+        """
+        body = {"cursors": [{"consumer": one, "stream": on, "offset": offset} for one, on, offset in cursors]}
+        return int(self._json("POST", "/v1/cursors", Facts, body=body)["set"])
 
     def delete_cursor(self, consumer: str, stream: str) -> None:
         """Raises StreamNotFound, CursorNotFound."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from natslog.errors import (
     from_json,
 )
 
+_SUBJECTS_OF_A_PAGE = 10_000
 _WITHOUT_POSITIONS_S = 60.0
 _without_positions_until_s: dict[tuple[str, ...], float] = {}
 """Servers that do not have the call, and the time from which it is tried again. Shared by all clients in this
@@ -39,6 +41,7 @@ class StreamCalls(Asker):
         group: str | None = None,
         subject: str | None = None,
         current: bool = False,
+        internal: bool = False,
     ) -> list[dict[str, Any]]:
         """All streams, by name; or those whose names match the glob `pattern`, those of a group, or those that record a
         subject, if given.
@@ -47,11 +50,12 @@ class StreamCalls(Asker):
             subject: a plain one, without wildcards.
             current: only from a broker that has received all changes, so that a stream that is not listed does not
             exist.
+            internal: also those that natslog itself writes (`__activity`).
 
         Raises:
             BrokerUnavailable: with `current`, no broker has.
         """
-        query = {"pattern": pattern, "group": group, "subject": subject}
+        query = {"pattern": pattern, "group": group, "subject": subject, "internal": "true" if internal else None}
         judge = _unless_current if current else _as_it_is
         listed = list(map(_checked, self._json("GET", "/v1/streams", list[Facts], query=query, judge=judge)))
         return list(map(_newer_only, listed))
@@ -127,9 +131,70 @@ class StreamCalls(Asker):
         """
         return self._json("POST" if begin else "GET", f"{stream_path(name)}/scrub", Facts)
 
-    def purge(self, name: str, below: int | None = None) -> dict[str, Any]:
-        """Removes the messages below an offset, or all that are committed now; they cannot be read any more when this
-        returns.
+    def subjects(self, name: str, *, pattern: str | None = None) -> Iterator[dict[str, Any]]:
+        """The distinct subjects of the visible messages, in ascending order: `subject`, `count`, `first` and `last`
+        (offsets), all as of one high watermark. They are requested in pages; for the first one, the broker reads the
+        subjects of the whole stream.
+
+        Args:
+            pattern: only those that this one covers (wildcards as in NATS).
+
+        Raises:
+            StreamNotFound. ViewExpired: between two pages there were minutes, or another leader.
+        """
+        page = self.subject_page(name, pattern=pattern, limit=_SUBJECTS_OF_A_PAGE)
+        while page["subjects"]:
+            yield from page["subjects"]
+            after = page["subjects"][-1]["subject"]
+            if len(page["subjects"]) < _SUBJECTS_OF_A_PAGE:
+                return
+            page = self.subject_page(name, pattern=pattern, after=after, as_of=page["as_of"], limit=_SUBJECTS_OF_A_PAGE)
+
+    def subject_page(
+        self,
+        name: str,
+        *,
+        pattern: str | None = None,
+        after: str | None = None,
+        as_of: int | None = None,
+        limit: int | None = None,
+    ) -> dict[str, Any]:
+        """One page of the same: `subjects`, `as_of` (the high watermark that they are of), `total` (of all pages).
+
+        Args:
+            after: the last subject of the page before. `as_of`: of the page before. `limit`: 1,000 if not given.
+
+        Raises:
+            As `subjects`.
+        """
+        query = {"pattern": pattern, "after": after, "as_of": as_of, "limit": limit}
+        return self._json("GET", f"{stream_path(name)}/subjects", Facts, query=query, timeout_s=600.0)
+
+    def delete_message(self, name: str, offset: int) -> dict[str, Any]:
+        """Removes one message; it cannot be read any more when this returns.
+
+        Raises:
+            StreamNotFound, StreamSealed. MessageNotFound: there is no message at this offset.
+        """
+        return self._json("DELETE", f"{stream_path(name)}/messages/{offset}", Facts)
+
+    def accept_loss(self, name: str) -> dict[str, Any]:
+        """Repairs damaged sealed segments of all replicas; offsets that are damaged on every replica become removed
+        ones. Returns `replicas`: the `lost` offsets of each, or its `problem`.
+
+        Raises:
+            StreamNotFound.
+        """
+        return self._json("POST", f"{stream_path(name)}/repair", Facts, body={"accept_loss": True}, timeout_s=600.0)
+
+    def purge(
+        self, name: str, below: int | None = None, *, subject: str | None = None, keep: int | None = None
+    ) -> dict[str, Any]:
+        """Removes all messages that are committed now; they cannot be read any more when this returns.
+
+        Args:
+            below: only those below this offset. `subject`: only those whose subject this one covers (wildcards as in
+                NATS). `keep`: all but so many of the newest.
 
         Returns:
             `log_start_offset` and `high_watermark` after it; `purged`: how many messages were removed.
@@ -137,7 +202,34 @@ class StreamCalls(Asker):
         Raises:
             StreamNotFound, StreamSealed. OffsetOutOfRange: the offset is beyond the high watermark.
         """
-        return self._json("POST", f"{stream_path(name)}/purge", Facts, body={} if below is None else {"below": below})
+        given = {"below": below, "subject": subject, "keep": keep}
+        body = {field: value for field, value in given.items() if value is not None}
+        return self._json("POST", f"{stream_path(name)}/purge", Facts, body=body)
+
+    def erase(self, name: str, *, subject: str | None = None, key: bytes | str | None = None) -> dict[str, Any]:
+        """Erases the messages on a subject (wildcards as in NATS), or with a key, that are committed now. They cannot
+        be read any more when this returns; then each replica writes the files again that have them.
+
+        Returns:
+            The receipt as it begins: `id` (None: there was nothing to erase), `messages`, `complete`, `replicas`. Ask
+            `erasure` for it until it is complete.
+
+        Raises:
+            StreamNotFound, StreamSealed, RemovalDenied, InvalidRequest.
+        """
+        body = {} if subject is None else {"subject": subject}
+        if key is not None:
+            data = key.encode() if isinstance(key, str) else key
+            body["key_base64"] = base64.b64encode(data).decode()
+        return self._json("POST", f"{stream_path(name)}/erase", Facts, body=body, timeout_s=600.0)
+
+    def erasure(self, name: str, erasure_id: str) -> dict[str, Any]:
+        """The receipt of an erasure: which `files` each replica has written again, and whether all are `complete`.
+
+        Raises:
+            StreamNotFound, ErasureNotFound.
+        """
+        return self._json("GET", f"{stream_path(name)}/erase", Facts, query={"id": erasure_id})
 
     def seal(self, name: str) -> dict[str, Any]:
         """Makes the stream permanently read-only.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from natslog.cluster.replica_steps import Surroundings
-from natslog.cluster.roles import Timeouts
+from natslog.cluster.tracks import Timeouts
 from natslog.model import BrokerId
 
 

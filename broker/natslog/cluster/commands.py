@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from natslog.cluster.security_commands import AddRule, AssignRole, CreateToken, SecurityCommand, SetQuota
-from natslog.model import BrokerId, Epoch, Offset, StreamId, StreamSettings
+from natslog.model import BrokerId, Epoch, Fork, Offset, StreamId, StreamSettings
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -75,7 +76,11 @@ class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 
 class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`placement` names the brokers to hold it; the first leads. `owner`: its quotas count the stream (level 2)."""
+    """`placement` names the brokers to hold it; the first leads. `owner`: its quotas count the stream (level 2).
+
+    An import creates it with `is_import`: it begins at `first_offset`, and messages of `former_subjects` follow, of the
+    last stream in `lineage`. All four: level 2.
+    """
 
     name: str
     id: StreamId
@@ -83,21 +88,32 @@ class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
     created_us: int
     placement: tuple[BrokerId, ...]
     owner: str = ""
+    is_import: bool = False
+    first_offset: Offset = Offset(0)
+    lineage: tuple[Fork, ...] = ()
+    former_subjects: tuple[str, ...] = ()
 
 
 class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`changed`: the fields of `settings` that count, so that two edits at once both hold; None: all. `subject` stands
-    for all subjects.
+    for all subjects. `id`, `if_version`: only the stream of this id is edited, and only if its settings are of this
+    version. Level 2.
     """
 
     name: str
     settings: StreamSettings
     changed: tuple[str, ...] | None = None
+    id: StreamId | UnsetType = UNSET
+    if_version: int | UnsetType = UNSET
 
 
 class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """`id`, `if_version`: as in `EditStream`."""
+
     name: str
     paused: bool
+    id: StreamId | UnsetType = UNSET
+    if_version: int | UnsetType = UNSET
 
 
 class PurgeStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -106,6 +122,25 @@ class PurgeStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     name: str
     id: StreamId
     below: Offset
+
+
+class BeginImport(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """More of an export follows, perhaps with messages of `subjects`, into a stream that was imported and not resumed.
+    Level 2.
+    """
+
+    name: str
+    id: StreamId
+    subjects: tuple[str, ...]
+
+
+class FinishImport(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """All of the export is there, of a stream with this lineage; `resumes`: messages are taken from now on. Level 2."""
+
+    name: str
+    id: StreamId
+    lineage: tuple[Fork, ...]
+    resumes: bool
 
 
 class SealStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -175,6 +210,22 @@ class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     stream_ids: tuple[StreamId, ...]
 
 
+class CreateCompanion(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The stream gets a companion log, as `broker`, which leads it in `epoch`, requests. Level 2."""
+
+    stream_id: StreamId
+    broker: BrokerId
+    epoch: Epoch
+
+
+class HoldCompanions(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """As `HoldReplicas`, of the companion logs of these streams. Level 2."""
+
+    broker: BrokerId
+    incarnation: str
+    stream_ids: tuple[StreamId, ...]
+
+
 class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` stops gracefully: it leaves these in-sync replicas, and keeps its eligibility. Level 2."""
 
@@ -192,12 +243,14 @@ class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 class ResizeReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Another number of replicas, on the brokers of `target`; it and `min_isr` are in force when those are in sync.
-    Level 2.
+    `id`, `if_version`: as in `EditStream`. Level 2.
     """
 
     name: str
     target: tuple[BrokerId, ...]
     min_isr: int
+    id: StreamId | UnsetType = UNSET
+    if_version: int | UnsetType = UNSET
 
 
 class FinishMoves(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -225,6 +278,10 @@ class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     stream: str
 
 
+class DropMovedCursors(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """All cursors of the metadata are stored in the stream `__cursors`. Level 2."""
+
+
 class FinalizeUpgrade(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Every broker supports `level`: its additions may be written from now on."""
 
@@ -239,6 +296,8 @@ Command: TypeAlias = (
     | EditStream
     | PauseStream
     | PurgeStream
+    | BeginImport
+    | FinishImport
     | SealStream
     | DeleteStream
     | DropTombstone
@@ -246,12 +305,15 @@ Command: TypeAlias = (
     | AppointLeaders
     | DisableReplicas
     | HoldReplicas
+    | CreateCompanion
+    | HoldCompanions
     | LeaveReplicas
     | MoveReplicas
     | ResizeReplicas
     | FinishMoves
     | SetCursor
     | DropCursor
+    | DropMovedCursors
     | FinalizeUpgrade
     | SecurityCommand
 )
@@ -273,6 +335,8 @@ BackgroundCommand: TypeAlias = (
     | AppointLeaders
     | DisableReplicas
     | HoldReplicas
+    | CreateCompanion
+    | HoldCompanions
     | LeaveReplicas
     | MoveReplicas
     | FinishMoves
@@ -292,13 +356,15 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
             `BackgroundCommand`, and its outcome is not kept.
         client: the client; the outcomes of one client never displace those of another. `elapsed_ms`: on the metadata
         leader's
-            monotonic clock since its last proposal; set by that leader. Both from feature level 2 on.
+            monotonic clock since its last proposal; set by that leader. `address`: where the request came from. All
+            three from feature level 2 on.
     """
 
     id: str
     command: Command
     client: str = ""
     elapsed_ms: int = 0
+    address: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.cluster.roles import quorum_position
 from natslog.errors import NotEnoughBrokers
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
 
 _FIRST_REPORTS_MS = 3000.0
 _REPORT_HOLDS_MS = 6000.0
@@ -83,7 +83,9 @@ class Controller:
     def reported_position(
         self, stream_id: StreamId, version: int, by: BrokerId, last_epoch: Epoch, end_offset: int, now_ms: float
     ) -> None:
-        """Where the log of a replica ends that restarted uncleanly; it stays so until a leader is appointed."""
+        """Where the log of a replica ends that restarted uncleanly; it stays so until a leader is appointed. Companion
+        logs are reported by their own ids (`companion_id`).
+        """
         known = self._positions.get(stream_id)
         if known is None or version > known.version:
             known = self._positions[stream_id] = _Positions(version, now_ms)
@@ -171,7 +173,12 @@ class Controller:
         known = {broker: where for broker, where in positions.known.items() if broker in live}
         if len(known) < len(live) and now_ms - positions.since_ms < _POSITIONS_WAIT_MS:
             return None
-        return quorum_position(known, record.candidates)
+        if not record.has_companion:
+            return quorum_position(known, record.candidates)
+        companions = self._positions.get(companion_id(record.id))
+        if companions is None or companions.version != record.version:
+            return None
+        return quorum_position(known, record.candidates, companions.known)
 
     def _transfer(self, state: Metadata, record: StreamRecord, now_ms: float) -> LeadershipTransfer | None:
         """Back to the preferred leader, or away from a broker that is drained, moved from, or does not reach NATS."""

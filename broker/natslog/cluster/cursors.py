@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from natslog.cluster.commands import SetCursor
-from natslog.model import Offset, StreamId
+from natslog.errors import StreamRecreated
+from natslog.model import Offset, StreamId, StreamRecord, beyond_fork, fork_offset
 
 MAX_CURSORS = 1000
 """In a cluster. Each costs some 200 bytes of every broker's memory and snapshot."""
@@ -53,3 +54,24 @@ def moved(known: CursorRecord | None, command: SetCursor) -> CursorRecord:
     if command.offset < known.offset:
         return msgspec.structs.replace(record, rewound_from=known.offset, rewound_us=command.set_us)
     return msgspec.structs.replace(record, rewound_from=known.rewound_from, rewound_us=known.rewound_us)
+
+
+def of_present_stream(change: SetCursor, record: StreamRecord) -> SetCursor:
+    """The position in the stream as it is now: positions of one that it was restored from are valid up to the fork.
+
+    Raises:
+        StreamRecreated: the position is of another stream, or beyond the fork.
+    """
+    fork = fork_offset(record.lineage, change.stream_id)
+    if fork is not None and change.offset <= fork:
+        return msgspec.structs.replace(change, stream_id=record.id)
+    if fork is not None:
+        raise beyond_fork(record.name, change.stream_id, record.id, change.offset, fork)
+    if record.id != change.stream_id:
+        raise StreamRecreated(
+            f"stream {record.name!r} was deleted and created again (its id is {record.id}, not {change.stream_id}): "
+            f"offset {change.offset} of the former stream is not valid in it",
+            stream=record.name,
+            id=record.id,
+        )
+    return change

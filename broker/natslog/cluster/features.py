@@ -10,7 +10,9 @@ downgraded. A level never goes back.
               the write-ahead log of the Raft store, outcomes of requests kept by age, where a stream's acks go,
               streams that are purged, sealed, or given another number of replicas, folders named after their streams,
               digests of the rows of direct appends, batches of format 2, envelopes, tokens and access rules,
-              streams with several subjects
+              streams with several subjects, limits per subject, compaction, companion logs, erasure,
+              streams that are imported, and their lineage, internal streams, cursors in a stream, limits of the size
+              of a message, protection against removal, versions of settings
 """
 
 from __future__ import annotations
@@ -33,6 +35,12 @@ FORMER_SUBJECTS_LEVEL = 2
 """From this level on, a stream keeps the subjects that it recorded before an edit."""
 SUBJECTS_LEVEL = 2
 """From this level on, a stream may record more than one subject."""
+LINEAGE_LEVEL = 2
+"""From this level on, streams are imported, and keep the streams that they were exported from."""
+PROTECTION_LEVEL = 2
+"""From this level on, streams may have `max_message_bytes`, `deny_delete` and `deny_purge`."""
+SETTINGS_VERSION_LEVEL = 2
+"""From this level on, records have a version of their settings, and edits may name it, and the id of the stream."""
 SECURITY_LEVEL = 2
 """From this level on, tokens, access rules and quotas are stored."""
 ENVELOPES_LEVEL = 2
@@ -41,6 +49,17 @@ BATCH_FORMAT_LEVEL = 2
 """From this level on, batches are written in format 2."""
 SCRUB_LEVEL = 2
 """From this level on, the progress of scrubbing is stored beside each log."""
+REMOVAL_LEVEL = 2
+"""From this level on, single messages are removed: on request, by a limit per subject, by compaction, by roll-ups; and
+streams may refuse new messages at their limits."""
+ERASURE_LEVEL = 2
+"""From this level on, messages are erased by subject or key, and the companion log has records of it."""
+COMPANION_LEVEL = 2
+"""From this level on, streams may have a companion log."""
+ACTIVITY_LEVEL = 2
+"""From this level on, events are recorded in the stream `__activity`."""
+CURSORS_LEVEL = 2
+"""From this level on, cursors are in the stream `__cursors`."""
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
 """By level, the first version of natslog that supports it."""
 OUTCOMES_BY_AGE = 2

@@ -16,23 +16,29 @@ from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
+    BeginImport,
     BrokerRecord,
     ChangeIsrs,
     Command,
+    CreateCompanion,
     CreateStream,
     DeleteStream,
     DisableReplicas,
     DrainBroker,
     DropCursor,
+    DropMovedCursors,
     DropTombstone,
     EditStream,
     FinalizeUpgrade,
+    FinishImport,
     FinishMoves,
     ForgetBroker,
+    HoldCompanions,
     HoldReplicas,
     IsrChange,
     LeaveReplicas,
@@ -48,8 +54,15 @@ from natslog.cluster.commands import (
     Tombstone,
     tombstone_key,
 )
-from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved
-from natslog.cluster.features import FIRST_LEVEL, FORMER_SUBJECTS_LEVEL, OUTCOMES_BY_AGE
+from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved, of_present_stream
+from natslog.cluster.features import (
+    COMPANION_LEVEL,
+    CURSORS_LEVEL,
+    FIRST_LEVEL,
+    FORMER_SUBJECTS_LEVEL,
+    OUTCOMES_BY_AGE,
+    SETTINGS_VERSION_LEVEL,
+)
 from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
 from natslog.cluster.outcomes import RecentOutcomes
 from natslog.cluster.security_changes import changed_security
@@ -57,26 +70,32 @@ from natslog.cluster.security_commands import SecurityCommand
 from natslog.cluster.storage_quotas import require_cursor, require_stream
 from natslog.cluster.stream_changes import (
     check_target,
+    created_by_import,
     differences,
     edited,
     finished,
+    imported,
+    importing_again,
     moving,
     next_version,
     no_longer_held,
+    paused,
     purged,
+    require_version,
     resizing,
     wanted_replicas,
     with_isr,
+    with_settings_version,
     without,
 )
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
     NatslogError,
+    NotReady,
     Overloaded,
     StreamConflict,
     StreamNotFound,
-    StreamRecreated,
     TooManyCursors,
 )
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
@@ -96,6 +115,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         feature_level: what may be written, see `features`.
         answered: from level 2 on, outcomes by age.
         security: None: it is not enabled, and every request is permitted.
+        cursors_moved: cursors are in the stream `__cursors`; those in `cursors` are still to be copied there.
     """
 
     cluster_id: str
@@ -109,6 +129,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     feature_level: int = FIRST_LEVEL
     answered: RecentOutcomes | None = None
     security: Security | None = None
+    cursors_moved: bool = False
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -198,23 +219,31 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return self._apply_to_broker(command)
             case CreateStream():
                 return self._create(command)
-            case EditStream() | PauseStream() | PurgeStream() | SealStream():
+            case EditStream() | PauseStream() | PurgeStream() | SealStream() | BeginImport() | FinishImport():
                 return self._replace(self._changed_by(command))
             case DeleteStream(name=name, deleted_us=deleted_us):
                 self._delete(self.stream(name), deleted_us)
                 return True
             case DropTombstone(id=stream_id, broker=broker):
                 return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
-            case DisableReplicas() | HoldReplicas() | LeaveReplicas():
+            case DisableReplicas() | HoldReplicas() | HoldCompanions() | LeaveReplicas():
                 return self._apply_of_broker(command)
+            case CreateCompanion():
+                return self._create_companion(self.by_id().get(command.stream_id), command)
             case ChangeIsrs() | AppointLeaders() | MoveReplicas() | ResizeReplicas() | FinishMoves():
                 return self._apply_to_replicas(command)
             case SetCursor():
                 return self._set_cursor(command)
             case DropCursor(consumer=consumer, stream=stream):
+                self._require_cursors_here()
                 self.cursor(consumer, stream)
                 del self.cursors[cursor_key(consumer, stream)]
                 return True
+            case DropMovedCursors():
+                had_some = self.cursors_moved and bool(self.cursors)
+                if had_some:
+                    self.cursors = {}
+                return had_some
             case FinalizeUpgrade(level=level):
                 return self._raise_level(level)
             case _:
@@ -226,6 +255,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if self.feature_level < FORMER_SUBJECTS_LEVEL <= level:  # before, changes of the subject were not recorded
             for record in list(self.streams.values()):
                 self._replace(msgspec.structs.replace(record, former_subjects=(ALL_SUBJECTS,)))
+        if self.feature_level < CURSORS_LEVEL <= level:
+            self.cursors_moved = True
         self.feature_level = level
         return True
 
@@ -303,6 +334,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _create(self, command: CreateStream) -> bool:
         existing = self.streams.get(command.name)
+        if existing is not None and command.is_import:
+            raise StreamConflict(
+                f"stream {command.name!r} was created meanwhile: repeat the import", stream=command.name
+            )
         if existing is not None:
             differing = differences(existing.settings, command.settings)
             if differing:
@@ -317,7 +352,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         used = {record.id for record in self.streams.values()} | {one.id for one in self.tombstones.values()}
         if command.id in used:
             raise InvalidRequest(f"the id {command.id} was used before")
-        self.streams[command.name] = StreamRecord(
+        record = StreamRecord(
             name=command.name,
             id=command.id,
             settings=command.settings,
@@ -328,13 +363,18 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             isr=command.placement,
             owner=command.owner,
         )
+        self.streams[command.name] = created_by_import(record, command) if command.is_import else record
         return True
 
     def _quota_of(self, owner: str) -> Quota:
         return Quota() if self.security is None or not owner else quota_of(self.security, owner)
 
-    def _changed_by(self, command: EditStream | PauseStream | PurgeStream | SealStream) -> StreamRecord:
+    def _changed_by(
+        self, command: EditStream | PauseStream | PurgeStream | SealStream | BeginImport | FinishImport
+    ) -> StreamRecord:
         record = self.stream(command.name)
+        if isinstance(command, EditStream | PauseStream):
+            _require_unchanged(record, command)
         match command:
             case EditStream(settings=settings, changed=changed):
                 after = edited(record, settings, changed, level=self.feature_level)
@@ -344,8 +384,12 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     asked = msgspec.structs.replace(after.settings, replicas=wanted)
                     require_stream(quota, record.owner, asked, others, is_new=False)
                 return after
-            case PauseStream(paused=paused):
-                return msgspec.structs.replace(record, paused=paused)
+            case PauseStream(paused=is_paused):
+                return paused(record, is_paused)
+            case BeginImport():
+                return importing_again(record, command)
+            case FinishImport():
+                return imported(record, command)
             case PurgeStream(id=stream_id, below=below):
                 return purged(record, stream_id, below)
             case SealStream():
@@ -359,6 +403,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             del self.cursors[key]
 
     def _replace(self, record: StreamRecord) -> bool:
+        if self.feature_level >= SETTINGS_VERSION_LEVEL:
+            record = with_settings_version(self.streams[record.name], record)
         changed = self.streams[record.name] != record
         self.streams[record.name] = record
         return changed
@@ -370,15 +416,15 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     # ---- cursors ----
 
+    def _require_cursors_here(self) -> None:
+        """Raises NotReady: the request came while the cursors were moved to their stream."""
+        if self.cursors_moved:
+            raise NotReady("the cursors were moved to the stream __cursors meanwhile: repeat the request")
+
     def _set_cursor(self, command: SetCursor) -> bool:
+        self._require_cursors_here()
         record = self.stream(command.stream)
-        if record.id != command.stream_id:
-            raise StreamRecreated(
-                f"stream {record.name!r} was deleted and created again (its id is {record.id}, not "
-                f"{command.stream_id}): offset {command.offset} of the former stream is not valid in it",
-                stream=record.name,
-                id=record.id,
-            )
+        command = of_present_stream(command, record)
         key = cursor_key(command.consumer, command.stream)
         known = self.cursors.get(key)
         if known is None and len(self.cursors) >= MAX_CURSORS:
@@ -394,7 +440,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     # ---- replicas ----
 
-    def _apply_of_broker(self, command: DisableReplicas | HoldReplicas | LeaveReplicas) -> bool:
+    def _apply_of_broker(self, command: DisableReplicas | HoldReplicas | HoldCompanions | LeaveReplicas) -> bool:
         """A broker's statements about its own replicas: valid for the incarnation that is registered."""
         if not self._is_registered(command.broker, command.incarnation):
             return False
@@ -408,6 +454,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     changed |= self._disable(record, command.broker)
                 case HoldReplicas():
                     changed |= self._hold(record, command.broker)
+                case HoldCompanions():
+                    changed |= self._hold_companion(record, command.broker)
                 case LeaveReplicas():
                     changed |= self._leave(record, command.broker)
         return changed
@@ -418,6 +466,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if isinstance(command, MoveReplicas):
             return self._move(self.stream(command.name), command.target)
         if isinstance(command, ResizeReplicas):
+            _require_unchanged(self.stream(command.name), command)
             return self._resize(self.stream(command.name), command.target, command.min_isr)
         records = self.by_id()
         changed = False
@@ -466,6 +515,19 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             return False
         return self._replace(next_version(record, holders=tuple(sorted((*record.holders, broker)))))
 
+    def _create_companion(self, record: StreamRecord | None, command: CreateCompanion) -> bool:
+        """With another version: a change of the ISR that was decided without the companion log is void."""
+        if record is None or record.has_companion or self.feature_level < COMPANION_LEVEL:
+            return False
+        if (record.leader, record.leader_epoch) != (command.broker, command.epoch):
+            return False
+        return self._replace(next_version(record, has_companion=True))
+
+    def _hold_companion(self, record: StreamRecord, broker: BrokerId) -> bool:
+        if not record.has_companion or broker not in record.replicas or broker in record.companion_holders:
+            return False
+        return self._replace(next_version(record, companion_holders=tuple(sorted((*record.companion_holders, broker)))))
+
     def _leave(self, record: StreamRecord, broker: BrokerId) -> bool:
         """Never below `min_isr`, and not as the leader: the remaining replicas then have to handle the rest."""
         if broker not in record.isr or broker == record.leader or len(record.isr) <= record.settings.min_isr:
@@ -506,3 +568,9 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             return False
         self._entomb(record, [broker for broker in record.replicas if broker not in record.target], moved_us)
         return self._replace(finished(record))
+
+
+def _require_unchanged(record: StreamRecord, command: EditStream | PauseStream | ResizeReplicas) -> None:
+    """Raises StreamRecreated, SettingsConflict."""
+    stream_id, if_version = command.id, command.if_version
+    require_version(record, None if stream_id is UNSET else stream_id, None if if_version is UNSET else if_version)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from natslog.cluster.metadata import Metadata
 from natslog.errors import NotEnoughBrokers
 from natslog.model import BrokerId, StreamRecord
+from natslog.subjects import is_internal
 
 
 class Loads:
@@ -15,8 +16,11 @@ class Loads:
 
     def __init__(self, state: Metadata) -> None:
         self._racks = {broker.id: broker.rack for broker in state.brokers.values()}
-        self._replicas = Counter(broker for record in state.streams.values() for broker in record.replicas)
-        self._leaders = Counter(record.replicas[0] for record in state.streams.values())
+        records = [
+            record for record in state.streams.values() if not is_internal(record.name)
+        ]  # those have little load
+        self._replicas = Counter(broker for record in records for broker in record.replicas)
+        self._leaders = Counter(record.replicas[0] for record in records)
 
     def place(self, replicas: int, usable: Collection[BrokerId]) -> tuple[BrokerId, ...]:
         """Brokers for a new stream, the preferred leader first.

@@ -9,6 +9,10 @@ meanwhile is told by the other inputs: `appended`, `fetched`, `answered`, `damag
         ▲                        │ ▲ ──▶ Leading(role)       roles ever overlap, whatever the metadata says meanwhile.
         └────────────────────────┘ └────────┘
 
+A stream has a log of messages, and perhaps a companion log, which is opened before a role begins, or, where it was just
+created, while the role goes on. Both are of one replica: inputs and steps name the log where it matters
+(`is_companion`), and damage in either one is damage of the replica.
+
 Invariants.
 - One step at a time; a role is that of the newest record, or is on its way out.
 - A role begins only in an incarnation that the metadata has registered, on a log that the metadata knows to exist
@@ -17,7 +21,8 @@ Invariants.
   proposed and nothing is repaired: no other could lead, and an operator decides.
 - Only a leader with a metadata session states positions (`is_leading`); everyone else serves what is below its own
   high watermark (HW) at most (`may_serve`).
-- HW never goes back.
+- HW never goes back, in either log.
+- The companion log is copied or appended to only when the metadata states that it exists here (`companion_holders`).
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ from natslog.cluster.attempts import Attempts
 from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
+    CreateCompanion,
     DisableReplicas,
+    HoldCompanions,
     HoldReplicas,
 )
 from natslog.cluster.replica_steps import (
@@ -47,6 +54,7 @@ from natslog.cluster.replica_steps import (
     Log,
     Notice,
     Open,
+    OpenCompanion,
     Propose,
     ProposeIsr,
     Repair,
@@ -70,12 +78,13 @@ from natslog.cluster.roles import (
     Ignore,
     LeaderReplica,
     Matching,
-    Timeouts,
     Verdict,
     judge,
 )
+from natslog.cluster.tracks import Timeouts
 from natslog.errors import CorruptLog, DataDirError, NatslogError, NotEnoughReplicas, StorageFailed
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.subjects import is_internal
 
 _RETRY_MS = 1000.0
 _TRANSFER_WITHIN_MS = 3000.0
@@ -100,6 +109,8 @@ class Replica:
         record: the newest that is known here; None once the stream was deleted or moved away.
         damage: what was found damaged and is not repaired yet. `problem`: why the replica does not serve.
         high_watermark: what is known to be committed; the executor acknowledges and exposes what lies below.
+        companion_high_watermark: the same of the companion log. companion_delivered: how far the owner of the stream
+            was given its records.
     """
 
     def __init__(
@@ -116,12 +127,16 @@ class Replica:
         self.state: State = Closed()
         self.log: Log | None = None
         self.damage: NatslogError | None = None
-        self.high_watermark = 0
+        self.companion: Log | None = None
+        self.high_watermark = self.companion_high_watermark = self.companion_delivered = 0
         self._problem: NatslogError | None = None
         self._surroundings = surroundings
         self._timeouts = timeouts
         self._now_ms = now_ms
         self._step: Step | None = None
+        self._is_copy_of_companion = False  # the step, where it copies or truncates
+        self._damaged_messages = self._damaged_companion = False
+        self._serves_from = 0  # of the companion log: what must be delivered before a follower serves
         self._notices: list[Notice] = []
         self._attempts = Attempts()
         self._not_before_ms = 0.0
@@ -163,7 +178,10 @@ class Replica:
     def is_exposed(self) -> bool:
         """Whether it leads, as far as it knows, and its HW is known well enough to be shown."""
         state = self.state
-        return isinstance(state, Leading) and state.is_ready and state.role.is_exposed
+        if not isinstance(state, Leading) or not state.is_ready or not state.role.is_exposed:
+            return False
+        companion = state.role.companion
+        return companion is None or self.companion_delivered >= companion.epoch_start
 
     @property
     def may_serve(self) -> bool:
@@ -177,7 +195,29 @@ class Replica:
             and self.me in record.isr
             and self.damage is None
             and not self._is_halted
+            and (self.companion is None or self._has_delivered)
         )
+
+    @property
+    def _has_delivered(self) -> bool:
+        """Whether the owner has what was committed in the companion log when this replica joined the ISR."""
+        assert self.companion is not None, "there is one"
+        return self.companion_delivered >= min(self._serves_from, self.companion.log_end_offset)
+
+    @property
+    def is_companion_held(self) -> bool:
+        """Whether the companion log is open, and the metadata states that it exists on this disk."""
+        record = self.record
+        return self.companion is not None and record is not None and self.me in record.companion_holders
+
+    @property
+    def _is_companion_unreported(self) -> bool:
+        """Whether the metadata is to state that the companion log exists here."""
+        return self.companion is not None and not self.is_companion_held
+
+    @property
+    def _lacks_companion(self) -> bool:
+        return self.companion is None and self.record is not None and self.record.has_companion
 
     @property
     def others_hold_it(self) -> bool:
@@ -225,26 +265,35 @@ class Replica:
         record, log = self.record, self.log
         if record is None or log is None or self.is_busy or self.damage is not None or self.leading is not None:
             return None
-        if record.leader == self.me or self.me not in record.unproven:
+        if record.leader == self.me or self.me not in record.unproven or self._lacks_companion:
             return None
-        end = log.log_end_offset
-        return record.version, log.epochs.last_epoch_before(end), end
+        return record.version, *_last_of(log)
+
+    def unproven_companion_position(self) -> tuple[int, Epoch, int] | None:
+        """The same of the companion log, where there is one."""
+        position = self.unproven_position()
+        return None if position is None or self.companion is None else (position[0], *_last_of(self.companion))
 
     # ---- inputs: the metadata, time, the operator ----
 
     def changed(self, record: StreamRecord | None) -> None:
         """The metadata has this record now; None: the stream was deleted, or the replica was moved away."""
-        self.record = record
+        former, self.record = self.record, record
+        if self.companion is not None and former is not None and self.me not in former.isr:
+            self._serves_from = self.companion.log_end_offset  # where it joins now, this is all that is committed
         if not self._fits() or record is None:
             return
         state = self.state
         if isinstance(state, Leading):
-            self._reached(state.role.update(record, self._now_ms))
+            state.role.update(record, self._now_ms)
+            self._reached_by(state.role)
             if self._transfer is not None and not _is_proven(record, self._transfer.to):
                 self._transfer = None
         elif isinstance(state, Following):
             state.role.record = record
-            if self.me not in record.isr and record.leader is not None:
+            if state.companion is not None:
+                state.companion.record = record
+            if record.leader is not None and (self.me not in record.isr or _begins_to_hold(self.me, former, record)):
                 self._notices.append(Follow(record.leader))  # asks once more, knowing that it is out of the ISR
 
     @property
@@ -254,6 +303,8 @@ class Replica:
         if self._step is not None or self._notices or self._transfer is not None or self._has_stale_writer:
             return False
         if self.damage is not None or not self._is_held or not self._fits():
+            return False
+        if self._lacks_companion or self._is_companion_unreported:
             return False
         if isinstance(state, Leading):
             return state.is_ready and state.subscribed_to == self._wanted_subjects(state) and state.role.is_quiet
@@ -324,35 +375,75 @@ class Replica:
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         if isinstance(self.state, Leading):
-            self._reached(self.state.role.appended(end_offset, run_start, now_ms=self._now_ms))
+            self.state.role.appended(end_offset, run_start, now_ms=self._now_ms)
+            self._reached_by(self.state.role)
             self._propose_transfer()
 
-    def damaged(self, error: NatslogError) -> None:
+    def companion_appended(self, end_offset: int) -> None:
+        """The companion log of the leader ends here now, on stable storage."""
+        leading = self.leading
+        if leading is not None and leading.companion is not None:
+            leading.appended(end_offset, now_ms=self._now_ms, track=leading.companion)
+            self._reached_by(leading)
+            self._propose_transfer()
+
+    def delivered(self, offset: int) -> None:
+        """The owner of the stream was given all records of the companion log below this offset."""
+        self.companion_delivered = max(self.companion_delivered, offset)
+
+    def damaged(self, error: NatslogError, *, is_companion: bool = False) -> None:
         """Something on disk is not what was written, or can no longer be written. Where there is no other replica, the
         log itself refuses writes, and reads go on around the damage.
         """
-        if self.damage is None and self._is_replicated:
+        if not self._is_replicated:
+            return
+        if is_companion:
+            self._damaged_companion = True
+        else:
+            self._damaged_messages = True
+        if self.damage is None:
             self.damage = error
             self._notices.append(Damaged(error))
 
     # ---- inputs: replication ----
 
-    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str, now_ms: float) -> Verdict:
+    def create_companion(self) -> None:
+        """The stream needs a companion log. Only of a leader; to be repeated until the record states that there is
+        one.
+        """
+        leading = self.leading
+        if leading is None or leading.record.has_companion or not self._fits():
+            return
+        if self._may_propose("create companion", leading.record.version):
+            command = CreateCompanion(stream_id=self.stream_id, broker=self.me, epoch=leading.epoch)
+            self._notices.append(Propose(command))
+
+    def fetched(
+        self,
+        follower: BrokerId,
+        position: FetchPosition,
+        incarnation: str,
+        now_ms: float,
+        *,
+        is_companion: bool = False,
+    ) -> Verdict:
         """A follower asks from here on: everything below is on its stable storage, if its log matches."""
         self._now_ms = now_ms
-        verdict = self.judged(position)
+        verdict = self.judged(position, is_companion=is_companion)
         if isinstance(verdict, Matching) and isinstance(self.state, Leading):
             role = self.state.role
-            self._reached(role.fetched(follower, position.offset, incarnation, now_ms, position.version))
+            track = role.companion if is_companion else role.messages
+            role.fetched(follower, position.offset, incarnation, now_ms, position.version, track)
+            self._reached_by(role)
             if role.is_to_join(follower):  # at once: the next moment it may be behind again
                 self._propose_isr(role)
             self._propose_transfer()
         return verdict
 
-    def judged(self, position: FetchPosition) -> Verdict:
+    def judged(self, position: FetchPosition, *, is_companion: bool = False) -> Verdict:
         """What a follower at this position is told."""
-        state, log = self.state, self.log
-        if not isinstance(state, Leading) or log is None:
+        state, log = self.state, self.companion if is_companion else self.log
+        if not isinstance(state, Leading) or log is None or (is_companion and state.role.companion is None):
             return Fenced(Epoch(0))
         return judge(
             position,
@@ -362,29 +453,44 @@ class Replica:
             log_end_offset=log.log_end_offset,
         )
 
-    def position(self) -> FetchPosition | None:
+    def position(self, *, is_companion: bool = False) -> FetchPosition | None:
         """Where a follower asks from; None where it does not fetch now."""
-        following, log = self.following, self.log
-        if following is None or log is None or self.is_busy:
+        role, log = self._copied(is_companion)
+        if role is None or log is None or self.is_busy or (is_companion and not self.is_companion_held):
             return None
-        return following.position(log.epochs, log.log_end_offset)
+        return role.position(log.epochs, log.log_end_offset)
+
+    def _copied(self, is_companion: bool) -> tuple[FollowerReplica | None, Log | None]:
+        """The follower's side of a log, and the log."""
+        state = self.state
+        if not isinstance(state, Following):
+            return None, None
+        return (state.companion, self.companion) if is_companion else (state.role, self.log)
 
     def answered(
-        self, epoch: Epoch, verdict: Verdict, *, high_watermark: int, has_records: bool, now_ms: float
+        self,
+        epoch: Epoch,
+        verdict: Verdict,
+        *,
+        high_watermark: int,
+        has_records: bool,
+        now_ms: float,
+        is_companion: bool = False,
     ) -> Copy | CutTo | BeginAt | None:
         """The leader's answer to the question asked last, with its HW. Returns the step to be taken now, if any; it is
         followed by `done` or `failed`.
         """
         self._now_ms = now_ms
-        state, log = self.state, self.log
-        if not isinstance(state, Following) or log is None or self._step is not None or not self._fits():
+        role, log = self._copied(is_companion)
+        if role is None or log is None or self._step is not None or not self._fits():
             return None
-        answer = state.role.answered(epoch, verdict, now_ms, epochs=log.epochs, log_end_offset=log.log_end_offset)
+        self._is_copy_of_companion = is_companion
+        answer = role.answered(epoch, verdict, now_ms, epochs=log.epochs, log_end_offset=log.log_end_offset)
         match answer:
             case Append() if has_records:
                 self._step = Copy(high_watermark)
             case Append():
-                self._reached(state.role.advanced(high_watermark, log.whole_end_offset))
+                self._reached_in_copy(role.advanced(high_watermark, log.whole_end_offset))
             case CutTo() | BeginAt():
                 self._step = answer
             case Halt(why=why):
@@ -404,6 +510,27 @@ class Replica:
         self.high_watermark = log.high_watermark
         self._propose_for_itself()
 
+    def companion_opened(self, log: Log, delivered: int) -> None:
+        """The step `OpenCompanion` succeeded; the owner was given all records below `delivered`."""
+        self._end_step(OpenCompanion)
+        self.companion, self._problem = log, None
+        self.companion_high_watermark, self.companion_delivered = log.high_watermark, delivered
+        self._serves_from = 0
+        state = self.state
+        if isinstance(state, Leading):
+            state.role.begin_companion(log.log_end_offset, log.high_watermark, self._now_ms)
+            self._reached_by(state.role)
+        elif isinstance(state, Following):
+            state.companion = self._follower_of_companion(state.role.record)
+            if self.is_companion_held and state.role.record.leader is not None:
+                self._notices.append(Follow(state.role.record.leader))
+        self._propose_for_itself()
+
+    def _follower_of_companion(self, record: StreamRecord) -> FollowerReplica | None:
+        if self.companion is None:
+            return None
+        return FollowerReplica(self.me, record, self.companion_high_watermark, self._now_ms, self._timeouts)
+
     def done(self) -> None:
         """The step under way succeeded."""
         step, self._step = self._step, None
@@ -421,23 +548,28 @@ class Replica:
                 self._has_stale_writer = False
                 if isinstance(self.state, Leading):
                     self.state.is_writing = False
-            case Repair():
-                self.damage = self._problem = None
+            case Repair(companion=is_companion_set_aside):
+                self._end_damage()
                 self.high_watermark = self.log.high_watermark if self.log is not None else 0
+                if is_companion_set_aside:
+                    self._forget_companion()
             case SetAside():
-                self.damage = self._problem = None
+                self._end_damage()
                 self.state = Closed()
             case Close():
                 self.log, self.state = None, Closed()
+                self._forget_companion()
                 if isinstance(self.damage, StorageFailed):
-                    self.damage = None  # what is on disk now is what it has; opening it tells
-            case Copy(leader_high_watermark=leader_high_watermark) if isinstance(self.state, Following):
-                assert self.log is not None, "records are copied to an open log"
-                end_offset = self.log.whole_end_offset
-                self._reached(self.state.role.advanced(leader_high_watermark, end_offset))
-            case BeginAt(log_start_offset=start) if isinstance(self.state, Following):
-                self.state.role.high_watermark = max(self.state.role.high_watermark, start)
-                self.high_watermark = max(self.high_watermark, start)
+                    self._end_damage()  # what is on disk now is what it has; opening it tells
+            case Copy(leader_high_watermark=leader_high_watermark):
+                role, log = self._copied(self._is_copy_of_companion)
+                if role is not None and log is not None:
+                    self._reached_in_copy(role.advanced(leader_high_watermark, log.whole_end_offset))
+            case BeginAt(log_start_offset=start):
+                role, _ = self._copied(self._is_copy_of_companion)
+                if role is not None:
+                    role.high_watermark = max(role.high_watermark, start)
+                    self._reached_in_copy(start)
             case _:
                 pass
 
@@ -450,19 +582,36 @@ class Replica:
         match step:
             case Open():
                 self.state = Closed(error)
-                is_of_disk = isinstance(error, StorageFailed) and self.others_hold_it
-                if is_of_disk or isinstance(error, CorruptLog | DataDirError):
+                if self._is_damage(error):
                     self.damaged(error)
                     self._not_before_ms = self._now_ms  # nothing is gained by waiting
+            case OpenCompanion():
+                self._problem = error
+                if self._is_damage(error):
+                    self.damaged(error, is_companion=True)
             case BeginEpoch():
                 self._problem = error
                 if not error.retriable:
                     self.damaged(error)  # a replica with a disk that works is to lead
             case Copy() | CutTo() | BeginAt():
                 if isinstance(error, CorruptLog | StorageFailed):
-                    self.damaged(error)
+                    self.damaged(error, is_companion=self._is_copy_of_companion)
             case _:
                 self._problem = self._problem or error
+
+    def _is_damage(self, error: NatslogError) -> bool:
+        """Of a log that could not be opened. Where no other replica holds it, a disk that fails is tried again."""
+        is_of_disk = isinstance(error, StorageFailed) and self.others_hold_it
+        return is_of_disk or isinstance(error, CorruptLog | DataDirError)
+
+    def _end_damage(self) -> None:
+        self.damage = self._problem = None
+        self._damaged_messages = self._damaged_companion = False
+
+    def _forget_companion(self) -> None:
+        """It is closed."""
+        self.companion = None
+        self.companion_high_watermark = self.companion_delivered = self._serves_from = 0
 
     def take_notices(self) -> list[Notice]:
         """Those since the last call."""
@@ -513,14 +662,24 @@ class Replica:
                 return step
         elif isinstance(state, Following):
             if self._fits():
-                return None
+                return self._step_to_companion(None)
             self._notices.append(Unfollow())
             self.state = Idle()
         if isinstance(self.state, Closed):
             return self._step_of_closed(self.state)
         return self._step_of_idle()
 
+    def _step_to_companion(self, epoch: Epoch | None) -> OpenCompanion | None:
+        """Where the stream has a companion log that is not open here; a failed attempt is repeated later."""
+        record = self.record
+        is_waiting = self._problem is not None and self._now_ms < self._not_before_ms
+        if record is None or not self._lacks_companion or is_waiting:
+            return None
+        return OpenCompanion(self.me in record.companion_holders and self.me in record.candidates, epoch)
+
     def _step_of_leader(self, state: Leading) -> Step | None:
+        if (opening := self._step_to_companion(state.role.epoch)) is not None:
+            return opening
         subjects = self._wanted_subjects(state)
         if subjects != state.subscribed_to:
             return Subscribe(subjects) if subjects else Unsubscribe()
@@ -533,7 +692,10 @@ class Replica:
     def _wanted_subjects(self, state: Leading) -> tuple[str, ...]:
         """What a leader subscribes to."""
         record = state.role.record
-        takes_messages = self._surroundings.has_session and self._transfer is None and not record.sealed
+        if is_internal(record.name):
+            return ()
+        is_closed = record.sealed or record.import_state != ""
+        takes_messages = self._surroundings.has_session and self._transfer is None and not is_closed
         return record.settings.subjects if takes_messages else ()
 
     def _step_out_of_lead(self, state: Leading) -> Step | None:
@@ -552,7 +714,7 @@ class Replica:
         if state.problem is not None and self._now_ms < self._not_before_ms:
             return None
         if isinstance(self.damage, StorageFailed) and not self.others_hold_it:
-            self.damage = None  # no other replica holds it: opening is tried again
+            self._end_damage()  # no other replica holds it: opening is tried again
         if self.damage is not None:
             return SetAside() if self._may_repair(record) else None
         if state.problem is not None and isinstance(state.problem, CorruptLog):
@@ -570,7 +732,12 @@ class Replica:
         if self.damage is not None:
             if self._now_ms < self._not_before_ms or not self._may_repair(record):
                 return None
-            return Close() if isinstance(self.damage, StorageFailed) else Repair()
+            is_unopened = self._damaged_companion and self.companion is None
+            if isinstance(self.damage, StorageFailed) and not is_unopened:
+                return Close()
+            return Repair(messages=self._damaged_messages, companion=self._damaged_companion)
+        if self._lacks_companion:  # one that cannot be read is restored by an operator, where it is the only one
+            return None if isinstance(self._problem, CorruptLog) else self._step_to_companion(None)
         if record.leader is None or not self._is_held:
             return None
         if record.leader == self.me:
@@ -580,7 +747,8 @@ class Replica:
             return None if is_waiting or self._waits_for_clocks(record) else BeginEpoch(record.leader_epoch)
         if self._is_leaving:
             return None
-        self.state = Following(FollowerReplica(self.me, record, self.high_watermark, self._now_ms, self._timeouts))
+        role = FollowerReplica(self.me, record, self.high_watermark, self._now_ms, self._timeouts)
+        self.state = Following(role, self._follower_of_companion(record))
         self._problem = None
         self._notices.append(Follow(record.leader))
         return None
@@ -616,8 +784,10 @@ class Replica:
             now_ms=self._now_ms,
             timeouts=self._timeouts,
         )
+        if self.companion is not None:
+            role.begin_companion(self.companion.log_end_offset, self.companion_high_watermark, self._now_ms)
         self.state = Leading(role)
-        self._reached(role.high_watermark)
+        self._reached_by(role)
 
     def _halt(self, why: str) -> None:
         record = self.record
@@ -630,8 +800,17 @@ class Replica:
         )
         self._notices.append(Halted(self._problem.message))
 
-    def _reached(self, high_watermark: int) -> None:
-        self.high_watermark = max(self.high_watermark, high_watermark)
+    def _reached_by(self, role: LeaderReplica) -> None:
+        self.high_watermark = max(self.high_watermark, role.high_watermark)
+        if role.companion is not None:
+            self.companion_high_watermark = max(self.companion_high_watermark, role.companion.high_watermark)
+
+    def _reached_in_copy(self, high_watermark: int) -> None:
+        """In the log that was answered for last."""
+        if self._is_copy_of_companion:
+            self.companion_high_watermark = max(self.companion_high_watermark, high_watermark)
+        else:
+            self.high_watermark = max(self.high_watermark, high_watermark)
 
     def _end_step(self, kind: type[Step]) -> None:
         assert isinstance(self._step, kind), f"{kind.__name__} was not under way, but {self._step}"
@@ -647,7 +826,7 @@ class Replica:
         transfer, leading = self._transfer, self.leading
         if transfer is None or leading is None or not transfer.is_drained or not self._fits():
             return
-        if not leading.is_caught_up(transfer.to) or leading.high_watermark < leading.log_end_offset:
+        if not leading.is_caught_up(transfer.to) or not leading.is_committed:
             return
         self._propose_leader(leading.record, transfer.to)
 
@@ -657,7 +836,7 @@ class Replica:
             self._notices.append(Propose(AppointLeaders(appointments=(appointment,))))
 
     def _propose_for_itself(self) -> None:
-        """That the log exists here; that it is damaged."""
+        """That the logs exist here; that one is damaged."""
         record, around = self.record, self._surroundings
         if record is None or self._ends or not around.is_registered:
             return
@@ -668,6 +847,8 @@ class Replica:
                 self._notices.append(Propose(DisableReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
         elif self.log is not None and not self._is_held and self._may_propose("hold", record.version):
             self._notices.append(Propose(HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
+        elif self._is_companion_unreported and self._may_propose("hold companion", record.version):
+            self._notices.append(Propose(HoldCompanions(broker=me, incarnation=incarnation, stream_ids=ids)))
 
     def _may_propose(self, kind: str, version: int) -> bool:
         return self._surroundings.has_session and self._attempts.may(kind, version, self._now_ms)
@@ -676,3 +857,14 @@ class Replica:
 def _is_proven(record: StreamRecord, broker: BrokerId) -> bool:
     """Whether it is in sync in its present life: positions from a life that ended uncleanly do not count."""
     return broker in record.isr and broker not in record.unproven
+
+
+def _last_of(log: Log) -> tuple[Epoch, int]:
+    """The epoch of its last record, and where it ends."""
+    return log.epochs.last_epoch_before(log.log_end_offset), log.log_end_offset
+
+
+def _begins_to_hold(broker: BrokerId, former: StreamRecord | None, record: StreamRecord) -> bool:
+    """Whether the metadata states now for the first time that its companion log exists."""
+    was = former.companion_holders if former is not None else ()
+    return broker in record.companion_holders and broker not in was

@@ -15,7 +15,7 @@ from natslog.model import BrokerId, Epoch
 
 
 class Log(Protocol):
-    """The properties of an open log that the machine reads."""
+    """The properties of an open log that the machine reads; of messages, or the companion log."""
 
     @property
     def epochs(self) -> EpochHistory: ...
@@ -72,9 +72,12 @@ class Idle:
     """The log is open, and the replica has no role."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Following:
+    """`companion`: of the companion log, once it is open."""
+
     role: FollowerReplica
+    companion: FollowerReplica | None = None
 
 
 @dataclass(slots=True)
@@ -103,23 +106,39 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenCompanion:
+    """Open the companion log, or create it, and hand over all records in it that are known to be committed. Where it
+    `must_exist` and does not, that is damage. `epoch`: of this leader, which begins in the log; None if the replica
+    does not lead. Answered by `companion_opened`.
+    """
+
+    must_exist: bool
+    epoch: Epoch | None
+
+
+@dataclass(frozen=True, slots=True)
 class SetAside:
-    """Rename the folder of a log that cannot be opened, so that it is kept."""
+    """Rename the folder of a log that cannot be opened, so that it is kept; with the companion log in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Truncate the log at the damage; the rest is fetched again from the leader."""
+    """Truncate the log of `messages` at the damage; the rest is fetched again from the leader. The `companion` log is
+    closed, and set aside as a whole.
+    """
+
+    messages: bool
+    companion: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Checkpoint and close the log."""
+    """Checkpoint and close both logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Store the epoch, rebuild the deduplication window, make the ingest ready to accept messages."""
+    """Store the epoch in both logs, rebuild the deduplication window, make the ingest ready to accept messages."""
 
     epoch: Epoch
 
@@ -159,6 +178,7 @@ class Copy:
 
 Step: TypeAlias = (
     Open
+    | OpenCompanion
     | SetAside
     | Repair
     | Close

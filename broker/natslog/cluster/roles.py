@@ -5,7 +5,8 @@ Theory of operation. A follower requests records from its log end offset (LEO) o
 is on its stable storage, and names the epoch of its last record. The leader looks this epoch up in its own epoch
 history. If the follower has records that the leader does not have, the response is the offset to truncate to, and the
 follower steps back until both logs agree. The high watermark (HW) is the least LEO of the in-sync replicas and of those
-about to join them.
+about to join them. Where a stream has a companion log, both logs are copied and committed so, each with its own HW, and
+a replica is in sync, caught up or lagging only in both together.
 
 Invariants:
 - every request and response has the leader epoch; one of another epoch is refused or ignored;
@@ -21,7 +22,6 @@ Source: KIP-101, KIP-279, KIP-320, KIP-595 (divergence in the fetch answer), KIP
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -31,6 +31,7 @@ import msgspec
 from natslog.cluster.commands import IsrChange
 from natslog.cluster.epochs import NO_EPOCH, EpochHistory
 from natslog.cluster.incarnations import is_former_life
+from natslog.cluster.tracks import Timeouts, Track
 from natslog.errors import NotEnoughReplicas
 from natslog.model import BrokerId, Epoch, StreamRecord
 
@@ -97,39 +98,23 @@ def judge(
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """A leader's state of a follower. `end_offset` is None until the follower has sent a request in this epoch, and,
-    once it is out of the ISR, until it sends a request with the record version that removed it: its earlier data may be
-    the reason for the removal (damage). It may have that version before the leader does; for an idle stream it sends
-    one request, and no further one. `caught_up_ms`: when it last had everything that the leader had.
+    """A leader's state of a follower, beside its copies (`Track`): its present life, and the version of the record that
+    removed it from the ISR.
     """
 
-    caught_up_ms: float
-    known_version: int = 0
-    out_since_version: int = 0
-    end_offset: int | None = None
     incarnation: str = ""
-
-
-_END_NOTED_EVERY_MS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """`lag_ms`: a follower that is behind for this time leaves the ISR. `unresponsive_ms`: a leader that sends nothing
-    for this time is reported. `propose_again_ms`: after this time, a change without a known outcome is proposed again.
-    """
-
-    lag_ms: float = 3000.0
-    unresponsive_ms: float = 2500.0
-    propose_again_ms: float = 2000.0
+    out_since_version: int = 0
 
 
 class LeaderReplica:
-    """The leader's side of one stream, for one epoch.
+    """The leader's side of one stream, for one epoch: one decision on the ISR, for all logs of the stream.
 
     Args:
         me: this broker, the record's leader. `log_end_offset`: where its epoch starts.
         high_watermark: what is known to be committed. `now_ms`: of a clock that never jumps.
+
+    Attributes:
+        messages: the track of the log of messages. `companion`: of the companion log, once it is open here.
     """
 
     def __init__(
@@ -146,37 +131,66 @@ class LeaderReplica:
         self.me = me
         self.record = record
         self.epoch = record.leader_epoch
-        self.epoch_start = log_end_offset
-        self.log_end_offset = log_end_offset
-        self.high_watermark = high_watermark
-        self.followers: dict[BrokerId, FollowerProgress] = {}
-        self._ends: deque[tuple[float, int]] = deque([(now_ms, log_end_offset)])  # (when, log end offset), lately
-        self._leaps: deque[tuple[int, int]] = deque()  # what HW passes at once, in order: runs
-        if high_watermark < log_end_offset:  # it may hold runs; none of it is exposed before all of it is committed
-            self._leaps.append((high_watermark, log_end_offset))
+        self.followers = {broker: FollowerProgress() for broker in self._others(record)}
         self._timeouts = timeouts
+        self.messages = self._track(log_end_offset, high_watermark, now_ms)
+        self.companion: Track | None = None
         self._version = record.version
         self._proposed: set[BrokerId] = set()  # members of all changes proposed for the record's present version
         self._proposed_ms: float | None = None
-        self.update(record, now_ms)
         self._advance()
 
+    def _others(self, record: StreamRecord) -> list[BrokerId]:
+        return [broker for broker in record.replicas if broker != self.me]
+
+    def _track(self, log_end_offset: int, high_watermark: int, now_ms: float) -> Track:
+        return Track(
+            self.me,
+            self.followers,
+            log_end_offset=log_end_offset,
+            high_watermark=high_watermark,
+            now_ms=now_ms,
+            timeouts=self._timeouts,
+        )
+
+    @property
+    def tracks(self) -> tuple[Track, ...]:
+        return (self.messages,) if self.companion is None else (self.messages, self.companion)
+
+    @property
+    def epoch_start(self) -> int:
+        return self.messages.epoch_start
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.messages.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.messages.high_watermark
+
     # ---- what happened ----
+
+    def begin_companion(self, log_end_offset: int, high_watermark: int, now_ms: float) -> None:
+        """The companion log is open here. It counts from now on; followers have `lag_ms` to open it."""
+        assert self.companion is None, "a stream has one companion log"
+        self.companion = self._track(log_end_offset, high_watermark, now_ms)
+        self._advance()
 
     def update(self, record: StreamRecord, now_ms: float) -> int:
         """The metadata has a new record of this stream, in the same epoch. Returns HW."""
         assert (record.leader, record.leader_epoch) == (self.me, self.epoch), "another epoch is another LeaderReplica"
         joined, left = set(record.isr) - set(self.record.isr), set(self.record.isr) - set(record.isr)
         self.record = record
-        others = [broker for broker in record.replicas if broker != self.me]
-        self.followers = {broker: self.followers.get(broker) or FollowerProgress(now_ms) for broker in others}
-        for broker in joined & set(self.followers):
-            self.followers[broker].caught_up_ms = now_ms
+        self.followers = {broker: self.followers.get(broker) or FollowerProgress() for broker in self._others(record)}
         for broker in left & set(self.followers):
-            progress = self.followers[broker]
-            progress.out_since_version = record.version
-            if progress.known_version < record.version:
-                progress.end_offset = None
+            self.followers[broker].out_since_version = record.version
+        for track in self.tracks:
+            track.follow(self.followers, now_ms)
+            for broker in joined & set(self.followers):
+                track.copies[broker].caught_up_ms = now_ms
+            for broker in left & set(self.followers):
+                track.left_isr(broker, record.version)
         if record.version != self._version:
             self._version, self._proposed, self._proposed_ms = record.version, set(), None
         return self._advance()
@@ -184,68 +198,52 @@ class LeaderReplica:
     @property
     def is_quiet(self) -> bool:
         """Whether every replica is in sync and has everything, and no change is proposed."""
-        ends = [progress.end_offset for progress in self.followers.values()]
         return (
             not self._proposed
             and not self.record.unproven
             and set(self.record.isr) == set(self.record.replicas)
-            and self.high_watermark == self.log_end_offset
-            and all(end is not None and end >= self.log_end_offset for end in ends)
+            and all(track.is_quiet for track in self.tracks)
         )
 
-    def appended(self, end_offset: int, run_start: int | None = None, *, now_ms: float | None = None) -> int:
-        """Everything below `end_offset` is on this broker's stable storage. Returns HW.
+    def appended(
+        self, end_offset: int, run_start: int | None = None, *, now_ms: float | None = None, track: Track | None = None
+    ) -> int:
+        """Everything below `end_offset` is on this broker's stable storage. Returns HW of the messages.
 
         Args:
             run_start: where given, all from there to `end_offset` is one run: HW passes it at once.
             now_ms: up to now the log ended where it did, which is not noted while the stream is quiet.
+            track: of the log that was appended to; None: of the messages.
         """
-        assert end_offset >= self.log_end_offset, "a leader never cuts its log"
-        if now_ms is not None and self.followers:
-            self._note_end(now_ms)
-        if run_start is not None:
-            assert run_start == self.log_end_offset, "a run is told of as a whole"
-            self._leaps.append((run_start, end_offset))
-        self.log_end_offset = end_offset
+        (track or self.messages).appended(end_offset, run_start, now_ms)
         return self._advance()
 
-    def fetched(self, follower: BrokerId, offset: int, incarnation: str, now_ms: float, version: int = 0) -> int:
-        """A follower whose log matches has everything below `offset`, and knows the record's `version`. Returns HW."""
+    def fetched(
+        self,
+        follower: BrokerId,
+        offset: int,
+        incarnation: str,
+        now_ms: float,
+        version: int = 0,
+        track: Track | None = None,
+    ) -> int:
+        """A follower whose log matches has everything below `offset`, and knows the record's `version`. Returns HW of
+        the messages.
+
+        Args:
+            track: of the log that it has; None: of the messages.
+        """
         progress = self.followers.get(follower)
         if progress is None or version < progress.out_since_version:
             return self.high_watermark  # not a replica of this stream, or one that has not yet received its removal
-        if incarnation != progress.incarnation and is_former_life(incarnation, progress.incarnation):
-            return self.high_watermark  # late: its next life has already sent a request, and may have fewer messages
-        self._note_end(now_ms)
-        is_same_life = progress.incarnation == incarnation
-        if offset >= self.log_end_offset or (is_same_life and self._moves_on_in_run(progress, offset)):
-            progress.caught_up_ms = now_ms
-        else:
-            progress.caught_up_ms = max(progress.caught_up_ms, self._end_was_at(offset))
-        progress.known_version = version
-        progress.end_offset = offset
-        progress.incarnation = incarnation
+        if incarnation != progress.incarnation:
+            if is_former_life(incarnation, progress.incarnation):
+                return self.high_watermark  # late: its next life has sent a request, and may have fewer messages
+            progress.incarnation = incarnation
+            for one in self.tracks:
+                one.begin_life(follower)
+        (track or self.messages).fetched(follower, offset, now_ms, version)
         return self._advance()
-
-    def _note_end(self, now_ms: float) -> None:
-        """What the log's end is now, for a while: a follower that is always a little behind, by less than `lag_ms`,
-        keeps up, however much the leader appends between two of its fetches.
-        """
-        if now_ms - self._ends[-1][0] >= _END_NOTED_EVERY_MS:
-            self._ends.append((now_ms, self.log_end_offset))
-            while len(self._ends) > 1 and now_ms - self._ends[1][0] > self._timeouts.lag_ms:
-                self._ends.popleft()
-
-    def _end_was_at(self, offset: int) -> float:
-        """The last moment at which the log is known to have ended at or below this offset."""
-        return next((at_ms for at_ms, end in reversed(self._ends) if end <= offset), float("-inf"))
-
-    def _moves_on_in_run(self, progress: FollowerProgress, offset: int) -> bool:
-        """A run becomes visible when it is complete, however long it is: a follower that copies it without a pause
-        counts as caught up.
-        """
-        has_moved = progress.end_offset is not None and offset > progress.end_offset
-        return has_moved and any(self.epoch_start <= start <= offset < end for start, end in self._leaps)
 
     # ---- what follows from it ----
 
@@ -256,28 +254,20 @@ class LeaderReplica:
 
     def _advance(self) -> int:
         if len(self.record.isr) >= self.record.settings.min_isr:
-            ends = [self._end_of(broker) for broker in self.counted]
-            if None not in ends:
-                reached = self._whole_runs_below(min(end for end in ends if end is not None))
-                self.high_watermark = max(self.high_watermark, reached)
+            counted = self.counted
+            for track in self.tracks:
+                track.advance(counted)
         return self.high_watermark
-
-    def _whole_runs_below(self, end_offset: int) -> int:
-        """The same, or where the run starts that it is inside of."""
-        while self._leaps and self._leaps[0][1] <= end_offset:
-            self._leaps.popleft()
-        return min(end_offset, self._leaps[0][0]) if self._leaps else end_offset
-
-    def _end_of(self, broker: BrokerId) -> int | None:
-        if broker == self.me:
-            return self.log_end_offset
-        progress = self.followers.get(broker)
-        return progress.end_offset if progress is not None else None
 
     @property
     def is_exposed(self) -> bool:
-        """Whether HW is known well enough to be shown: all of earlier epochs is committed."""
-        return self.high_watermark >= self.epoch_start
+        """Whether HW is known well enough to be shown: all of earlier epochs is committed, in each log."""
+        return all(track.is_exposed for track in self.tracks)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether everything is, in each log."""
+        return all(track.is_committed for track in self.tracks)
 
     def refusal(self) -> NotEnoughReplicas | None:
         """Why nothing may be appended now."""
@@ -300,7 +290,8 @@ class LeaderReplica:
         """
         if self._proposed_ms is not None and now_ms - self._proposed_ms < self._timeouts.propose_again_ms:
             return None
-        self._note_end(now_ms)
+        for track in self.tracks:
+            track.note_end(now_ms)
         wanted = [broker for broker in self.record.replicas if self._belongs(broker, now_ms, contact_ms)]
         proven = [broker for broker in wanted if broker in self.record.unproven and self._may_join(broker)]
         withdrawn = self._proposed - set(wanted)  # an older proposal may still be applied: a new version voids it
@@ -329,15 +320,10 @@ class LeaderReplica:
         return not self._lags(broker, now_ms, contact_ms)
 
     def _may_join(self, broker: BrokerId) -> bool:
-        end_offset = self._end_of(broker)
-        return end_offset is not None and end_offset >= max(self.high_watermark, self.epoch_start)
+        return all(track.may_join(broker) for track in self.tracks)
 
     def _lags(self, broker: BrokerId, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> bool:
-        progress = self.followers[broker]
-        caught_up_ms = progress.caught_up_ms
-        if progress.end_offset is not None and progress.end_offset >= self.log_end_offset:
-            caught_up_ms = max(caught_up_ms, contact_ms.get(broker, 0.0))
-        return now_ms - caught_up_ms > self._timeouts.lag_ms
+        return any(track.lags(broker, now_ms, contact_ms.get(broker, 0.0)) for track in self.tracks)
 
     def is_to_join(self, broker: BrokerId) -> bool:
         """Whether this follower, which is out of the ISR, has everything that a member must have."""
@@ -345,7 +331,7 @@ class LeaderReplica:
 
     def is_caught_up(self, broker: BrokerId) -> bool:
         """Whether this follower holds all there is."""
-        return self._end_of(broker) == self.log_end_offset
+        return all(track.end_of(broker) == track.log_end_offset for track in self.tracks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,15 +435,41 @@ class FollowerReplica:
         return now_ms - max(self.last_contact_ms, leader_contact_ms) > self.timeouts.unresponsive_ms
 
 
-def quorum_position(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
-    """The leader if every candidate has restarted uncleanly: the replica with the longest log by (epoch of the last
-    record, LEO).
+Position: TypeAlias = tuple[Epoch, int]
+"""Of a log: the epoch of its last record, and LEO."""
 
-    A minority of the candidates may have lost the end of their logs; a majority of positions is one more, so it holds
+
+def quorum_position(
+    positions: Mapping[BrokerId, Position],
+    candidates: Iterable[BrokerId],
+    companions: Mapping[BrokerId, Position] | None = None,
+) -> BrokerId | None:
+    """The leader if every candidate has restarted uncleanly: the replica with the longest log.
+
+    Up to half of the candidates may have lost the end of their logs; a majority of positions is one more, so it holds
     at least one log with everything that was committed. None while there are fewer.
+
+    With a companion log, a replica may have the longest log of messages and have lost the end of the other one. The
+    replicas that lost nothing are at least `whole` of those given, and all of them have what was committed in each log:
+    so a replica that is among the best `whole` in both logs has it too. If there is none, the result is None until more
+    are given. If all of an odd number are given, there is one, because `whole` is more than half of them. Of an even
+    number (for example of two, each with the longer one of another log) an operator decides which to replace.
+
+    Args:
+        companions: the positions of companion logs, where the stream has them.
     """
     known = sorted(set(candidates))
-    given = [broker for broker in known if broker in positions]
+    given = [broker for broker in known if broker in positions and (companions is None or broker in companions)]
     if len(given) < len(known) // 2 + 1:
         return None
-    return max(given, key=lambda broker: (*positions[broker], -broker))
+    best = given
+    if companions is not None:
+        whole = len(given) - len(known) // 2
+        best = [one for one in given if _is_among(whole, one, given, positions)]
+        best = [one for one in best if _is_among(whole, one, given, companions)]
+    return max(best, key=lambda broker: (*positions[broker], -broker), default=None)
+
+
+def _is_among(best: int, broker: BrokerId, given: Iterable[BrokerId], positions: Mapping[BrokerId, Position]) -> bool:
+    """Whether its log is one of the so many longest."""
+    return sum(positions[other] > positions[broker] for other in given) < best

@@ -50,7 +50,13 @@ def _reserved(settings: StreamSettings, replicas: int) -> int:
 
 def require_cursor(quota: Quota, owner: str, cursors: Iterable[CursorRecord]) -> None:
     """Raises StorageQuotaExceeded: the owner may not have another cursor."""
-    if quota.cursors is not None and (count := sum(one.owner == owner for one in cursors)) >= quota.cursors:
+    if quota.cursors is not None:
+        require_cursor_beside(quota, owner, sum(one.owner == owner for one in cursors))
+
+
+def require_cursor_beside(quota: Quota, owner: str, count: int) -> None:
+    """Raises StorageQuotaExceeded: the owner has this many cursors, and may not have another one."""
+    if quota.cursors is not None and count >= quota.cursors:
         raise StorageQuotaExceeded(
             f"{owner} has {count} cursors, and may have {quota.cursors}: {_REMEDY}", quota="cursors"
         )

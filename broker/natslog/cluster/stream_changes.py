@@ -11,12 +11,24 @@ from typing import Any
 
 import msgspec
 
+from natslog.cluster.commands import BeginImport, CreateStream, FinishImport
 from natslog.cluster.features import STREAM_CHANGES_LEVEL
-from natslog.errors import InvalidRequest, OffsetOutOfRange, StreamRecreated, StreamSealed
-from natslog.model import MAX_REPLICAS, BrokerId, Epoch, Offset, StreamId, StreamRecord, StreamSettings
+from natslog.errors import (
+    InvalidRequest,
+    OffsetOutOfRange,
+    RemovalDenied,
+    SettingsConflict,
+    StreamConflict,
+    StreamImporting,
+    StreamRecreated,
+    StreamSealed,
+)
+from natslog.model import MAX_REPLICAS, BrokerId, Epoch, FormerRule, Offset, StreamId, StreamRecord, StreamSettings
 from natslog.security.records import ALL_SUBJECTS
 
 _MOST_FORMER_SUBJECTS = 16
+_MOST_FORMER_RULES = 64
+_PROTECTIONS = ("deny_delete", "deny_purge")
 
 
 def next_version(record: StreamRecord, **changes: Any) -> StreamRecord:
@@ -46,8 +58,12 @@ def without(record: StreamRecord, broker: BrokerId) -> StreamRecord:
 
 def no_longer_held(record: StreamRecord, brokers: Iterable[BrokerId]) -> StreamRecord:
     """The files of these replicas are gone, or will be."""
-    holders = tuple(broker for broker in record.holders if broker not in set(brokers))
-    return record if holders == record.holders else next_version(record, holders=holders)
+    gone = set(brokers)
+    holders = tuple(broker for broker in record.holders if broker not in gone)
+    companion_holders = tuple(broker for broker in record.companion_holders if broker not in gone)
+    if (holders, companion_holders) == (record.holders, record.companion_holders):
+        return record
+    return next_version(record, holders=holders, companion_holders=companion_holders)
 
 
 # ---- settings ----
@@ -61,7 +77,66 @@ def fixed_settings(level: int) -> tuple[str, ...]:
 
 
 def cannot_be_edited(setting: str) -> InvalidRequest:
-    return InvalidRequest(f"the {setting} of a stream cannot be edited: create another stream", setting=setting)
+    reasons = {"group": ": the group decided which of its streams stores a message"}
+    return InvalidRequest(
+        f"the {setting} of a stream cannot be edited{reasons.get(setting, '')}: create another stream", setting=setting
+    )
+
+
+def with_settings_version(before: StreamRecord, after: StreamRecord) -> StreamRecord:
+    """A new version where an operator may notice that something was edited."""
+    if _editable(before) == _editable(after):
+        return after
+    return msgspec.structs.replace(after, settings_version=before.settings_version + 1)
+
+
+def _editable(record: StreamRecord) -> tuple[object, ...]:
+    return record.settings, record.paused, record.target_min_isr, wanted_replicas(record)
+
+
+def require_version(record: StreamRecord, stream_id: StreamId | None, if_version: int | None) -> None:
+    """Raises StreamRecreated, SettingsConflict: an edit was made for another stream, or for other settings."""
+    if stream_id is not None and record.id != stream_id:
+        raise recreated(record, stream_id, "nothing was changed")
+    if if_version is not None and record.settings_version != if_version:
+        raise SettingsConflict(
+            f"the settings of stream {record.name!r} are of version {record.settings_version}, not {if_version}: they "
+            "were edited meanwhile, and nothing was changed. Read them, then repeat the edit with their version",
+            stream=record.name,
+            settings_version=record.settings_version,
+            settings=record.settings.to_json() | {"paused": record.paused},
+        )
+
+
+def recreated(record: StreamRecord, stream_id: StreamId, outcome: str) -> StreamRecreated:
+    return StreamRecreated(
+        f"stream {record.name!r} was deleted and created again meanwhile: {outcome}. Its id is {record.id}, not "
+        f"{stream_id}",
+        stream=record.name,
+        id=record.id,
+    )
+
+
+def require_purgeable(record: StreamRecord) -> None:
+    """Raises RemovalDenied, StreamSealed."""
+    _require_removable(record, "deny_purge", "purged")
+
+
+def require_deletable(record: StreamRecord) -> None:
+    """Whether single messages may be deleted. Raises RemovalDenied, StreamSealed."""
+    _require_removable(record, "deny_delete", "deleted")
+
+
+def _require_removable(record: StreamRecord, setting: str, done: str) -> None:
+    if record.sealed:
+        raise sealed_already(record)
+    if getattr(record.settings, setting):
+        raise RemovalDenied(
+            f"stream {record.name!r} has {setting}, which cannot be turned off: no message was {done}. Its limits "
+            "(max_age, max_bytes, max_messages) still remove messages; the whole stream can be deleted",
+            stream=record.name,
+            setting=setting,
+        )
 
 
 def edited(
@@ -74,6 +149,17 @@ def edited(
     for name in fixed_settings(level):
         if getattr(settings, name) != getattr(record.settings, name):
             raise cannot_be_edited(name)
+    for name in _PROTECTIONS:
+        if getattr(record.settings, name) and not getattr(settings, name):
+            raise InvalidRequest(
+                f"{name} of stream {record.name!r} cannot be turned off: copy the messages to another stream",
+                setting=name,
+            )
+    if settings.deny_purge and settings.allow_rollup:  # of two edits at once
+        raise InvalidRequest(
+            f"stream {record.name!r} has either deny_purge or allow_rollup: its settings were edited meanwhile",
+            setting="allow_rollup",
+        )
     if settings == record.settings:
         return record
     removed = [subject for subject in record.settings.subjects if subject not in settings.subjects]
@@ -81,6 +167,7 @@ def edited(
         former = dict.fromkeys((*record.former_subjects, *removed))
         record = msgspec.structs.replace(record, former_subjects=_bounded(tuple(former)))
     was, min_isr = record.settings.min_isr, settings.min_isr
+    record = _with_former_rule(_with_rules_version(record, settings), settings)
     if record.sealed and msgspec.structs.replace(settings, min_isr=was) != record.settings:
         raise sealed_already(record)
     if min_isr == was:
@@ -97,6 +184,38 @@ def edited(
         )
     # whoever is eligible is so because of the former min_isr: from now on a smaller ISR may commit without it
     return with_isr(msgspec.structs.replace(record, settings=settings), record.isr, unproven=record.unproven)
+
+
+def _with_rules_version(record: StreamRecord, settings: StreamSettings) -> StreamRecord:
+    """If a rule is added that hides messages: replicas may have rewritten files without removed messages or not, so
+    those that were removed before do not count for it.
+    """
+    was = record.settings
+    is_limited_now = was.max_messages_per_subject is None and settings.max_messages_per_subject is not None
+    if not record.has_companion or not (is_limited_now or settings.compact > was.compact):
+        return record
+    return msgspec.structs.replace(record, rules_version=record.settings_version + 1)
+
+
+def _with_former_rule(record: StreamRecord, settings: StreamSettings) -> StreamRecord:
+    """Settings that hide fewer messages are in force from another leader epoch on: every replica then applies the same
+    rule to each message, whenever it receives the edit. So is `allow_rollup`, because a `Nats-Rollup` of earlier
+    messages had no effect. The leader stays. Raises InvalidRequest.
+    """
+    was, limit = record.settings, settings.max_messages_per_subject
+    shows_more = was.max_messages_per_subject is not None and (limit is None or limit > was.max_messages_per_subject)
+    if not shows_more and settings.compact >= was.compact and settings.allow_rollup == was.allow_rollup:
+        return record
+    if len(record.former_rules) == _MOST_FORMER_RULES:
+        raise InvalidRequest(
+            f"max_messages_per_subject, compact and allow_rollup of stream {record.name!r} were changed "
+            f"{_MOST_FORMER_RULES} times so that more messages are kept: create another stream",
+            stream=record.name,
+        )
+    epoch = Epoch(record.leader_epoch + 1)
+    former = FormerRule(epoch, was.max_messages_per_subject, was.compact, was.allow_rollup)
+    began = record if record.leader is None else next_version(record, leader_epoch=epoch)
+    return msgspec.structs.replace(began, former_rules=(*record.former_rules, former))
 
 
 def _bounded(subjects: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,19 +244,100 @@ def sealed_already(record: StreamRecord) -> StreamSealed:
 
 
 def purged(record: StreamRecord, stream_id: StreamId, below: Offset) -> StreamRecord:
-    """Raises StreamRecreated, StreamSealed, OffsetOutOfRange."""
+    """Raises StreamRecreated, StreamSealed, RemovalDenied, OffsetOutOfRange."""
+    if record.id != stream_id:
+        raise recreated(record, stream_id, "nothing was purged")
+    require_purgeable(record)
+    if below < 0:
+        raise OffsetOutOfRange(f"offset {below} is negative", offset=below)
+    return msgspec.structs.replace(record, purged_below=max(below, record.purged_below))
+
+
+# ---- imports ----
+
+
+def created_by_import(record: StreamRecord, command: CreateStream) -> StreamRecord:
+    return msgspec.structs.replace(
+        record,
+        paused=True,
+        import_state="importing",
+        first_offset=command.first_offset,
+        lineage=command.lineage,
+        former_subjects=_bounded(command.former_subjects),
+    )
+
+
+def paused(record: StreamRecord, is_paused: bool) -> StreamRecord:
+    """Raises StreamImporting: it is resumed when the import is complete."""
+    if is_paused:
+        return msgspec.structs.replace(record, paused=True)
+    if record.import_state == "importing":
+        raise importing(record)
+    return msgspec.structs.replace(_with_rollups_from_now(record), paused=False, import_state="")
+
+
+def _with_rollups_from_now(record: StreamRecord) -> StreamRecord:
+    """Of an imported stream: `Nats-Rollup` of imported messages has had its effect in the original, or had none there
+    because the original did not allow it then.
+    """
+    if not record.import_state or not record.settings.allow_rollup:
+        return record
+    before = msgspec.structs.replace(record.settings, allow_rollup=False)
+    after = record.settings
+    began = _with_former_rule(msgspec.structs.replace(record, settings=before), after)
+    return msgspec.structs.replace(began, settings=after)
+
+
+def importing_again(record: StreamRecord, command: BeginImport) -> StreamRecord:
+    """Raises StreamRecreated; StreamConflict: it may have taken messages of its own."""
+    _require_id(record, command.id)
+    if not record.import_state or record.sealed:
+        raise StreamConflict(
+            f"stream {record.name!r} was resumed or sealed since it was imported, so nothing can be imported into it "
+            "any more: import the export under another name (--as)",
+            stream=record.name,
+        )
+    subjects = (one for one in command.subjects if one not in record.settings.subjects)
+    former = tuple(dict.fromkeys((*record.former_subjects, *subjects)))
+    return msgspec.structs.replace(record, import_state="importing", former_subjects=_bounded(former))
+
+
+def imported(record: StreamRecord, command: FinishImport) -> StreamRecord:
+    """Raises StreamRecreated, StreamConflict."""
+    _require_id(record, command.id)
+    if record.import_state != "importing":
+        if record.lineage == command.lineage:
+            return record  # a repeated request
+        raise StreamConflict(
+            f"stream {record.name!r} is not being imported: another import has completed it, or it was resumed",
+            stream=record.name,
+        )
+    if command.resumes:
+        record = _with_rollups_from_now(record)
+    return msgspec.structs.replace(
+        record,
+        lineage=command.lineage,
+        import_state="" if command.resumes else "imported",
+        paused=not command.resumes,
+    )
+
+
+def importing(record: StreamRecord) -> StreamImporting:
+    return StreamImporting(
+        f"stream {record.name!r} is being imported: it can be used when the import is complete. If the import was "
+        "interrupted, repeat it (natslog import), or delete the stream",
+        stream=record.name,
+    )
+
+
+def _require_id(record: StreamRecord, stream_id: StreamId) -> None:
     if record.id != stream_id:
         raise StreamRecreated(
-            f"stream {record.name!r} was deleted and created again meanwhile: nothing was purged. Its id is "
+            f"stream {record.name!r} was deleted and created again meanwhile: repeat the import. Its id is "
             f"{record.id}, not {stream_id}",
             stream=record.name,
             id=record.id,
         )
-    if record.sealed:
-        raise sealed_already(record)
-    if below < 0:
-        raise OffsetOutOfRange(f"offset {below} is negative", offset=below)
-    return msgspec.structs.replace(record, purged_below=max(below, record.purged_below))
 
 
 # ---- where its replicas are ----

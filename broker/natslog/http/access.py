@@ -165,7 +165,7 @@ def require_still(request: web.Request) -> None:
         pending.still_holds()
 
 
-_COUNTS = ("bytes", "rows", "segments")
+_COUNTS = ("bytes", "rows", "segments", "compressed")
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 

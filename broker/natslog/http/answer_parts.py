@@ -12,9 +12,10 @@ planned when the one before has been sent: where retention has deleted its messa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, OWNER, broker_of
 from natslog.http.part import QUICK_BYTES, Part, Sendable
 from natslog.log import ReadPlan
+from natslog.log.removed import AllBut
 from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
@@ -54,6 +56,7 @@ class Question:
         max_bytes: of one answer of one part; None means all of the range, in as many parts as it takes.
         exact: no rows outside the range; else stored batches may come whole, but for purged rows.
         allowed: wildcards of subjects; messages of others are not sent. None: all.
+        view: the messages of which a view consists; None: all.
         takes_columns: columns of stored batches may come whole too (`natslog.arrow.projection`).
     """
 
@@ -67,6 +70,7 @@ class Question:
     exact: bool
     takes_columns: bool = False
     allowed: tuple[str, ...] | None = None
+    view: AllBut | None = None
 
     @property
     def changes_rows(self) -> bool:
@@ -150,9 +154,12 @@ class PartMaker:
         a format of which single columns cannot be sent.
         """
         async with AsyncExitStack() as making:
-            plan = held.enter_context(await self._planned(start, end))
             threads = self._readers
-            if self._made_bytes(plan) > QUICK_BYTES:
+            has_slot = self._asked.view is not None  # to plan it is to make most of it
+            if has_slot:
+                threads = await making.enter_async_context(self._answers.slot(self._host))
+            plan = held.enter_context(await self._planned(start, end))
+            if not has_slot and self._made_bytes(plan) > QUICK_BYTES:
                 plan.close()  # while other requests run, this one keeps no file open
                 threads = await making.enter_async_context(self._answers.slot(self._host))
                 plan = held.enter_context(await self._planned(start, end))
@@ -181,8 +188,23 @@ class PartMaker:
         return await in_thread(self._readers, plan.projected, self._asked.columns)
 
     async def _planned(self, start: int, end: int | None) -> ReadPlan:
-        plan = partial(_plan, self._stream, self._asked, start, end, projects=self._projects)
-        return await _held(asyncio.get_running_loop().run_in_executor(self._readers, plan))
+        view = self._asked.view
+        asked = self._asked if view is None else replace(self._asked, view=self._renewed(view))
+        planning = partial(_plan, self._stream, asked, start, end, projects=self._projects)
+        plan = await _held(asyncio.get_running_loop().run_in_executor(self._readers, planning))
+        try:
+            if asked.view is not None and self._renewed(asked.view) is not asked.view:
+                plan.close()  # its messages may have been dropped before its files were opened
+                return await self._planned(start, end)
+        except BaseException:
+            plan.close()
+            raise
+        return plan
+
+    def _renewed(self, view: AllBut) -> AllBut:
+        """Raises ViewExpired."""
+        log = self._stream.usable_log()
+        return log.latest_views.renewed(view, log.high_watermark, time.monotonic())
 
     def _made_bytes(self, plan: ReadPlan) -> int:
         """Stored bytes of what is made in memory."""
@@ -248,7 +270,7 @@ def _plan(stream: HostedStream, asked: Question, start: int, end: int | None, *,
     limit_bytes = usual_bytes if asked.max_bytes is None else asked.max_bytes
     if changes:
         limit_bytes = min(limit_bytes, usual_bytes)
-    plan = stream.usable_log().reader.plan_read(start, end, max_bytes=limit_bytes)
+    plan = stream.usable_log().reader.plan_read(start, end, max_bytes=limit_bytes, hidden=asked.view)
     try:
         if asked.max_bytes is not None and not changes and not _is_crumbly(plan):
             plan.limit_unpacked(asked.max_bytes)

@@ -11,7 +11,20 @@ from aiohttp import web
 
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
-from natslog.http import appends, cluster, cursors, many_streams, messages, openapi, security, status, streams
+from natslog.http import (
+    appends,
+    cluster,
+    cursors,
+    erasures,
+    imports,
+    many_streams,
+    messages,
+    openapi,
+    security,
+    status,
+    streams,
+)
+from natslog.http import subjects as subject_lists
 from natslog.http.access import GUARD, LIMITS, require_declared
 from natslog.http.answers import Answers
 from natslog.http.bodies import BODIES, Bodies, ignore_unknown_expectations
@@ -28,6 +41,7 @@ from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
 from natslog.http.gate import GATE, Gate, name_requests, state_request_id
 from natslog.http.polls import POLLS, Polls
 from natslog.http.status import SCRAPES, Scrapes
+from natslog.http.subjects import SUBJECT_LISTS, SubjectLists
 from natslog.http.tls_port import TlsPort
 from natslog.node.broker import Broker
 from natslog.security.limits import Limits
@@ -45,10 +59,13 @@ _ACCEPTED_AT_ONCE = 32
 
 ROUTES = [
     *streams.routes,
+    *subject_lists.routes,
     *many_streams.routes,
     *cursors.routes,
     *messages.routes,
     *appends.routes,
+    *imports.routes,
+    *erasures.routes,
     *status.routes,
     *cluster.routes,
     *security.routes,
@@ -59,7 +76,7 @@ ROUTES = [
 
 def make_app(broker: Broker) -> web.Application:
     limits, guard = Limits(), broker.guard
-    gate = Gate(guard, limits, broker.audit)
+    gate = Gate(guard, limits, broker.audit, broker.activity.report_request)
     app = web.Application(
         middlewares=[name_requests, count_requests, errors_as_json, gate.middleware, plain_bodies_only]
     )
@@ -69,6 +86,7 @@ def make_app(broker: Broker) -> web.Application:
     app[BODIES], app[REQUESTS], app[SCRAPES] = Bodies(), requests, Scrapes(broker, requests, limits)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
+    app[SUBJECT_LISTS] = SubjectLists()
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(ROUTES)
     require_declared(app)

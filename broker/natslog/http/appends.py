@@ -27,6 +27,7 @@ from natslog.http.shapes import shape_response
 from natslog.ingest.staged_rows import RowRules
 from natslog.node.replicas.direct_append import Commit, commit
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.stream_operations import require_not_internal
 from natslog.node.writes.staging import BatchKey
 from natslog.subjects import check_name, check_subject, cover, has_wildcard
 
@@ -38,6 +39,8 @@ _CONTENT = re.compile(r"[0-9a-f]{32}")
 
 
 def _key(request: web.Request, stream: HostedStream) -> BatchKey:
+    """Raises InvalidRequest."""
+    require_not_internal(stream.name)
     path = request.match_info
     batch = int(whole({"batch": path["batch"]}, "batch", 0))
     return stream.record.id, check_name(path["producer"], "producer"), batch
@@ -48,12 +51,12 @@ def _rules(request: web.Request, stream: HostedStream, given: str | None) -> Row
     to it.
     """
     recorded = stream.record.settings.subjects
-    allowed = limits_of(request, "publish", stream.record)
+    allowed, largest = limits_of(request, "publish", stream.record), stream.record.settings.max_message_bytes
     if given is None:
         is_only_one = len(recorded) == 1 and not has_wildcard(recorded[0])
-        return RowRules(recorded, recorded[0] if is_only_one else None, allowed)
+        return RowRules(recorded, recorded[0] if is_only_one else None, allowed, largest)
     check_subject(given, wildcards=False)
-    rules = RowRules(recorded, given, allowed)
+    rules = RowRules(recorded, given, allowed, largest)
     if not cover(recorded, given):
         raise InvalidRequest(f"the stream records {rules.shown}, not the subject {given!r}", subject=given)
     return rules

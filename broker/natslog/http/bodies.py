@@ -13,7 +13,7 @@ from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
 MAX_BODY_BYTES = 64 * 1024
 """Of all requests but uploads and commits."""
 BODY = web.RequestKey("body", bytes)
-_LARGE_BYTES = 64 * 1024 * 1024
+_LARGE_BYTES = 80 * 1024 * 1024
 _WITHIN_S = 30.0
 
 

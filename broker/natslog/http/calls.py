@@ -34,6 +34,7 @@ _POSITION = {"anyOf": [_OFFSET, {"enum": ["earliest", "latest"]}]}
 _TEXT = {"type": "string"}
 _SUBJECT = {"type": "string", "minLength": 1, "maxLength": MAX_SUBJECT_BYTES}
 _YES_OR_NO = {"type": "boolean"}
+_ERASURE = {"type": "string", "pattern": "^[0-9a-z-]{1,32}$"}
 _NAMED = {"type": "string", "pattern": f"^{NAME_PATTERN}$", "maxLength": MAX_NAME_CHARS}
 
 
@@ -56,6 +57,7 @@ OF_PATH = {
     "producer": _NAMED,
     "part": _NAMED,
     "batch": _whole(0),
+    "offset": _whole(0),
     "id": _whole(1, MAX_BROKER_ID),
     "role": _NAMED,
     "token": _TEXT,
@@ -91,6 +93,8 @@ _MESSAGES = (
         style="form",
         explode=False,
     ),
+    _in_query("view", "latest: only the newest message of each key or subject", {"enum": ["latest"]}),
+    _in_query("as_of", "of a view: the Natslog-As-Of of its first response", _OFFSET),
     _in_header("Natslog-Batches", "as exact=false", {"enum": ["whole"]}),
     _in_header("Natslog-Columns", "stored columns may be returned whole, too", {"enum": ["whole"]}),
 )
@@ -118,6 +122,7 @@ _OF_MESSAGES = _STATED | {
         "true: rows are left out on whose subjects the identity may not read", {"enum": ["true"]}, required=False
     ),
     "Natslog-Removed": _header("offsets of the range whose messages were removed; absent: 0", _OFFSET, required=False),
+    "Natslog-As-Of": _header("of a view: the high watermark that it is of", _OFFSET, required=False),
     "Natslog-Batches": _header("whole: stored batches, not cut", {"enum": ["whole", "columns", "exact"]}),
 }
 
@@ -219,6 +224,7 @@ CALLS: dict[str, dict[str, Call]] = {
                 _in_query("pattern", "names that match this glob", _TEXT | {"maxLength": MAX_NAME_CHARS}),
                 _in_query("subject", "streams that record this plain subject", _SUBJECT),
                 _in_query("group", "of this group"),
+                _in_query("internal", "true: also streams that natslog itself writes", _YES_OR_NO),
             ),
         ),
         "post": Call(
@@ -265,9 +271,17 @@ CALLS: dict[str, dict[str, Call]] = {
             status=202,
         ),
     },
+    "/v1/streams/{name}/repair": {
+        "post": Call(
+            "Repair all replicas; offsets that are damaged on every replica become removed ones",
+            shapes.Repaired,
+            body=shapes.Repair,
+        )
+    },
     "/v1/streams/{name}/purge": {
         "post": Call(
-            "Remove the messages below an offset, or all that are committed now",
+            "Remove messages: all that are committed now, or those below an offset or on some subjects, but for the "
+            "newest so many",
             shapes.Purged,
             body=shapes.Purge,
             body_is_required=False,
@@ -275,6 +289,23 @@ CALLS: dict[str, dict[str, Call]] = {
             statuses=(*_LEADER, *_CHANGE, 416),
             parameters=(_REQUEST_ID, _REDIRECTED),
         )
+    },
+    "/v1/streams/{name}/erase": {
+        "get": Call(
+            "The receipt of an erasure: which files each replica has written again, and whether it has finished",
+            shapes.Erasure,
+            parameters=(_in_query("id", "of the erasure", _ERASURE, required=True),),
+        ),
+        "post": Call(
+            "Erase the messages on a subject, or with a key, that are committed now. They are hidden when this is "
+            "answered; each replica then writes the files that have them again",
+            shapes.Erasure,
+            body=shapes.Erase,
+            status=202,
+            headers=_STATED,
+            statuses=(*_LEADER, *_CHANGE),
+            parameters=(_REDIRECTED,),
+        ),
     },
     "/v1/streams/{name}/seal": {
         "post": Call(
@@ -285,13 +316,34 @@ CALLS: dict[str, dict[str, Call]] = {
             parameters=(_REQUEST_ID, _REDIRECTED),
         )
     },
+    "/v1/streams/{name}/subjects": {
+        "get": Call(
+            "The distinct subjects of the visible messages, in ascending order, with counts and offsets, in pages. The "
+            "first request for a stream reads all of its subjects, to make an index",
+            shapes.SubjectPage,
+            headers=_STATED,
+            statuses=(*_LEADER, 409),
+            parameters=(
+                _in_query("pattern", "NATS wildcard", _SUBJECT),
+                _in_query("after", "the last subject of the page before"),
+                _in_query("limit", "of subjects in a page; default 1,000", _whole(1, shapes.MAX_SUBJECTS_OF_A_PAGE)),
+                _in_query("as_of", "that of the page before: the next page of the same result", _OFFSET),
+                _REDIRECTED,
+            ),
+        )
+    },
     "/v1/streams/{name}/offsets": {
         "get": Call(
-            "The first offset at or after a time",
+            "The first message at or after a time, or on a subject and at or after an offset",
             shapes.OffsetAt,
             headers=_STATED,
             statuses=_LEADER,
-            parameters=(_in_query("timestamp", "ISO-8601 or epoch ms", required=True), _REDIRECTED),
+            parameters=(
+                _in_query("timestamp", "ISO-8601 or epoch ms; this or subject"),
+                _in_query("subject", "without wildcards", _SUBJECT),
+                _in_query("start", "with subject: the first offset that counts; default 0", _OFFSET),
+                _REDIRECTED,
+            ),
         )
     },
     "/v1/streams/{name}/lag": {
@@ -339,7 +391,14 @@ CALLS: dict[str, dict[str, Call]] = {
                 _in_query("consumer", "only of this consumer"),
                 _in_query("stream", "only on this stream"),
             ),
-        )
+        ),
+        "post": Call(
+            "Set many cursors: all, or none where one is refused (feature level 2)",
+            shapes.CursorsSet,
+            body=shapes.NewCursors,
+            statuses=(404, *_CHANGE),
+            parameters=(_REQUEST_ID,),
+        ),
     },
     "/v1/cursors/{consumer}/{stream}": {
         "get": Call("The cursor of a consumer, and its lag", shapes.Cursor),
@@ -386,8 +445,17 @@ CALLS: dict[str, dict[str, Call]] = {
             "time of the request; a response without its terminating chunk is incomplete",
             kinds=(ARROW_STREAM, NDJSON),
             headers=_OF_MESSAGES,
-            statuses=(*_LEADER, 416),
+            statuses=(*_LEADER, 409, 416),
             parameters=(*_MESSAGES, _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/messages/{offset}": {
+        "delete": Call(
+            "Remove one message",
+            shapes.MessageDeleted,
+            headers=_STATED,
+            statuses=(*_LEADER, *_CHANGE),
+            parameters=(_REDIRECTED,),
         )
     },
     "/v1/streams/{name}/appends/{producer}": {
@@ -420,6 +488,63 @@ CALLS: dict[str, dict[str, Call]] = {
                 _REDIRECTED,
             ),
         )
+    },
+    "/v1/streams/{name}/import": {
+        "get": Call("How far the import into a stream is", shapes.Import, statuses=_LEADER, parameters=(_REDIRECTED,)),
+        "post": Call(
+            "Create a stream to import an export into, or continue the import (200)",
+            shapes.Import,
+            201,
+            also={200: shapes.Import},
+            body=shapes.NewImport,
+            statuses=(*_CHANGE, 404),
+            parameters=(_REQUEST_ID,),
+        ),
+        "put": Call(
+            "Append the next stored batches of an export, at the offsets that they have. Those that are there already "
+            "are passed over",
+            shapes.Import,
+            body=ARROW_STREAM,
+            statuses=(*_LEADER, 409, 416),
+            parameters=(_in_query("id", "id of the stream that is imported into", required=True), _REDIRECTED),
+        ),
+    },
+    "/v1/streams/{name}/import/removed": {
+        "post": Call(
+            "Remove messages that are imported already, and that the original does not have any more",
+            shapes.Import,
+            body=shapes.RemovedImports,
+            statuses=(*_LEADER, 409),
+            parameters=(_REDIRECTED,),
+        )
+    },
+    "/v1/streams/{name}/removed": {
+        "get": Call(
+            "Which offsets of a range the stream does not have any more, because they were deleted, purged, erased, or "
+            "hidden by newer messages; not those that retention has removed",
+            shapes.Removals,
+            headers=_STATED,
+            statuses=(*_LEADER, 416),
+            parameters=(*_RANGE, _REDIRECTED),
+        )
+    },
+    "/v1/streams/{name}/import/finish": {
+        "post": Call(
+            "Complete an import: the stream can be read from now on, and resumed",
+            shapes.Import,
+            body=shapes.FinishedImport,
+            statuses=(*_LEADER, *_CHANGE),
+            parameters=(_REQUEST_ID, _REDIRECTED),
+        )
+    },
+    "/v1/security": {
+        "get": Call("All tokens (digests of their secrets), roles, rules and quotas", shapes.StoredSecurity),
+        "post": Call(
+            "Add those of a backup that do not exist",
+            shapes.RestoredSecurity,
+            body=shapes.StoredSecurity,
+            statuses=(404, *_CHANGE),
+        ),
     },
     "/v1/whoami": {"get": Call("The identity of this request, and what it may do", shapes.Whoami)},
     "/v1/tokens": {

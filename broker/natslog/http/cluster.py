@@ -29,6 +29,7 @@ from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, r
 from natslog.node.peers.links import PING_S, serve_link
 from natslog.node.peers.messages import MAX_FRAME_BYTES
 from natslog.node.peers.reception import HANDSHAKE_S
+from natslog.subjects import is_internal
 from natslog.urls import normal_url
 
 routes = web.RouteTableDef()
@@ -103,15 +104,16 @@ async def cluster(request: web.Request) -> web.Response:
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # otherwise the level is known: every broker supports the level of its cluster
         levels = node.upgrade.supported_levels()
+    streams = [record for record in state.streams.values() if not is_internal(record.name)]
     body = shapes.Cluster(
         cluster_id=node.cluster_id,
         metadata_leader=node.group.leader,
         metadata_term=node.group.raft.term,
         is_current=is_current,
         brokers=[_shown(broker, number) for number in broker.operations.brokers],
-        streams=len(state.streams),
-        under_replicated=sum(len(one.isr) < len(one.replicas) for one in state.streams.values()),
-        leaderless=sum(one.leader is None for one in state.streams.values()),
+        streams=len(streams),
+        under_replicated=sum(len(one.isr) < len(one.replicas) for one in streams),
+        leaderless=sum(one.leader is None for one in streams),
         version=natslog_version(),
         feature_level=level,
         supported_level=level if levels is None else supported_by_all(levels, level),

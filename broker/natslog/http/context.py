@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from natslog.cluster.stream_changes import importing
 from natslog.errors import (
     InvalidRequest,
     NatslogError,
@@ -53,13 +54,21 @@ async def leading(request: web.Request) -> HostedStream:
     What is answered after an `await` goes through `stated`.
 
     Raises:
-        StreamNotFound, NoLeader, NotLeader, or why it cannot be served.
+        StreamNotFound, NoLeader, NotLeader, StreamImporting, or why it cannot be served.
         HTTPTemporaryRedirect: to the broker that leads it.
     """
+    stream = await leading_any(request)
+    if stream.record.import_state == "importing":
+        raise importing(stream.record)
+    return stream
+
+
+async def leading_any(request: web.Request) -> HostedStream:
+    """The same, also while the stream is being imported. Raises as `leading`."""
     broker = broker_of(request)
     record = await broker.record(request.match_info["name"])
     stream = broker.streams.get(record.name)
-    if stream is not None and broker.positions.may_be_stated_by(stream):
+    if stream is not None and broker.positions.is_led_here(stream):
         return stream
     if stream is not None and record.leader == broker.cluster.me and stream.problem is not None:
         raise stream.as_told(stream.problem)
@@ -102,14 +111,14 @@ def no_leader(broker: Broker, record: StreamRecord) -> NoLeader:
     )
 
 
-def stated(request: web.Request, stream: HostedStream, body: object) -> web.Response:
+def stated(request: web.Request, stream: HostedStream, body: object, *, status: int = 200) -> web.Response:
     """An answer that states positions, made from what `stream` holds. It is checked last, when nothing more is read.
 
     Raises:
         As `leading`: this broker does not lead the stream any more, or its session has ended meanwhile.
     """
     check_still_leading(request, stream)
-    return shape_response(body, headers=epoch_headers(stream))
+    return shape_response(body, status=status, headers=epoch_headers(stream))
 
 
 def check_still_leading(request: web.Request, stream: HostedStream) -> None:
@@ -177,12 +186,12 @@ def request_id(request: web.Request) -> Request:
     given = request.headers.get("Natslog-Request-Id")
     owner = request[OWNER]
     if given is None:
-        return Request(request[REQUEST_ID], owner or request.remote or "")
+        return Request(request[REQUEST_ID], owner or request.remote or "", request.remote or "")
     if given != request[REQUEST_ID]:
         raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
     stated = f"{given}\n{owner}\n{request.method} {request.path_qs}\n".encode("utf-8", "surrogatepass")
     made = hashlib.sha256(stated + request.get(BODY, b""))
-    return Request(made.hexdigest()[:32], owner or request.remote or "")
+    return Request(made.hexdigest()[:32], owner or request.remote or "", request.remote or "")
 
 
 def query(request: web.Request, *known: str) -> dict[str, str]:

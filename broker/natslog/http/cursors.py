@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
 from natslog.http import shapes
 from natslog.http.access import access, require_readable, rights_of, with_counts
-from natslog.http.bodies import json_body
+from natslog.http.bodies import BODY, json_body, read_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
-from natslog.http.shapes import MAX_OFFSET, NewCursor, shape_response
+from natslog.http.shapes import MAX_CURSORS_AT_ONCE, MAX_OFFSET, NewCursor, shape_response
 from natslog.model import Offset, StreamId
 from natslog.node.clock import now_us
 from natslog.node.replicas.lags import LagJson
@@ -22,6 +23,7 @@ from natslog.times import format_timestamp_us, parse_timestamp_us
 routes = web.RouteTableDef()
 
 _BODY = NewCursor.__struct_fields__
+_MAX_MANY_BYTES = 4 * 1024 * 1024
 
 
 def _shown(cursor: CursorRecord) -> shapes.Cursor:
@@ -52,13 +54,8 @@ async def list_cursors(request: web.Request) -> web.Response:
     """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer."""
     values, broker = query(request, "consumer", "stream"), broker_of(request)
     await broker.require_up_to_date()
-    cursors = [
-        cursor
-        for _, cursor in sorted(broker.state.cursors.items())
-        if values.get("consumer", cursor.consumer) == cursor.consumer
-        and values.get("stream", cursor.stream) == cursor.stream
-        and _may_see(request, cursor.stream)
-    ]
+    found = await broker.cursors.find(consumer=values.get("consumer"), stream=values.get("stream"))
+    cursors = [cursor for cursor in found if _may_see(request, cursor.stream)]
     lags = await broker.lags.of_cursors(cursors)
     return shape_response([_shown_with_lag(request, *one) for one in zip(cursors, lags, strict=True)])
 
@@ -68,13 +65,49 @@ def _may_see(request: web.Request, name: str) -> bool:
     return record is not None and rights_of(request).may_see(name, record.recorded_subjects)
 
 
+@routes.post("/v1/cursors")
+@access("checked", "cursor")
+async def set_cursors(request: web.Request) -> web.Response:
+    """`{"cursors": [{"consumer": …, "stream": …, "offset": 42}, …]}`: all are set, or none."""
+    query(request)
+    broker, rights = broker_of(request), rights_of(request)
+    request[BODY] = await read_body(request, _MAX_MANY_BYTES)
+    try:
+        given = msgspec.json.decode(request[BODY], type=shapes.NewCursors).cursors
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise InvalidRequest(
+            f'the body must be {{"cursors": [{{"consumer", "stream", "offset", …}}, …]}}: {error}'
+        ) from error
+    if len(given) > MAX_CURSORS_AT_ONCE:
+        raise InvalidRequest(
+            f"at most {MAX_CURSORS_AT_ONCE} cursors can be set in one request: this one has {len(given)}"
+        )
+    set_us, owner = now_us(), rights.owner
+    records = {name: await broker.record(name) for name in {check_name(one.stream) for one in given}}
+    for record in records.values():
+        rights.limits("cursor", record.name, record.recorded_subjects)
+    commands = [
+        SetCursor(
+            consumer=check_name(one.consumer, "consumer name"),
+            stream=one.stream,
+            stream_id=StreamId(one.id or records[one.stream].id),
+            offset=Offset(one.offset),
+            set_us=set_us if one.timestamp is UNSET else parse_timestamp_us(one.timestamp),
+            owner=owner,
+        )
+        for one in given
+    ]
+    await broker.change_cluster(broker.cursors.set_many(commands, request_id(request)))
+    return shape_response(shapes.CursorsSet(len(commands)))
+
+
 @routes.get("/v1/cursors/{consumer}/{stream}")
 @access("stream", parameter="stream")
 async def show_cursor(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
     await broker.require_up_to_date()
-    cursor = broker.state.cursor(*_names(request))
+    cursor = await broker.cursors.one(*_names(request))
     (lag,) = await broker.lags.of_cursors([cursor])
     return shape_response(_shown_with_lag(request, cursor, lag))
 
@@ -106,8 +139,8 @@ async def set_cursor(request: web.Request) -> web.Response:
         set_us=set_us,
         owner=rights_of(request).owner,
     )
-    await broker.change(command, request_id(request))
-    return shape_response(_shown(broker.state.cursor(consumer, name)))
+    cursor = await broker.change_cluster(broker.cursors.set(command, request_id(request)))
+    return shape_response(_shown(cursor))
 
 
 @routes.delete("/v1/cursors/{consumer}/{stream}")
@@ -117,7 +150,8 @@ async def drop_cursor(request: web.Request) -> web.Response:
     consumer, name = _names(request)
     broker = broker_of(request)
     command = DropCursor(consumer=consumer, stream=name)
-    await broker.change(command, request_id(request))
+    await broker.record(name)
+    await broker.change_cluster(broker.cursors.drop(command, request_id(request)))
     return web.Response(status=204)
 
 
@@ -137,7 +171,7 @@ async def stream_lag(request: web.Request) -> web.Response:
     if "cursor" in values:
         consumer = check_name(values["cursor"], "consumer name")
         await broker.require_up_to_date()
-        offset = broker.state.cursor(consumer, stream.record.name).offset
+        offset: int = (await broker.cursors.one(consumer, stream.record.name)).offset
     else:
         offset = position(values, "offset", 0, stream.usable_log())
     lag = await broker.lags.of(stream, offset)

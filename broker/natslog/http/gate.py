@@ -18,11 +18,11 @@ from contextlib import ExitStack, suppress
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from natslog.errors import Forbidden, NatslogError, QuotaExceeded, StreamNotFound, Unauthorized
+from natslog.errors import Forbidden, InvalidRequest, NatslogError, QuotaExceeded, StreamNotFound, Unauthorized
 from natslog.http.access import AUDITED, PENDING, RIGHTS, Access, Pending, access_of, rights_of
 from natslog.http.bodies import BODY
 from natslog.http.connections import Connection
-from natslog.http.context import BROKER, OWNER, REQUEST_ID, broker_of
+from natslog.http.context import BROKER, OWNER, REQUEST_ID, broker_of, request_id
 from natslog.http.errors_as_json import Handler
 from natslog.model import StreamRecord
 from natslog.security.audit import AuditLog
@@ -33,15 +33,22 @@ logger = logging.getLogger("natslog.http")
 
 _RECHECK_EVERY_S = 1.0
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_OF_DATA = frozenset({"publish", "cursor"})
+"""Changes that programs make all the time: they are no events."""
+_FIRST_REFUSED = 400
 _MOST_BODY_CHARS = 512
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 
 
 class Gate:
-    """The middleware, and the requests in progress. Of one server."""
+    """The middleware, and the requests in progress. Of one server. `report`: receives the facts of each change that was
+    made.
+    """
 
-    def __init__(self, guard: Guard, limits: Limits, audit: AuditLog) -> None:
-        self._guard, self._limits, self._audit = guard, limits, audit
+    def __init__(
+        self, guard: Guard, limits: Limits, audit: AuditLog, report: Callable[[dict[str, object]], None]
+    ) -> None:
+        self._guard, self._limits, self._audit, self._report = guard, limits, audit, report
         self._pending: set[Pending] = set()
         self._seen: object = None
         self._timer: asyncio.TimerHandle | None = None
@@ -192,13 +199,25 @@ class Gate:
         finally:
             if outcome["status"] != 307 and outcome.get("code") not in ("unauthorized", "forbidden", "quota_exceeded"):
                 facts = _facts(request, rights_of(request).identity) | request.get(AUDITED, {})
-                self._audit.changed(**facts, **_body_facts(request), **outcome)
+                facts |= _body_facts(request) | outcome
+                self._audit.changed(**facts)
+                status = outcome["status"]
+                if needed.action not in _OF_DATA and isinstance(status, int) and status < _FIRST_REFUSED:
+                    self._report(facts | {"change": _change_id(request)})
 
     def _log_refusal(self, request: web.Request, needed: Access, identity: Identity, error: NatslogError) -> None:
         facts = _facts(request, identity) | {"status": error.status, "code": error.code, "reason": error.message}
         if not identity.token and "token" in error.facts:  # of a token that is not valid
             facts["token"] = error.facts["token"]
         self._audit.refused(**facts, **({"action": needed.action} if needed.action else {}))
+
+
+def _change_id(request: web.Request) -> str:
+    """By which the metadata names the change that was requested."""
+    try:
+        return request_id(request).id
+    except InvalidRequest:  # the call makes no change of the metadata, and has not looked at the id
+        return ""
 
 
 def _check_again(pending: Pending, request: web.Request, needed: Access) -> None:

@@ -22,7 +22,7 @@ from natslog.log import StreamLog
 from natslog.model import Split, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
-from natslog.subjects import MAX_NAME_CHARS
+from natslog.subjects import MAX_NAME_CHARS, is_internal
 
 routes = web.RouteTableDef()
 
@@ -64,7 +64,8 @@ async def positions(request: web.Request) -> web.Response:
 def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]:
     """The streams that are asked for, exist, and may be read by the identity."""
     streams, names, rights = broker_of(request).state.streams, asked.streams, rights_of(request)
-    named = streams.values() if names is None else [streams[name] for name in sorted(names) if name in streams]
+    listed = [record for record in streams.values() if not is_internal(record.name)] if names is None else []
+    named = listed if names is None else [streams[name] for name in sorted(names) if name in streams]
     return [
         record
         for record in named
@@ -76,6 +77,8 @@ def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]
 
 def _shown(request: web.Request, record: StreamRecord, position: dict[str, int] | None) -> shapes.Position:
     shown = shapes.Position(name=record.name, id=record.id, leader_epoch=record.leader_epoch)
+    if record.lineage:
+        shown.lineage = list(record.lineage)
     if position is None:
         shown.problem = problem_of(broker_of(request), record)
     else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TypeVar
 
 from aiohttp import web
@@ -35,6 +36,7 @@ from natslog.http.context import (
 from natslog.http.part import Part
 from natslog.http.polls import POLLS, Poll
 from natslog.http.sending import Body, disconnecting_slow_client
+from natslog.http.views import latest_view
 from natslog.log import StreamLog
 from natslog.node.replicas.stream import HostedStream
 from natslog.security.decisions import is_whole
@@ -51,7 +53,7 @@ _MAX_WAIT_MS = 60_000
 
 def _question(request: web.Request, stream: HostedStream) -> Question:
     log = stream.usable_log()
-    values = query(request, "start", "end", "max_bytes", "wait_ms", "subject", "columns", "exact")
+    values = query(request, "start", "end", "max_bytes", "wait_ms", "subject", "columns", "exact", "view", "as_of")
     start = position(values, "start", log.first_readable_offset, log)
     end = position(values, "end", 0, log) if "end" in values else None
     if end is not None and start > end:
@@ -114,6 +116,7 @@ async def _answered(
     request: web.Request, stream: HostedStream, asked: Question, states_end: bool, poll: Poll
 ) -> web.StreamResponse:
     limits, rights = request.app[LIMITS], rights_of(request)
+    view = asked.view
     end = _end(stream.usable_log(), asked) if poll.end is None else poll.end
     maker = PartMaker(request, stream, asked)
     part = poll.take_part()
@@ -125,6 +128,7 @@ async def _answered(
         length = len(opening) + part.length + len(ending) if is_last else None
         headers = _headers(request, stream, part.next_offset if is_last else end, states_end)
         headers |= _headers_of_rows(part, asked, is_last=is_last)
+        headers |= {} if view is None else {"Natslog-As-Of": str(view.end)}
         kind = NDJSON if asked.ndjson else ARROW_STREAM
         body = await Body.begun(request, headers, kind, length, broker_of(request).readers)
         limits.charge(rights, part.length)
@@ -192,12 +196,29 @@ async def _serving(request: web.Request) -> tuple[HostedStream, Question, bool]:
     the leader may do. A numeric range that is committed here is served by any replica. Raises as `leading`.
     """
     stream = broker_of(request).streams.get(request.match_info["name"])
-    if stream is not None and stream.may_serve and not _names_position(request):
+    if stream is not None and stream.may_serve and not _names_position(request) and "view" not in request.query:
         asked = _question(request, stream)
         if _is_committed(asked, stream.usable_log()):
             return stream, asked, False
     stream = await leading(request)
-    return stream, _question(request, stream), True
+    asked = _question(request, stream)
+    if "view" in request.query:
+        asked = await _of_view(request, stream, asked)
+    return stream, asked, True
+
+
+async def _of_view(request: web.Request, stream: HostedStream, asked: Question) -> Question:
+    """Of the latest view only. Raises InvalidRequest, ViewExpired, CorruptLog."""
+    values = dict(request.query)
+    if values["view"] != "latest":
+        raise InvalidRequest(f"view {values['view'][:40]!r} must be latest", parameter="view")
+    if asked.wait_ms:
+        raise InvalidRequest("a view is of what is committed now: wait_ms has no effect on it", parameter="wait_ms")
+    view = await latest_view(request, stream, whole(values, "as_of", None))
+    end = view.end if asked.end is None else asked.end
+    if end > view.end or asked.start > end:
+        raise InvalidRequest(f"the view is of the offsets below {view.end}", parameter="end", as_of=view.end)
+    return replace(asked, view=view, end=end)
 
 
 def _is_committed(asked: Question, log: StreamLog) -> bool:

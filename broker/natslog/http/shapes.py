@@ -19,13 +19,27 @@ from msgspec import UNSET, Meta, UnsetType
 
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import KINDS
-from natslog.model import MAX_REPLICAS, MAX_SUBJECTS, Acks, Compression, OnConflict, PartReceipt
-from natslog.security.records import IDENTITY_PATTERN, Action
+from natslog.model import (
+    MAX_LINEAGE,
+    MAX_PER_SUBJECT,
+    MAX_REPLICAS,
+    MAX_SUBJECTS,
+    Acks,
+    Compression,
+    Discard,
+    Fork,
+    ImportState,
+    OnConflict,
+    PartReceipt,
+)
+from natslog.security.records import IDENTITY_PATTERN, Action, Security
 from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
 MAX_OFFSET = 2**62
+MAX_CURSORS_AT_ONCE = 10_000
 MAX_SPLITS = 100_000
 MAX_WAIT_MS = 60_000
+SUBJECTS_OF_A_PAGE, MAX_SUBJECTS_OF_A_PAGE = 1_000, 10_000
 
 Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$", max_length=MAX_NAME_CHARS)]
 Subject = Annotated[str, Meta(min_length=1, max_length=MAX_SUBJECT_BYTES)]
@@ -136,7 +150,8 @@ class Upgraded(msgspec.Struct):
 
 class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of a stream. Durations are seconds or text such as `7d`, sizes are bytes or text such as `10GiB`.
-    `subjects`: all that are recorded from then on; `subject`: the only one.
+    `subjects`: all that are recorded from then on; `subject`: the only one. `if_version`: the `settings_version` that
+    the stream had when it was read; `id`: its id. If one of them differs by then, nothing is changed (409).
     """
 
     subject: Subject | UnsetType = UNSET
@@ -147,10 +162,22 @@ class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_age: float | str | UnsetType | None = UNSET
     max_bytes: int | str | UnsetType | None = UNSET
     max_messages: Annotated[int, Meta(ge=1, le=2**62)] | UnsetType | None = UNSET
+    max_messages_per_subject: Annotated[int, Meta(ge=1, le=MAX_PER_SUBJECT)] | UnsetType | None = UNSET
+    compact: bool | UnsetType = UNSET
+    tombstone_retention: float | str | UnsetType = UNSET
+    allow_ttl: bool | UnsetType = UNSET
+    ttl: float | str | UnsetType | None = UNSET
+    discard: Discard | UnsetType | None = UNSET
     compression: Compression | UnsetType | None = UNSET
     dedupe_window: float | str | UnsetType | None = UNSET
     acks: Acks | UnsetType | None = UNSET
+    max_message_bytes: int | str | UnsetType | None = UNSET
+    deny_delete: bool | UnsetType | None = UNSET
+    deny_purge: bool | UnsetType | None = UNSET
+    allow_rollup: bool | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
+    if_version: Count | UnsetType | None = UNSET
+    id: str | UnsetType | None = UNSET
 
 
 class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -165,9 +192,86 @@ class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_age: float | str | UnsetType | None = UNSET
     max_bytes: int | str | UnsetType | None = UNSET
     max_messages: Annotated[int, Meta(ge=1, le=2**62)] | UnsetType | None = UNSET
+    max_messages_per_subject: Annotated[int, Meta(ge=1, le=MAX_PER_SUBJECT)] | UnsetType | None = UNSET
+    compact: bool | UnsetType = UNSET
+    tombstone_retention: float | str | UnsetType = UNSET
+    allow_ttl: bool | UnsetType = UNSET
+    ttl: float | str | UnsetType | None = UNSET
+    discard: Discard | UnsetType | None = UNSET
     compression: Compression | UnsetType | None = UNSET
     dedupe_window: float | str | UnsetType | None = UNSET
     acks: Acks | UnsetType | None = UNSET
+    max_message_bytes: int | str | UnsetType | None = UNSET
+    deny_delete: bool | UnsetType | None = UNSET
+    deny_purge: bool | UnsetType | None = UNSET
+    allow_rollup: bool | UnsetType | None = UNSET
+
+
+class NewImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The stream that an export is imported into. `settings`: as of a new stream. `lineage`: the streams whose
+    positions will be valid in it, the exported one last, each up to an offset. `subjects`: wildcards that cover the
+    subjects of all messages.
+    """
+
+    settings: dict[str, Any]
+    lineage: Annotated[tuple[Fork, ...], Meta(min_length=1, max_length=MAX_LINEAGE)]
+    first_offset: Offset
+    subjects: Annotated[list[Subject], Meta(min_length=1, max_length=4 * MAX_SUBJECTS)]
+
+
+class FinishedImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`id`: of the stream that was imported into. `resume`: it takes messages from now on."""
+
+    id: str
+    lineage: Annotated[tuple[Fork, ...], Meta(min_length=1, max_length=MAX_LINEAGE)]
+    resume: bool = False
+
+
+Bitmap = Annotated[str, Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class Removals(msgspec.Struct, forbid_unknown_fields=True):
+    """Offsets that a stream does not have any more, as Roaring bitmaps of 64 bits (portable format) in base64; empty:
+    none. `erased_subjects`, `erased_keys`: those of them that were erased.
+    """
+
+    removed: Bitmap = ""
+    erased_subjects: Bitmap = ""
+    erased_keys: Bitmap = ""
+
+
+class RemovedImports(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`id`: of the stream that is imported into."""
+
+    id: str
+    removals: Removals
+
+
+class Import(msgspec.Struct):
+    """How far the import into a stream is: up to `next_offset`, as its leader states it."""
+
+    name: Name
+    id: str
+    state: Literal["importing", "imported", "resumed"]
+    first_offset: Offset
+    lineage: list[Fork]
+    next_offset: Offset | UnsetType = UNSET
+
+
+class StoredSecurity(msgspec.Struct):
+    """Tokens (digests of their secrets), roles, rules and quotas as they are stored."""
+
+    enabled: bool
+    security: Security
+
+
+class RestoredSecurity(msgspec.Struct):
+    """How many of each were added."""
+
+    tokens: Count = 0
+    roles: Count = 0
+    rules: Count = 0
+    quotas: Count = 0
 
 
 class OffsetRange(msgspec.Struct):
@@ -182,14 +286,37 @@ class ReplicaScrub(msgspec.Struct, kw_only=True):
 
     `scrubbed_at`: when its last pass was completed. `scrub_progress`: of the pass that is under way, from 0 to 1; null:
     none is. `damaged`: offsets that cannot be read; a range without offsets is a segment that begins there and has a
-    damaged header or footer. `problem`: why the replica states nothing.
+    damaged header or footer. `lost`: offsets that were damaged, and accepted as lost. `problem`: why the replica states
+    nothing.
     """
 
     broker: BrokerNumber
     scrubbed_at: Time | None = None
     scrub_progress: Annotated[float, Meta(ge=0, le=1)] | None = None
     damaged: list[OffsetRange] = []
+    lost: list[OffsetRange] = []
     problem: AnyProblem | UnsetType = UNSET
+
+
+class Repair(msgspec.Struct, forbid_unknown_fields=True):
+    """Offsets that are damaged on every replica become removed ones."""
+
+    accept_loss: Literal[True]
+
+
+class ReplicaLoss(msgspec.Struct):
+    """The offsets that one replica has given up. `problem`: why it was not repaired."""
+
+    broker: BrokerNumber
+    lost: list[OffsetRange] = []
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class Repaired(msgspec.Struct):
+    """What was lost on each replica."""
+
+    name: Name
+    replicas: list[ReplicaLoss]
 
 
 class Scrub(msgspec.Struct):
@@ -199,9 +326,20 @@ class Scrub(msgspec.Struct):
     replicas: list[ReplicaScrub]
 
 
+class Compressed(msgspec.Struct):
+    """The compressed segments: stored bytes, bytes of their rows before compression, and the ratio of both."""
+
+    bytes: Count
+    uncompressed_bytes: Count
+    ratio: Annotated[float, Meta(ge=0)]
+
+
 class Stream(msgspec.Struct, kw_only=True):
     """A stream. Its leader alone states a position (`log_start_offset` to `segments`); without one there is a
-    `problem`. `subject`: the first of `subjects`. `scrub`: of the replica of the leader.
+    `problem`. `subject`: the first of `subjects`; `former_subjects`: wildcards of others that it recorded before.
+    `settings_version`: increases with each edit. `scrub`, `compressed`: of the replica of the leader; `compressed` is
+    missing where no segment is, or it is unknown. `lineage`: the streams from whose exports it was restored, and up to
+    which offset their positions are valid in it.
     """
 
     name: Name
@@ -213,13 +351,27 @@ class Stream(msgspec.Struct, kw_only=True):
     group: str | None
     max_bytes: int | None
     max_messages: int | None
+    max_messages_per_subject: int | None
+    compact: bool
+    tombstone_retention: str
+    allow_ttl: bool
+    ttl: str | None
+    discard: Discard
     compression: Compression
     acks: Acks
+    max_message_bytes: int | None
+    deny_delete: bool
+    deny_purge: bool
+    allow_rollup: bool
+    settings_version: Count
     max_age: str | None
     dedupe_window: str | None
     paused: bool
     sealed: bool
     envelopes: bool
+    former_subjects: list[str]
+    lineage: list[Fork]
+    import_state: ImportState
     created: Time
     leader: BrokerNumber | None
     leader_epoch: Count
@@ -228,8 +380,10 @@ class Stream(msgspec.Struct, kw_only=True):
     target_replica_ids: list[BrokerNumber] | UnsetType = UNSET
     log_start_offset: Offset | UnsetType = UNSET
     high_watermark: Offset | UnsetType = UNSET
+    messages: Count | UnsetType = UNSET
     bytes: Count | UnsetType | None = UNSET
     segments: Count | UnsetType | None = UNSET
+    compressed: Compressed | UnsetType | None = UNSET
     scrub: ReplicaScrub | UnsetType = UNSET
     problem: AnyProblem | UnsetType = UNSET
 
@@ -240,8 +394,10 @@ class Position(msgspec.Struct, kw_only=True):
     name: Name
     id: str
     leader_epoch: Count
+    lineage: list[Fork] | UnsetType = UNSET
     log_start_offset: Offset | UnsetType = UNSET
     high_watermark: Offset | UnsetType = UNSET
+    messages: Count | UnsetType = UNSET
     bytes: Count | UnsetType | None = UNSET
     segments: Count | UnsetType | None = UNSET
     problem: AnyProblem | UnsetType = UNSET
@@ -266,9 +422,13 @@ class Rolled(msgspec.Struct):
 
 
 class Purge(msgspec.Struct, forbid_unknown_fields=True):
-    """Messages below this offset; without it, all that are committed now."""
+    """Messages below this offset; without it, all that are committed now. `subject`: only those whose subject it
+    covers. `keep`: so many of the newest stay.
+    """
 
     below: Offset | UnsetType = UNSET
+    subject: Subject | UnsetType = UNSET
+    keep: Count | UnsetType = UNSET
 
 
 class Purged(msgspec.Struct):
@@ -278,6 +438,78 @@ class Purged(msgspec.Struct):
     log_start_offset: Offset
     purged: Count
     high_watermark: Offset
+
+
+class SubjectCount(msgspec.Struct):
+    """A subject: how many visible messages it has, and the offsets of the first and the last of them."""
+
+    subject: Subject
+    count: Count
+    first: Offset
+    last: Offset
+
+
+class SubjectPage(msgspec.Struct):
+    """Subjects of the messages that were visible when `as_of` was the high watermark. `total`: of all pages."""
+
+    name: Name
+    as_of: Offset
+    total: Count
+    subjects: list[SubjectCount]
+
+
+class MessageDeleted(msgspec.Struct):
+    """A message that was removed."""
+
+    name: Name
+    offset: Offset
+
+
+class Erase(msgspec.Struct, forbid_unknown_fields=True):
+    """Exactly one of them. `subject`: may have wildcards. `key`: as text; `key_base64`: of any bytes."""
+
+    subject: Subject | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    key_base64: str | UnsetType = UNSET
+
+
+class ErasedFile(msgspec.Struct):
+    """A file of a broker that was written again. `rows`: how many of its rows were erased."""
+
+    name: str
+    bytes_before: Count
+    bytes_after: Count
+    rows: Count
+    at: Time
+
+
+class ReplicaErasure(msgspec.Struct, kw_only=True):
+    """What one replica has done. `completed_at`: since when no file of its log has the bytes; null: it has not
+    finished. `remaining`: files and folders that were kept because they are damaged, and may have them. `problem`: why
+    the replica states nothing.
+    """
+
+    broker: BrokerNumber
+    completed_at: Time | None = None
+    files: list[ErasedFile] = []
+    remaining: list[str] = []
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class Erasure(msgspec.Struct, kw_only=True):
+    """The receipt of an erasure. The text that was named is not stored, and not in it.
+
+    `id`: null: the stream had nothing to erase. `messages`: how many were stored. `complete`: all replicas have
+    finished.
+    """
+
+    name: Name
+    id: str | None
+    erases: Literal["subject", "key"]
+    messages: Count
+    requested_at: Time | None
+    complete: bool
+    replicas: list[ReplicaErasure]
 
 
 class Led(msgspec.Struct):
@@ -406,6 +638,28 @@ class NewCursor(msgspec.Struct, forbid_unknown_fields=True):
     stream: Name | UnsetType = UNSET
     rewound: Any = UNSET
     lag: Any = UNSET
+
+
+class OneOfCursors(msgspec.Struct, forbid_unknown_fields=True):
+    """As `NewCursor`."""
+
+    consumer: Name
+    stream: Name
+    offset: Offset
+    timestamp: str | int | UnsetType = UNSET
+    id: str | None = None
+
+
+class NewCursors(msgspec.Struct, forbid_unknown_fields=True):
+    """All are set, or none where one is refused."""
+
+    cursors: Annotated[list[OneOfCursors], Meta(max_length=MAX_CURSORS_AT_ONCE)]
+
+
+class CursorsSet(msgspec.Struct):
+    """`set`: how many."""
+
+    set: Count
 
 
 # ---- direct appends ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -12,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
-from natslog.errors import natslog_version
+from natslog.errors import NatslogError, natslog_version
 from natslog.http import shapes
 from natslog.http.access import access, rights_of
 from natslog.http.context import BROKER
@@ -24,6 +25,8 @@ from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import clock_warnings
 from natslog.node.threads import in_thread
 from natslog.security.limits import Limits
+
+logger = logging.getLogger("natslog.http")
 
 routes = web.RouteTableDef()
 
@@ -110,6 +113,14 @@ class _BrokerCollector:
             "natslog_http_requests_refused",
             "HTTP requests that were refused because of their credentials, the access rules or a quota",
             value=self._refused,
+        )
+        yield CounterMetricFamily(
+            "natslog_activity_dropped",
+            "Events that are missing in __activity, because too many waited to be stored there",
+            value=broker.activity.dropped,
+        )
+        yield GaugeMetricFamily(
+            "natslog_activity_waiting", "Events of this broker that wait to be stored", value=broker.activity.waiting
         )
         streams = list(broker.streams.items())
         yield from self._cluster()
@@ -256,11 +267,21 @@ class _BrokerCollector:
         damaged = CounterMetricFamily(
             "natslog_scrub_damaged", "Damaged ranges that scrubbing has found", labels=["stream"]
         )
+        repaired = CounterMetricFamily(
+            "natslog_scrub_repaired", "Damaged ranges that were repaired from another replica", labels=["stream"]
+        )
+        lost = CounterMetricFamily(
+            "natslog_lost_offsets", "Offsets that were damaged, and accepted as lost", labels=["stream"]
+        )
         for stream_name, stream in streams:
+            lost.add_metric([stream_name], stream.lost_offsets)
+            repaired.add_metric([stream_name], stream.scrub_repaired)
             scrubbed.add_metric([stream_name], stream.scrubbed_bytes)
             damaged.add_metric([stream_name], stream.scrub_damaged)
         yield scrubbed
         yield damaged
+        yield repaired
+        yield lost
 
 
 class Scrapes:
@@ -277,13 +298,22 @@ class Scrapes:
         async with self._making:
             if self._begun_s < asked_s:
                 begun_s = time.monotonic()
-                cursors = [] if broker.stopping else await broker.lags.of_cursors_led_here()
+                cursors = [] if broker.stopping else await self._cursors()
                 registry = CollectorRegistry()
                 registry.register(_BrokerCollector(broker, cursors, dict(self._requests), self._limits.refused))
                 ProcessCollector(registry=registry)
                 self._text = await in_thread(broker.readers, generate_latest, registry)
                 self._begun_s = begun_s
             return self._text
+
+    async def _cursors(self) -> list[CursorLag]:
+        """None while the leader of the cursors does not answer."""
+        broker = self._broker
+        try:
+            return await broker.lags.of_cursors_led_here(await broker.cursors.find(within_s=0.0))
+        except NatslogError as error:
+            logger.debug("the metrics do not include cursors: %s", error.message)
+            return []
 
 
 SCRAPES = web.AppKey("scrapes", Scrapes)

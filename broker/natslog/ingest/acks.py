@@ -76,10 +76,8 @@ def refused(replies: Texts, error: NatslogError, *, stream: str, correlations: T
 
     `code` is the HTTP status, as in JetStream; `err_code` a JetStream number where one means the same, else 10500 up.
     """
-    body = {
-        "error": {"code": error.status, "err_code": _ERR_CODES.get(error.code, 10500), "description": error.message},
-        "stream": stream,
-    }
+    err_code = error.facts.get("err_code", _ERR_CODES.get(error.code, 10500))
+    body = {"error": {"code": error.status, "err_code": err_code, "description": error.message}, "stream": stream}
     text = json.dumps(body).encode()
     subjects = replies.to_arrow(pa.binary())
     bodies = pa.repeat(pa.scalar(text, pa.binary()), len(subjects))
@@ -91,5 +89,13 @@ def refused(replies: Texts, error: NatslogError, *, stream: str, correlations: T
     return publish_frames(subjects.filter(asking), bodies.filter(asking))
 
 
-_ERR_CODES = {"storage_full": 10047, "storage_failed": 10077, "overloaded": 10167, "corrupt_log": 10501}
-"""JetStream: 10047 insufficient resources (storage), 10077 stream store failed, 10167 too many requests."""
+_ERR_CODES = {
+    "storage_full": 10047,
+    "message_too_large": 10054,
+    "storage_failed": 10077,
+    "overloaded": 10167,
+    "corrupt_log": 10501,
+}
+"""JetStream: 10047 insufficient resources (storage), 10054 message size exceeds maximum allowed, 10077 stream store
+failed, 10167 too many requests.
+"""

@@ -9,6 +9,7 @@ Invariant: a row is only ever added whole; between `taken()` and `clear()` nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.ingest.columns import Array, Column, Texts, edges_and_data
+from natslog.ingest.conditions import Condition
 from natslog.ingest.header_columns import HeaderColumns, no_headers
 from natslog.wire import native
 from natslog.wire.frames import Frames
@@ -41,6 +43,7 @@ class Batch:
         ids: uint64 of shape (rows, 2): hashes of message ids, zeros where there is none; None if no row has one.
         spans: the number of rows of an envelope, at its last one, which has its reply subject and id; 0 for other rows.
             None if there is no envelope.
+        conditions: of rows, by their number, in ascending order; empty for most commits.
     """
 
     rows: RowBuffers
@@ -48,6 +51,7 @@ class Batch:
     correlations: Texts | None
     ids: npt.NDArray[np.uint64] | None
     spans: npt.NDArray[np.int64] | None = None
+    conditions: Sequence[tuple[int, Condition]] = ()
 
 
 class BatchBuilder:
@@ -60,6 +64,7 @@ class BatchBuilder:
         self._headers = HeaderColumns()
         self._is_headed = False
         self._spans: list[tuple[int, int]] = []  # last row and number of rows of each envelope
+        self._conditions: list[tuple[int, Condition]] = []
 
     @property
     def rows(self) -> int:
@@ -106,6 +111,14 @@ class BatchBuilder:
         elif self._is_headed:
             self._headers.add_plain(len(rows))
 
+    @property
+    def has_conditions(self) -> bool:
+        return bool(self._conditions)
+
+    def add_conditions(self, conditions: Sequence[tuple[int, Condition]]) -> None:
+        """Of the rows that are added next, by their number among these."""
+        self._conditions += [(self.rows + at, condition) for at, condition in conditions]
+
     def add_envelope(
         self,
         subject: Array,
@@ -147,7 +160,8 @@ class BatchBuilder:
             packed_ids if packed_ids.any() else None,
         )
         ids = headers.ids.values if headers.ids.values.any() else None
-        return Batch(rows, _if_any(self._reply), _if_any(headers.correlation), ids, self._spans_of(count))
+        replies, correlations = _if_any(self._reply), _if_any(headers.correlation)
+        return Batch(rows, replies, correlations, ids, self._spans_of(count), self._conditions)
 
     def _spans_of(self, rows: int) -> npt.NDArray[np.int64] | None:
         if not self._spans:
@@ -164,6 +178,7 @@ class BatchBuilder:
         self._headers.clear()
         self._is_headed = False
         self._spans.clear()
+        self._conditions = []
 
 
 def _if_any(column: Column) -> Texts | None:

@@ -34,6 +34,11 @@ class Texts:
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
         return cls(offsets, np.frombuffer(b"".join(values), np.uint8))
 
+    def filter(self, keep: npt.NDArray[np.bool_]) -> Texts:
+        """Copies of the texts that are marked."""
+        kept = self.to_arrow(pa.binary()).filter(pa.array(keep))
+        return Texts(offsets_of(kept), np.frombuffer(kept.buffers()[2] or b"", np.uint8))
+
     def to_arrow(self, kind: pa.DataType) -> pa.Array[Any]:
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(kind, len(self.offsets) - 1, buffers)

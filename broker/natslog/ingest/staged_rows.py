@@ -30,8 +30,10 @@ from crc32c import crc32c
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.covered import covered
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
-from natslog.arrow.schema import HEADERS_TYPE
+from natslog.arrow.schema import HEADERS_TYPE, rows_of_items
 from natslog.errors import Forbidden, InvalidRequest
+from natslog.ingest.conditions import EXPECTED_PREFIX
+from natslog.ingest.message_sizes import first_larger, too_large
 from natslog.subjects import MAX_SUBJECT_BYTES
 
 GROUPED_BYTES = 8 * 1024 * 1024
@@ -61,11 +63,13 @@ class RowRules:
         covered_by: the stream's subjects. `default_subject`: of rows that come without a column `subject`.
         allowed: wildcards of the subjects on which the identity may publish; None: all. A
             commit compares it with those of who commits.
+        max_message_bytes: of a row, as `message_sizes` counts it; None: no limit.
     """
 
     covered_by: tuple[str, ...]
     default_subject: str | None
     allowed: tuple[str, ...] | None = None
+    max_message_bytes: int | None = None
 
     @property
     def shown(self) -> str:
@@ -83,8 +87,8 @@ def read_rows(
         checks_rows: False where they were checked before, as the CRC will show.
 
     Raises:
-        InvalidRequest: it is not a complete Arrow IPC stream, or its rows are invalid. OSError: the file cannot be
-        read, or differs from what was written.
+        InvalidRequest, MessageTooLarge: it is not a complete Arrow IPC stream, or its rows are invalid. OSError: the
+        file cannot be read, or differs from what was written.
     """
     with _CheckedFile(path, what) as file:
         yield from _rows_of(file, rules, what, checks_rows=checks_rows)
@@ -284,6 +288,7 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
             raise InvalidRequest(f"{what}: {problem}: row {first + row}{value}", row=first + row)
 
     refuse(batch.column("value").is_null(), "value is null")
+    _check_sizes(batch, rules, what, first)
     _check_allowed(batch, rules, what)
     if "subject" in batch.schema.names:
         subject = batch.column("subject")
@@ -301,11 +306,31 @@ def _check_rows(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -
             if not pc.all(is_right, min_count=0).as_py():
                 refuse(pc.is_in(subject, distinct.filter(pc.invert(is_right))), problem, subject)
     if "headers" in batch.schema.names:
-        pairs = batch.column("headers").flatten()
-        if pairs.null_count or pairs.field(0).null_count or pairs.field(1).null_count:
-            raise InvalidRequest(
-                f"{what}: a header's key or value is null, in rows {first} to {first + batch.num_rows}"
-            )
+        _check_headers(batch.column("headers"), what, first)
+
+
+def _check_headers(headers: pa.Array[Any], what: str, first: int) -> None:
+    """Raises InvalidRequest. A condition of a publish is refused, because here it would be stored unchecked."""
+    pairs = headers.flatten()
+    if pairs.null_count or pairs.field(0).null_count or pairs.field(1).null_count:
+        raise InvalidRequest(f"{what}: a header's key or value is null, in rows {first} to {first + len(headers)}")
+    names = pairs.field(0)
+    item = pc.index(pc.starts_with(names, EXPECTED_PREFIX), True).as_py()
+    if item >= 0:
+        row = first + int(rows_of_items(headers)[item])
+        raise InvalidRequest(
+            f"{what}: row {row} has the header {names[item].as_py()[:100]}. Conditions are checked only for messages "
+            "that are published over NATS: remove the header, or publish the row over NATS",
+            row=row,
+        )
+
+
+def _check_sizes(batch: pa.RecordBatch, rules: RowRules, what: str, first: int) -> None:
+    """Raises MessageTooLarge."""
+    max_bytes = rules.max_message_bytes
+    if max_bytes is not None and (larger := first_larger(batch, max_bytes)) is not None:
+        row, row_bytes = first + larger[0], larger[1]
+        raise too_large(max_bytes, f"{what}: row {row} has {row_bytes} bytes", row=row)
 
 
 def _check_allowed(batch: pa.RecordBatch, rules: RowRules, what: str) -> None:

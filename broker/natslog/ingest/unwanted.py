@@ -10,8 +10,6 @@ from natslog.wire import native
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, SUBJECT, SUBJECT_LEN
 
-_EXPECTATION = np.frombuffer(b"Nats-Expected-", np.uint8)
-
 
 def split_by_text(frames: Frames) -> tuple[Frames, Frames]:
     """Frames whose subject and headers are UTF-8, and those that are not (Arrow strings cannot hold these)."""
@@ -32,14 +30,6 @@ def split_by_subject(frames: Frames) -> tuple[Frames, Frames]:
     if not native.mark_not_plain(frames.buffer, frames.rows, MAX_SUBJECT_BYTES, marks):
         return frames, frames.select(marks)
     return frames.select(~marks), frames.select(marks)
-
-
-def split_by_expectation(frames: Frames) -> tuple[Frames, Frames]:
-    """Frames without and with a `Nats-Expected-…` header: a condition that must not be acked unchecked."""
-    marks = np.zeros(len(frames.rows), np.bool_)
-    if frames.rows[:, HEADER_LEN].any():
-        native.mark_header_prefix(frames.buffer, frames.rows, _EXPECTATION, marks)
-    return (frames, frames.select(marks)) if not marks.any() else (frames.select(~marks), frames.select(marks))
 
 
 def _has_high_bytes(buffer: Array, rows: Array) -> Array:

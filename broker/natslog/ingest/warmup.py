@@ -15,9 +15,10 @@ import numpy as np
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import BatchBuilder
+from natslog.ingest.conditions import conditions_of
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.ingest.envelopes import open_messages, split_envelopes
-from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
+from natslog.ingest.unwanted import split_by_subject, split_by_text
 from natslog.wire import machine_code, own_ids
 from natslog.wire.frames import FrameParser, Frames
 
@@ -74,7 +75,8 @@ def warm_up() -> None:
             opened, _ = open_messages(frames)
             for rules in _ACK_RULES:
                 rules.applied(Frames(frames.buffer, frames.rows.copy()), opened)
-            for part in (*split_by_text(frames), *split_by_subject(frames), *split_by_expectation(frames)):
+            for part in (*split_by_text(frames), *split_by_subject(frames)):
+                builder.add_conditions(conditions_of(part))
                 builder.add(part)
             list(split_envelopes(frames, reads=True))
         batch = builder.taken()

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class SegmentChain:
-    """Guarded by `lock` where the list changes. No file is opened, read, renamed or synced under it: the event loop
-    takes it too.
+    """Guarded by `lock` where the list changes. No file is opened, read or synced under it, and none is
+    renamed but a repaired one: the event loop takes it too.
 
     Positions of the log are read without the lock: the list is changed by single steps (append, replace one, drop the
     first or last ones), and is never empty again. A reader works on a list of its own (`on_snapshot`), and opens
@@ -33,7 +33,8 @@ class SegmentChain:
         committed: the high watermark as the replica's role knows it; None where this is the only replica, so that what
             is on its stable storage is committed.
         missing_from: where the log was stored to begin, if its first segments are lost; else None.
-        purged_below: what lies below was purged. Its files go with whole segments; readers do not get it before.
+        purged_below: what lies below was purged. limited_below: what lies below is past a limit of messages or bytes.
+            Files go with whole segments; readers do not get these messages before.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -41,6 +42,7 @@ class SegmentChain:
     committed: int | None = None
     missing_from: int | None = None
     purged_below: int = 0
+    limited_below: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def snapshot(self) -> list[Segment]:
@@ -80,8 +82,8 @@ class SegmentChain:
 
     @property
     def first_readable_offset(self) -> int:
-        """Where the log starts for readers: at its first file, or where it was purged up to."""
-        return max(self.log_start_offset, min(self.purged_below, self.high_watermark))
+        """Where the log starts for readers: at its first file, or where it was purged or limited up to."""
+        return max(self.log_start_offset, min(max(self.purged_below, self.limited_below), self.high_watermark))
 
     @property
     def log_end_offset(self) -> int:

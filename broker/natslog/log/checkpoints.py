@@ -1,12 +1,16 @@
 """The data of a log beside its messages: its high watermark and its start, each in a small checked file.
 
-    hw-checkpoint   {"high_watermark": 38094, "log_start_offset": 8192}
+    hw-checkpoint   {"high_watermark": 38094, "log_start_offset": 8192, "limited_below": 9000}
     log-start       {"log_start_offset": 8192}                           always of the same length
 
 Theory of operation. The log start is stored before any file below it is removed. A first segment that begins above the
 stored start is therefore lost, and files below the stored start are what an interrupted removal left. The start is
 stored twice, one file after the other: if one file is lost or damaged, it is rebuilt from the other. On a full disk
 `log-start` is written in place: retention, which makes room, needs none.
+
+`limited_below` is where the log starts for readers because of limits of messages or bytes; it is left out where there
+was no limit. It is stored with the high watermark, and before files that it was computed of are written again: so a
+restart does not return messages that were past a limit.
 
 natslog 0.1.0 ignores `log-start` and writes `hw-checkpoint` without a log start. A checkpoint of that form, or the
 argument `trusts_log_start=False`, means that the stored start may be outdated: it is then taken from the files.
@@ -39,6 +43,7 @@ class Checkpoints:
     Attributes:
         high_watermark: on stable storage; 0 where it is not known.
         log_start_offset: likewise; None if the files of the log decide.
+        limited_below: likewise; 0 where there was no limit.
         has_high_watermark: whether a file says so.
 
     Raises:
@@ -51,6 +56,7 @@ class Checkpoints:
         content = read_checked(folder / HIGH_WATERMARK_FILE, HIGH_WATERMARK_FILE, 1)
         self.has_high_watermark = content is not None
         self.high_watermark: int = content["high_watermark"] if content else 0
+        self.limited_below: int = content.get("limited_below", 0) if content else 0
         self._starts = (self._start_in_file(), content.get("log_start_offset") if content else None)
         is_of_0_1 = content is not None and self._starts[1] is None
         known = [start for start in self._starts if start is not None]
@@ -88,11 +94,11 @@ class Checkpoints:
                 self._write_start(log_start_offset)
                 self._write_high_watermark(self.high_watermark)
 
-    def raise_high_watermark(self, high_watermark: int) -> None:
-        """Stores it where it is above the stored one. Raises OSError."""
+    def advance(self, high_watermark: int, limited_below: int) -> None:
+        """Stores both where one of them is above the stored one. Raises OSError."""
         with self._lock:
-            if high_watermark > self.high_watermark:
-                self._write_high_watermark(high_watermark)
+            if high_watermark > self.high_watermark or limited_below > self.limited_below:
+                self._write_high_watermark(max(high_watermark, self.high_watermark), limited_below=limited_below)
 
     def lower_high_watermark(self, high_watermark: int) -> None:
         """Stores it if it is below the stored one: messages above it are about to be dropped. Raises OSError."""
@@ -130,8 +136,11 @@ class Checkpoints:
         path, content = self._folder / LOG_START_FILE, {"log_start_offset": log_start_offset}
         write_checked(path, LOG_START_FILE, 1, content, width=_LOG_START_WIDTH, sync_name=sync_name)
 
-    def _write_high_watermark(self, high_watermark: int, *, sync_name: bool = True) -> None:
+    def _write_high_watermark(self, high_watermark: int, *, limited_below: int = 0, sync_name: bool = True) -> None:
         content = {"high_watermark": high_watermark, "log_start_offset": self.log_start_offset or 0}
+        limited_below = max(limited_below, self.limited_below)
+        content |= {"limited_below": limited_below} if limited_below else {}
         path = self._folder / HIGH_WATERMARK_FILE
         write_checked(path, HIGH_WATERMARK_FILE, 1, content, sync_name=sync_name)
         self.high_watermark, self.has_high_watermark = high_watermark, True
+        self.limited_below = limited_below

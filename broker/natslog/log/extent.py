@@ -35,7 +35,7 @@ def extent(segments: Sequence[Segment], start: int, end: int, max_bytes: int | N
         whole = low == base_offset and high == end_offset
         piece_bytes = segment.size_bytes if whole else bytes_between(segment.index, low, high)
         if max_bytes is not None and size_bytes + piece_bytes > max_bytes:
-            reached = max(_reach(segment.index, low, high, max_bytes - size_bytes), start + 1)
+            reached = max(reach(segment.index, low, high, max_bytes - size_bytes), start + 1)
             return Extent(start, reached, size_bytes + bytes_between(segment.index, low, reached))
         size_bytes += piece_bytes
     return Extent(start, end, size_bytes)
@@ -67,7 +67,7 @@ def position_of(index: BatchIndex, offset: int) -> int:
     return index.positions[at] + index.lengths[at] * max(0, offset - base) // (end - base)
 
 
-def _reach(index: BatchIndex, start: int, end: int, room_bytes: int) -> int:
+def reach(index: BatchIndex, start: int, end: int, room_bytes: int) -> int:
     """The offset that `room_bytes` from `start` on lead to."""
     limit = position_of(index, start) + room_bytes
     low, high = start, end

@@ -1,9 +1,9 @@
 """The lag of an offset: rows, stored bytes, and the age of the oldest unread message.
 
-Theory of operation. Nothing is counted: each offset counts as a row, and `extent` gives the bytes. A commit has one
-timestamp, which is in the index; only of a batch that sealing merged from several commits two columns are read (and
-once per process the whole batch, to validate it). The cost is therefore the same for ten rows and for ten thousand
-million.
+Theory of operation. Nothing is counted: each offset counts as a row unless it is hidden, and `extent` gives the bytes.
+A commit has one timestamp, which is in the index; only of a batch that sealing merged from several commits two columns
+are read (and once per process the whole batch, to validate it). The cost is therefore the same for ten rows and for ten
+thousand million.
 
 What is damaged is still reported: rows that cannot be read are not included, and if the timestamps themselves are
 damaged, those of the index, which has a CRC of its own, are used instead.
@@ -25,6 +25,7 @@ from natslog.log.batch_index import BatchIndex
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.extent import extent
 from natslog.log.recovery import Damage
+from natslog.log.removed import RemovedOffsets
 from natslog.log.sealed import SealedSegment
 
 logger = logging.getLogger("natslog.log")
@@ -37,7 +38,7 @@ class Lag:
     """What lies between `offset` and the high watermark, and can be read.
 
     Attributes:
-        rows: after compaction there may be fewer. `bytes`: as stored.
+        rows: visible ones. `bytes`: as stored, with hidden ones.
         oldest_us: timestamp of the first unread message; None where there is none.
         lost_rows: below the log start; not counted in `rows`. `beyond_rows`: how far the offset is above the HW.
     """
@@ -67,23 +68,30 @@ class _Place:
     at: int
 
 
-def lag_at(chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegment], None]) -> Lag:
+def lag_at(
+    chain: SegmentChain, offset: int, about_to_load: Callable[[SealedSegment], None], removed: RemovedOffsets
+) -> Lag:
     """The lag of a reader whose next offset is `offset`. Blocks: it may read a footer and a batch.
 
     Args:
         about_to_load: called with a segment whose index is needed, so that the number of indexes in memory remains
         bounded.
     """
-    return chain.on_snapshot(lambda segments: _lag_at(chain, segments, offset, about_to_load))
+    return chain.on_snapshot(lambda segments: _lag_at(chain, segments, offset, about_to_load, removed))
 
 
 def _lag_at(
-    chain: SegmentChain, segments: Sequence[Segment], offset: int, about_to_load: Callable[[SealedSegment], None]
+    chain: SegmentChain,
+    segments: Sequence[Segment],
+    offset: int,
+    about_to_load: Callable[[SealedSegment], None],
+    removed: RemovedOffsets,
 ) -> Lag:
     log_start, end = chain.first_readable_offset, chain.high_watermark
-    start = max(offset, log_start)
+    start = removed.next_visible(max(offset, log_start), end)
     segments = [segment for segment in segments if segment.base_offset < end]
     rows = end - start - _missing_rows(chain.damages, [segment.base_offset for segment in segments], start, end)
+    rows -= removed.count(start, end)
     place = _first_at(segments, start, about_to_load) if start < end else None
     if place is None or rows <= 0:
         return Lag(offset, log_start, end)

@@ -11,6 +11,7 @@ import os
 from bisect import bisect_left, bisect_right
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -19,11 +20,14 @@ from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.extent import Extent, bytes_between, extent, overlapping
+from natslog.log.hidden_rows import Hiding
 from natslog.log.lag import Lag, lag_at
 from natslog.log.read_plan import FileRange, ReadPlan
+from natslog.log.removed import Hidden, RemovedOffsets
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_batch
 from natslog.log.splits import Stretch, cut_into_splits
+from natslog.log.visibility import Visibility
 from natslog.model import Split
 
 _INDEXES_KEPT = 64
@@ -32,8 +36,9 @@ _INDEXES_KEPT = 64
 class LogReader:
     """Lookups in a chain of segments; thread-safe."""
 
-    def __init__(self, chain: SegmentChain) -> None:
+    def __init__(self, chain: SegmentChain, visibility: Visibility | None = None) -> None:
         self._chain = chain
+        self._visibility = visibility or Visibility()
 
     def forget_proofs(self, path: Path) -> None:
         """This file could not be read although it was validated before."""
@@ -42,7 +47,14 @@ class LogReader:
                 segment.forget_proofs()
 
     def plan_read(
-        self, start: int, end: int | None = None, *, max_bytes: int, prove: bool = True, uncommitted: bool = False
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        max_bytes: int,
+        prove: bool = True,
+        uncommitted: bool = False,
+        hidden: Hidden | None = None,
     ) -> ReadPlan:
         """Opens the files that hold `[start, end)`, whole batches, at most about `max_bytes` as they are
         stored (but at least one batch).
@@ -52,6 +64,7 @@ class LogReader:
                 empty).
             end: exclusive; None or above the high watermark means up to it.
             prove: reads sealed batches that this process has not proven yet; else the caller proves what it reads.
+            hidden: what is left out; None: what readers do not get.
             uncommitted: from the first file up to the log end offset, for another replica or this one itself.
 
         Raises:
@@ -61,9 +74,15 @@ class LogReader:
         upto = self._check_in_log(start, uncommitted)
         limit = upto if end is None else min(end, upto)
         plan = ReadPlan(start)
+        removed = hidden
+        if removed is None and not uncommitted:
+            removed = self._visibility.removed_below(upto)
         try:
-            while plan.next_offset < limit and plan.length < max_bytes:
-                self._extend(plan, limit, max_bytes - plan.length, prove, uncommitted)
+            if removed:
+                self._fill_with_visible(plan, removed, limit, max_bytes)
+            while not removed and plan.next_offset < limit and plan.length < max_bytes:
+                if not self._extend(plan, limit, max_bytes - plan.length, prove, uncommitted):
+                    break
         except OffsetOutOfRange:  # retention took the next segment meanwhile
             if not plan.ranges:
                 raise
@@ -76,6 +95,51 @@ class LogReader:
             raise
         plan.next_offset = max(start, min(plan.next_offset, limit))
         return plan
+
+    def _fill_with_visible(self, plan: ReadPlan, removed: Hidden, limit: int, max_bytes: int) -> None:
+        """As a plan is filled otherwise, but without hidden rows. It may end earlier."""
+        hiding = Hiding(plan, removed, max_bytes)
+        try:
+            while plan.next_offset < limit and hiding.room_bytes > 0:
+                if self._pass_over_hidden(plan, hiding, removed, limit):
+                    continue
+                if not self._extend(plan, limit, hiding.room_bytes, True, False):
+                    break
+                hiding.hide_in_last()
+        finally:
+            hiding.close()
+
+    def _pass_over_hidden(self, plan: ReadPlan, hiding: Hiding, removed: Hidden, limit: int) -> bool:
+        """Whether messages are hidden up to another batch than the next one: those between are not read."""
+        start = plan.next_offset
+        visible = removed.next_visible(start, limit)
+        if visible == start:
+            return False
+        upto = visible
+        if visible < limit:
+            index = self._index_at(visible)
+            if (at := index.first_covering(visible)) < len(index):
+                upto = min(visible, max(start, index.base_offsets[at]))
+        if upto == start:
+            return False
+        hiding.pass_over(start, upto, self._newest_us_below(upto))
+        plan.next_offset = upto
+        return True
+
+    def _index_at(self, offset: int) -> BatchIndex:
+        """Of the segment that holds this offset."""
+        _, index, fd = self._opened(offset, False)
+        os.close(fd)
+        return index
+
+    def _newest_us_below(self, end: int) -> int:
+        """The time of the newest message of the batch that holds the offset before `end`; 0 if it is damaged."""
+        try:
+            index = self._index_at(end - 1)
+        except CorruptLog:
+            return 0
+        at = min(index.first_covering(end - 1), len(index) - 1)
+        return index.max_timestamps_us[at] if at >= 0 else 0
 
     def _check_in_log(self, start: int, uncommitted: bool = False) -> int:
         chain = self._chain
@@ -90,13 +154,18 @@ class LogReader:
             )
         return high_watermark
 
-    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> None:
-        """Adds neighbouring batches of one segment to the plan."""
+    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> bool:
+        """Adds neighbouring batches of one segment to the plan. False: the segment was sealed or rewritten since the
+        plan was begun, and its next batch has offsets that the plan has already. So the plan ends here.
+        """
         offset = plan.next_offset
         segment, index, fd = self._opened(offset, uncommitted)
         try:
             first = index.first_covering(offset)
             self._check_covered(segment, index, first, offset)
+            if plan.start < offset and index.base_offsets[first] < offset:
+                os.close(fd)
+                return False
             last = self._last_batch(index, first, limit, room_bytes)
             if prove and isinstance(segment, SealedSegment):
                 last = segment.prove(fd, index, first, last)
@@ -105,6 +174,7 @@ class LogReader:
             raise
         plan.ranges.append(FileRange(fd, segment.path, index, first, last))
         plan.next_offset = index.end_offsets[last - 1]
+        return True
 
     def _opened(self, offset: int, uncommitted: bool) -> tuple[Segment, BatchIndex, int]:
         """The segment that holds this offset, its index, and its file, opened: all of one moment."""
@@ -116,6 +186,14 @@ class LogReader:
             except FileNotFoundError:
                 if self._chain.is_current(segment):
                     raise
+            except CorruptLog as error:
+                raise self._damage_of(segment, error) from error
+
+    def _damage_of(self, segment: Segment, error: CorruptLog) -> CorruptLog:
+        """Of a footer: with the offsets of the segment."""
+        behind = [one.base_offset for one in self._chain.snapshot() if one.base_offset > segment.base_offset]
+        ends = {"end": behind[0]} if behind else {}
+        return CorruptLog(error.message, **({"start": segment.base_offset} | ends | error.facts))
 
     @staticmethod
     def _last_batch(index: BatchIndex, first: int, limit: int, room_bytes: int) -> int:
@@ -204,7 +282,24 @@ class LogReader:
         Raises:
             CorruptLog: the footer of an outer segment is damaged.
         """
-        return lag_at(self._chain, offset, self._forget_others)
+        removed = self._visibility.removed_below(self._chain.high_watermark)
+        return lag_at(self._chain, offset, self._forget_others, removed)
+
+    def count(self, start: int, end: int) -> int:
+        """How many visible messages there are in `[start, end)`, both within the log."""
+        removed = self._visibility.removed_below(self._chain.high_watermark)
+        return max(0, end - start) - removed.count(start, end)
+
+    def known_count(self) -> int:
+        """How many visible messages there are, as far as rules were applied. Touches no file."""
+        start, end = self._chain.first_readable_offset, self._chain.high_watermark
+        return end - start - self._visibility.removed.count(start, end)
+
+    def start_of_newest(self, count: int) -> int:
+        """The offset from which on there are so many visible messages, or all where there are fewer."""
+        start, end = self._chain.first_readable_offset, self._chain.high_watermark
+        removed = self._visibility.removed_below(end)
+        return removed.visible_from(start, end, max(0, self.count(start, end) - count))
 
     def extent(self, start: int, end: int, max_bytes: int | None = None) -> Extent:
         """About how many stored bytes `[start, end)` takes; with `max_bytes`, of as much of it as they hold.
@@ -234,7 +329,9 @@ class LogReader:
                 stretches.insert(0, Stretch(start, upto, 0, BatchIndex))
             return cut_into_splits(stretches, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
 
-        return self._chain.on_snapshot(cut) if start < end else []
+        found = self._chain.on_snapshot(cut) if start < end else []
+        removed = self._visibility.removed_below(self._chain.high_watermark)
+        return [_visible_part(one, removed) for one in found] if removed else found
 
     def _stretch(self, segment: Segment, base_offset: int, end_offset: int, start: int, end: int) -> Stretch:
         """The part of a segment in `[start, end)`. Only for the outer two segments of a range, the index is needed."""
@@ -253,3 +350,9 @@ class LogReader:
         if start > end:
             raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
         self._check_in_log(end)
+
+
+def _visible_part(split: Split, removed: RemovedOffsets) -> Split:
+    """The same part, with the number of rows that readers get of it."""
+    assert split.rows is not None, "it was made here"
+    return msgspec.structs.replace(split, rows=split.rows - removed.count(split.start, split.end))

@@ -25,6 +25,7 @@ from natslog.log.sealed import SealedSegment, read_footer_index
 from natslog.log.segment import (
     ACTIVE_SUFFIX,
     SEALED_SUFFIX,
+    SUBJECTS_SUFFIX,
     ActiveSegment,
     check_file_header,
     file_header,
@@ -96,6 +97,7 @@ class Opening:
                 one.path.unlink()
         self._compare_ends()
         self._compare_start()
+        self._remove_indexes()
         sync_folder(self.folder)  # names removed
         self._find_newest()
 
@@ -105,6 +107,13 @@ class Opening:
         for pattern in ("*.tmp", "*.new"):
             for leftover in self.folder.glob(pattern):
                 leftover.unlink()
+
+    def _remove_indexes(self) -> None:
+        """Of the subjects of segments that are gone: other versions of natslog may have removed these."""
+        segments = {segment.path.stem for segment in self.chain.segments}
+        for path in self.folder.glob(f"*{SUBJECTS_SUFFIX}"):
+            if path.stem not in segments:
+                path.unlink()
 
     def _read_files(self) -> list[SealedSegment | _Unsealed]:
         """All files that belong to the log, oldest first."""

@@ -7,6 +7,7 @@ them; `take_uneven` replaces these two by batches that hold just the rows asked 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.projection import project
+from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import damage, read_at, read_batch
@@ -59,6 +61,11 @@ class FileRange:
     def end(self) -> int:
         """Exclusive, of the last batch."""
         return self.index.end_offsets[self.last - 1]
+
+    def damage_at(self, position: int) -> CorruptLog:
+        """The error for the batch that holds this byte of the range."""
+        at = max(self.first, bisect_right(self.index.positions, self.position + position, self.first, self.last) - 1)
+        return damage(self.path, self.index[at], "is not what was written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +196,19 @@ class ReadPlan:
         Raises:
             CorruptLog: one is not what was written.
         """
-        found = []
+        return [(header, bytes(message)) for header, message in self.walked_messages()]
+
+    def walked_messages(self) -> Iterator[tuple[ipc.BatchHeader, memoryview]]:
+        """As `proven_messages`, a range of a file at a time; each is valid as long as a reference to it exists.
+
+        Raises:
+            CorruptLog: one is not what was written.
+        """
         for piece in self.ranges:
-            data = read_at(piece.fd, piece.position, piece.length)
-            found += [(header, bytes(one)) for header, one in ipc.split_messages(data, source=str(piece.path))]
-        return found
+            try:
+                yield from ipc.split_messages(read_at(piece.fd, piece.position, piece.length), source=str(piece.path))
+            except CorruptLog as error:
+                raise piece.damage_at(error.facts.get("position", 0)) from error
 
     def projected(self, columns: tuple[str, ...]) -> list[bytes | FilePiece] | None:
         """Messages with these columns only: new headers, and pieces of the files. The plan ends with them: earlier than

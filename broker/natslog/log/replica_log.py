@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 
 from natslog.cluster.epochs import NO_EPOCH, EpochHistory
 from natslog.errors import CorruptLog
@@ -16,8 +17,10 @@ from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.chain import Segment
 from natslog.log.checked_file import sync_folder
 from natslog.log.cutting import cut_segment, readable_index
+from natslog.log.repairing import FetchedBatches, rewritten
 from natslog.log.run_log import RunLog
 from natslog.log.scrub import frame_problem
+from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment, header_bytes_of, read_batch, remove_segment_files
 from natslog.model import Epoch
 
@@ -93,6 +96,7 @@ class ReplicaLog(RunLog):
             raise self.failed(error) from error
 
     def _cut(self, end_offset: int) -> None:
+        self.erasures.cut(end_offset)  # first: what is fetched again may have erased rows
         chain = self.chain
         with self._seal_lock:
             while len(chain.segments) > 1 and chain.segments[-1].base_offset >= end_offset:
@@ -110,6 +114,8 @@ class ReplicaLog(RunLog):
         self.unfinished_run = self._find_unfinished_run()
         self.producers.cut(end_offset)
         self.scrub.cut(end_offset)
+        if end_offset < self.visibility.applied:
+            self.visibility.begin_again(self.log_start_offset)
 
     def discard_from(self, end_offset: int) -> None:
         """Drops everything from this offset on, committed or not: it is damaged, and is fetched again from another
@@ -150,6 +156,7 @@ class ReplicaLog(RunLog):
 
     def _begin_at(self, log_start_offset: int) -> None:
         """The start is stored first: from then on, opening completes this operation after a crash."""
+        self.erasures.cut(0)
         self._lower_checkpoint(0)
         with self._seal_lock:
             self._checkpoints.store_log_start(log_start_offset)
@@ -169,6 +176,7 @@ class ReplicaLog(RunLog):
         self.unfinished_run = None
         self.producers.cut(log_start_offset)
         self.scrub.cut(0)
+        self.visibility.begin_again(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:
         with self._checkpoint_lock:
@@ -188,6 +196,45 @@ class ReplicaLog(RunLog):
             count = self._count_below(offset)
             self._drop_first(count)
         return count
+
+    def replace_sealed(self, segment: SealedSegment, end_offset: int, fetched: FetchedBatches) -> bool:
+        """Repairs a sealed segment with batches of another replica; durable when this returns. Readers that have the
+        damaged file open continue to read it.
+
+        Args:
+            end_offset: where the next segment begins. `fetched`: all that is damaged, in whole batches.
+
+        Returns:
+            False: the log was closed, or the segment removed meanwhile.
+
+        Raises:
+            StorageFull: no room. CorruptLog: another batch of it is damaged. OSError: it could not be written. In all
+            cases the damaged segment is unchanged.
+        """
+        with self._seal_lock:
+            if self._is_closed or not self.chain.is_current(segment):
+                return False
+            self._room.require_now(segment.size_bytes + fetched.size_bytes)
+            beside = rewritten(segment, end_offset, self.stream_id, fetched)
+            fresh = SealedSegment(segment.path, segment.base_offset, beside.stat().st_size)
+            with self.chain.lock:  # with the name, so that no reader opens the new file by the old index
+                os.replace(beside, segment.path)
+                at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
+                self.chain.segments[at] = fresh
+            sync_folder(self.folder)
+        self.visibility.repaired(self.log_start_offset)
+        return True
+
+    def newest_before(self, offset: int) -> int:
+        """The timestamp of the newest message below an offset, as far as it can be read; 0 if none can."""
+        for segment in reversed(self.chain.snapshot()):
+            try:
+                index = segment.index
+            except (CorruptLog, OSError):
+                continue
+            if (below := bisect_right(index.end_offsets, offset)) > 0:
+                return index.max_timestamps_us[below - 1]
+        return 0
 
     def first_damaged_offset(self) -> int | None:
         """Where the log must be cut so that nothing damaged is left; reads all of it. None if nothing is damaged."""

@@ -27,6 +27,7 @@ class StoreLimit:
     def __init__(self, max_bytes: int | None) -> None:
         self.max_bytes = max_bytes
         self._used_bytes = self._refused_bytes = 0
+        self._taken_bytes = 0  # ever
         self._lock = threading.Lock()
 
     @property
@@ -36,15 +37,23 @@ class StoreLimit:
 
     @property
     def has_room(self) -> bool:
-        """False from a refusal on, until there is room for more than what was refused."""
+        """False from a refusal on, until there is room for more than what was refused, or for half of the limit."""
         return not self._refused_bytes and (self.max_bytes is None or self._used_bytes < self.max_bytes)
 
-    def measured(self, used_bytes: int) -> None:
-        """The files take so much now."""
+    @property
+    def taken_bytes(self) -> int:
+        """What was appended in all; a measurement begins with it."""
+        return self._taken_bytes
+
+    def measured(self, used_bytes: int, taken_bytes: int) -> None:
+        """The files took so much when, or after, so much had been appended in all."""
         with self._lock:
+            at_most_bytes = used_bytes + self._taken_bytes - taken_bytes  # of what came since, some was measured too
+            used_bytes = min(at_most_bytes, max(used_bytes, self._used_bytes))
             self._used_bytes = used_bytes
             if self.max_bytes is not None:
                 wanted_bytes = max(2 * self._refused_bytes, self.max_bytes // _CLEAR_PART)
+                wanted_bytes = min(wanted_bytes, self.max_bytes // 2)  # more was asked for at once than may ever fit
                 if self.max_bytes - used_bytes >= wanted_bytes:
                     self._refused_bytes = 0
 
@@ -52,6 +61,7 @@ class StoreLimit:
         """A log was opened; until the next measurement it counts, whatever was measured before."""
         with self._lock:
             self._used_bytes += size_bytes
+            self._taken_bytes += size_bytes
 
     def take(self, size_bytes: int) -> None:
         """So much is about to be appended.
@@ -68,6 +78,7 @@ class StoreLimit:
                     max_store_bytes=self.max_bytes,
                 )
             self._used_bytes += size_bytes
+            self._taken_bytes += size_bytes
 
 
 class DiskRoom:

@@ -208,7 +208,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         next_offset, end_offset: of a pass that is under way: segments that begin in between are to be read; -1: none is
-            under way.
+            under way. lost: offsets that were damaged, and accepted as lost.
     """
 
     began_us: int = 0
@@ -216,6 +216,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int = 0
     end_offset: int = -1
     damaged: tuple[OffsetRange, ...] = ()
+    lost: tuple[OffsetRange, ...] = ()
 
 
 class ScrubProgress:
@@ -245,6 +246,16 @@ class ScrubProgress:
         return self._known.damaged
 
     @property
+    def lost(self) -> tuple[OffsetRange, ...]:
+        """Offsets whose loss an operator has accepted; they count as removed."""
+        return self._known.lost
+
+    def accept(self, lost: Sequence[OffsetRange]) -> None:
+        """These offsets are lost."""
+        with self._lock:
+            self._change(lost=tuple(sorted({*self._known.lost, *lost})))
+
+    @property
     def problem(self) -> CorruptLog | None:
         """Which offsets cannot be read."""
         damaged = self.damaged
@@ -258,7 +269,8 @@ class ScrubProgress:
         texts += [f"{more} more places are damaged"] if more > 0 else []
         return CorruptLog(
             f"{self._path.parent}: {'; '.join(texts)}. All other messages are served. Restore the files from a "
-            "replica or a copy (`natslog verify` names them), then scrub the stream again",
+            "replica or a copy (`natslog verify` names them), then scrub the stream again; or accept the loss "
+            "(natslog repair)",
             start=damaged[0][0],
             end=damaged[-1][1],
         )
@@ -310,15 +322,27 @@ class ScrubProgress:
             return segment, _end_of(segment) if following is None else following.base_offset
         return None
 
-    def verified(self, start: int, end: int, findings: Sequence[Finding]) -> list[Finding]:
-        """A segment was read. Returns the findings that were not known before."""
+    def verified(self, start: int, end: int, findings: Sequence[Finding], *, is_pass: bool = True) -> list[Finding]:
+        """A segment was read: by the pass, or when it was repaired. Returns the findings that were not known before."""
         with self._lock:
             known = self._known.damaged
             others = [one for one in known if not start <= one[0] < end]
             found = [(one.start, one.end) for one in findings]
             damaged = tuple(sorted([*others, *found]))[:_MOST_DAMAGES]
-            self._change(next_offset=max(end, self._known.next_offset), damaged=damaged)
+            next_offset = max(end, self._known.next_offset) if is_pass else self._known.next_offset
+            self._change(next_offset=next_offset, damaged=damaged)
         return [one for one in findings if (one.start, one.end) not in known]
+
+    def note(self, error: CorruptLog) -> bool:
+        """A batch was found damaged by a reader of it; the facts of the error name its offsets. Returns whether that
+        was not known before.
+        """
+        start, end = error.facts.get("start"), error.facts.get("end")
+        if start is None or end is None or (start, end) in self._known.damaged:
+            return False
+        with self._lock:
+            self._change(damaged=tuple(sorted({*self._known.damaged, (start, end)}))[:_MOST_DAMAGES])
+        return True
 
     def complete(self, now_us: int, log_start_offset: int) -> None:
         """The pass has read all. What retention has removed is not damaged any more."""

@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.arrow import ipc
-from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import write_all
 from natslog.log.footer import FILE_MAGIC, footer_bytes
+from natslog.log.merging import Merged, merge
 from natslog.log.segment import ActiveSegment, damage, file_header, read_at, read_batch
 
-MERGED_ROWS = 64 * 1024
-MERGED_BYTES = 8 * 1024 * 1024
 _LARGE_COMMIT_BYTES = 256 * 1024
 _STATS_CHARS = 256
 _SYNC_EVERY_BYTES = 4 * 1024 * 1024
@@ -41,10 +38,26 @@ _INDEX_TEXT = re.compile(rb"v[12] batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*
 class SealedSegment:
     """A file on disk; its index is read when first needed and may be dropped again (`forget`)."""
 
-    __slots__ = ("_index", "_proven", "base_offset", "path", "size_bytes")
+    __slots__ = (
+        "_index",
+        "_proven",
+        "base_offset",
+        "checked_erasures",
+        "kept_for",
+        "kept_rows",
+        "newest_us",
+        "path",
+        "rows",
+        "size_bytes",
+    )
 
     def __init__(self, path: Path, base_offset: int, size_bytes: int) -> None:
         self.path = path
+        self.rows: int | None = None  # how many it has, once its index was read
+        self.newest_us: int | None = None  # likewise the time of its newest message
+        self.kept_rows = 0  # hidden ones that rewriting had to leave in it, because they count for older messages
+        self.kept_for = 0  # how many older messages there were then
+        self.checked_erasures = 0  # it has no rows of those up to this serial number (`log.erasing`)
         self.base_offset = base_offset
         self.size_bytes = size_bytes
         self._index: BatchIndex | None = None
@@ -56,9 +69,18 @@ class SealedSegment:
         index = self._index
         if index is None:
             index = self._index = read_footer_index(self.path)
+            self.rows, self.newest_us = sum(index.rows), index.max_timestamps_us[-1] if len(index) else 0
             if len(self._proven) != len(index):
                 self._proven = bytearray(len(index))
         return index
+
+    @property
+    def rows_and_newest_us(self) -> tuple[int, int]:
+        """How many rows it has, and the time of its newest message: the index is read once. Raises CorruptLog."""
+        if self.rows is None or self.newest_us is None:
+            index = self.index
+            return sum(index.rows), index.max_timestamps_us[-1] if len(index) else 0
+        return self.rows, self.newest_us
 
     @property
     def has_index(self) -> bool:
@@ -140,7 +162,15 @@ def read_footer_index(path: Path) -> BatchIndex:
     return BatchIndex.from_text(found.group(0), str(path))
 
 
-def write_sealed(segment: ActiveSegment, stream_id: str, compression: str, pause: Callable[[], None]) -> Path:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The sealed form of a segment. `uncompressed_bytes`: of its rows; None where they are not compressed."""
+
+    path: Path
+    uncompressed_bytes: int | None = None
+
+
+def write_sealed(segment: ActiveSegment, stream_id: str, compression: str, pause: Callable[[], None]) -> Written:
     """Writes the sealed form of a full active segment, durably; the caller renames it to `….arrow`.
 
     Args:
@@ -156,19 +186,34 @@ def write_sealed(segment: ActiveSegment, stream_id: str, compression: str, pause
     mean_bytes = segment.size_bytes / max(1, len(segment.index))
     if compression == "none" and mean_bytes >= _LARGE_COMMIT_BYTES:
         _append_footer(segment)
-        return segment.path
+        return Written(segment.path)
+    return write_beside(segment, _merged(segment), stream_id, compression, pause)
+
+
+def write_beside(
+    segment: ActiveSegment | SealedSegment,
+    batches: Iterable[Merged],
+    stream_id: str,
+    compression: str,
+    pause: Callable[[], None],
+) -> Written:
+    """Writes a sealed file of these batches, of all offsets of the segment; durable and read back when this returns.
+
+    Raises:
+        CorruptLog, OSError: as `write_sealed`; no file remains.
+    """
     beside = segment.path.with_suffix(".tmp")
     try:
-        _rewrite(segment, beside, stream_id, compression, pause)
+        uncompressed_bytes = _write_batches(segment.base_offset, batches, beside, stream_id, compression, pause)
         _prove_all(beside, segment, pause)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    return beside
+    return Written(beside, None if compression == "none" else uncompressed_bytes)
 
 
-def _prove_all(path: Path, segment: ActiveSegment, pause: Callable[[], None]) -> None:
-    """The active file is removed only when every batch of the sealed one has been read back."""
+def _prove_all(path: Path, segment: ActiveSegment | SealedSegment, pause: Callable[[], None]) -> None:
+    """The former file is removed only when every batch of the new one has been read back."""
     written = SealedSegment(path, segment.base_offset, path.stat().st_size)
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -177,7 +222,7 @@ def _prove_all(path: Path, segment: ActiveSegment, pause: Callable[[], None]) ->
             pause()
     finally:
         os.close(fd)
-    assert written.end_offset == segment.end_offset, "sealing keeps every row"
+    assert written.end_offset == segment.end_offset, "the new file is for the same offsets"
 
 
 def _append_footer(segment: ActiveSegment) -> None:
@@ -198,18 +243,28 @@ def _append_footer(segment: ActiveSegment) -> None:
         os.close(fd)
 
 
-def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: str, pause: Callable[[], None]) -> None:
-    """Merged batches into a new file, synced in small steps so that no commit waits behind one large flush."""
-    index, header_bytes_of = BatchIndex(), {}
+def _write_batches(
+    base_offset: int,
+    batches: Iterable[Merged],
+    beside: Path,
+    stream_id: str,
+    compression: str,
+    pause: Callable[[], None],
+) -> int:
+    """Batches into a new file, synced in small steps so that no commit waits behind one large flush. Returns the size
+    of their rows before compression.
+    """
+    index, header_bytes_of, uncompressed_bytes = BatchIndex(), {}, 0
     fd = os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o644)
     try:
-        header = file_header(stream_id, segment.base_offset)
+        header = file_header(stream_id, base_offset)
         write_all(fd, [memoryview(header)])
         position, synced = len(header), 0
-        for merged in _merged(segment):
+        for merged in batches:
             message, entry = _encode_sealed(merged, position, compression)
             write_all(fd, [message])
             index.append(entry)
+            uncompressed_bytes += merged.rows.nbytes
             header_bytes_of[position] = 8 + int.from_bytes(message[4:8], "little")
             position += len(message)
             if position - synced >= _SYNC_EVERY_BYTES:
@@ -221,6 +276,7 @@ def _rewrite(segment: ActiveSegment, beside: Path, stream_id: str, compression: 
         os.fsync(fd)
     finally:
         os.close(fd)
+    return uncompressed_bytes
 
 
 def sealing_bytes(index: BatchIndex, header_bytes_of: Mapping[int, int]) -> bytes:
@@ -233,91 +289,16 @@ def _footer_metadata(index: BatchIndex) -> dict[str, str]:
     return {"natslog.offsets": offsets, "natslog.index": index.to_text().decode()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Merged:
-    """Rows that become one batch, of the offsets `[base_offset, end_offset)`."""
-
-    base_offset: int
-    end_offset: int
-    max_timestamp_us: int
-    rows: pa.RecordBatch
-    packed_ids: ipc.PackedIds | None
-    epoch: int
-    run: RunMark | None
-    batch_format: int
-
-
-class _Waiting:
-    """Neighbouring commits of one epoch that will be one batch."""
-
-    def __init__(self) -> None:
-        self._batches: list[tuple[ipc.BatchHeader, pa.RecordBatch, ipc.PackedIds | None]] = []
-        self._rows = self._size_bytes = 0
-
-    def has_room_for(self, header: ipc.BatchHeader) -> bool:
-        if not self._batches:
-            return True
-        fits = self._rows + header.rows <= MERGED_ROWS and self._size_bytes + header.total_bytes <= MERGED_BYTES
-        return fits and header.epoch == self._batches[0][0].epoch
-
-    def add(self, header: ipc.BatchHeader, message: bytes) -> None:
-        self._batches.append((header, ipc.decode_batch(message), ipc.packed_ids_of(header, message)))
-        self._rows += header.rows
-        self._size_bytes += header.total_bytes
-
-    def taken(self) -> Iterator[_Merged]:
-        """What waits, if anything; nothing waits then."""
-        if self._batches:
-            headers, batches, ids = zip(*self._batches, strict=True)
-            newest = max(header.batch_format for header in headers)
-            self._batches, self._rows, self._size_bytes = [], 0, 0
-            first, last = headers[0], headers[-1]
-            yield _Merged(
-                first.base_offset,
-                last.end_offset,
-                last.max_timestamp_us,
-                concat(list(batches)),
-                _joined(headers, ids),
-                first.epoch,
-                first.run,
-                newest,
-            )
-
-
-def _joined(headers: Sequence[ipc.BatchHeader], ids: Sequence[ipc.PackedIds | None]) -> ipc.PackedIds | None:
-    if all(one is None for one in ids):
-        return None
-    none = np.zeros((max(header.rows for header in headers), ipc.ID_BYTES), np.uint8)
-    return np.concatenate(
-        [none[: header.rows] if one is None else one for header, one in zip(headers, ids, strict=True)]
-    )
-
-
-def _merged(segment: ActiveSegment) -> Iterator[_Merged]:
-    """Neighbouring commits of one epoch as one batch, in bounded memory; a batch of a run stays one by itself."""
+def _merged(segment: ActiveSegment) -> Iterator[Merged]:
+    """Neighbouring commits of one epoch as one batch, in bounded memory."""
     fd = os.open(segment.path, os.O_RDONLY)
     try:
-        waiting = _Waiting()
-        for at in range(len(segment.index)):
-            message = read_batch(fd, segment.index[at], segment.path)
-            header = ipc.proven_header(message)
-            assert header is not None, "read_batch returns proven messages"
-            if header.run is not None or not waiting.has_room_for(header):
-                yield from waiting.taken()
-            waiting.add(header, message)
-            if header.run is not None:
-                yield from waiting.taken()
-        yield from waiting.taken()
+        yield from merge(read_batch(fd, segment.index[at], segment.path) for at in range(len(segment.index)))
     finally:
         os.close(fd)
 
 
-def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows (the batch itself where there is one)."""
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _encode_sealed(merged: _Merged, position: int, compression: str) -> tuple[memoryview, BatchEntry]:
+def _encode_sealed(merged: Merged, position: int, compression: str) -> tuple[memoryview, BatchEntry]:
     batch, base_offset, end_offset = merged.rows, merged.base_offset, merged.end_offset
     times = batch.column("timestamp").cast(pa.int64())
     subjects = pc.min_max(batch.column("subject")).as_py()
@@ -326,17 +307,8 @@ def _encode_sealed(merged: _Merged, position: int, compression: str) -> tuple[me
         "timestamp_us": [times[0].as_py() if len(times) else merged.max_timestamp_us, merged.max_timestamp_us],
         "subject": [(subjects["min"] or "")[:_STATS_CHARS], (subjects["max"] or "")[:_STATS_CHARS]],
     }
-    message = ipc.encode_batch(
-        batch,
-        base_offset=base_offset,
-        end_offset=end_offset,
-        epoch=merged.epoch,
-        max_timestamp_us=merged.max_timestamp_us,
-        compression=None if compression == "none" else compression,
-        stats=msgspec.json.encode(stats),
-        run=merged.run,
-        packed_ids=merged.packed_ids,
-        batch_format=merged.batch_format,
+    message = merged.encoded(
+        compression=None if compression == "none" else compression, stats=msgspec.json.encode(stats)
     )
     entry = BatchEntry(base_offset, end_offset, batch.num_rows, position, len(message), merged.max_timestamp_us)
     return message, entry

@@ -26,6 +26,7 @@ from natslog.log.checked_file import write_all
 FILE_MAGIC = b"ARROW1\0\0"
 ACTIVE_SUFFIX = ".active"
 SEALED_SUFFIX = ".arrow"
+SUBJECTS_SUFFIX = ".subjects"
 FORMAT_VERSION = 1
 _BATCH_RECOVERY_BYTES = 20 * 1024
 
@@ -273,8 +274,10 @@ def open_segment(segment: SegmentFile) -> int:
 
 
 def remove_segment_files(path: Path) -> None:
-    """Removes a segment under both of its names: where sealing failed half-way, there may be two files."""
-    for suffix in (ACTIVE_SUFFIX, SEALED_SUFFIX):
+    """Removes a segment under both of its names (where sealing failed half-way, there may be two files), and what
+    belongs to it.
+    """
+    for suffix in (ACTIVE_SUFFIX, SEALED_SUFFIX, SUBJECTS_SUFFIX):
         path.with_suffix(suffix).unlink(missing_ok=True)
 
 

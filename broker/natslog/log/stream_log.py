@@ -20,38 +20,56 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from natslog.arrow import ipc
 from natslog.arrow.batch_line import LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
 from natslog.log.batch_encoder import encode_rows
-from natslog.log.chain import SegmentChain, damage_error
+from natslog.log.batch_index import BatchEntry
+from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.checked_file import make_folder, sync_folder
 from natslog.log.checkpoints import NO_ROOM, Checkpoints
+from natslog.log.compression import CompressedSizes
 from natslog.log.epoch_file import read_epochs, rebuilt_epochs, write_epochs
+from natslog.log.erasing import ErasedRows, Erasures, RewrittenFile, due_segment, erased, is_in_unsealed
+from natslog.log.latest_views import LatestViews
+from natslog.log.limits import StartLimits
 from natslog.log.log_reader import LogReader
+from natslog.log.newest import NewestRows, Texts
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
+from natslog.log.removed import offset_range, offset_set
 from natslog.log.retention import expired_count
+from natslog.log.rewriting import droppable_offsets, due_segments, older_messages, pending_rows, rewrite
 from natslog.log.room import DiskRoom, StoreLimit
 from natslog.log.scrub import ScrubProgress
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, remove_segment_files
+from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
+from natslog.log.subject_index import SubjectIndex
+from natslog.log.visibility import Visibility
+from natslog.log.visible_size import VisibleSize
 from natslog.model import Epoch, StreamSettings
 
 logger = logging.getLogger("natslog.log")
 
 FIRST_EPOCH = Epoch(1)
+ROW_BYTES, HEADER_BYTES = 16, 1024
+"""What is stored beside the buffers of rows: offset and timestamp of each, and the header of their batch, about."""
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _AGE_REMOVES_A_PART = 10
-_ROW_BYTES, _HEADER_BYTES = 16, 1024  # of offset and timestamp; of a batch, about
 _NOT_DUE_WITHIN_US = 1_000_000
+_STORED_AT_CLOSE_OFFSETS = 10_000
+_READ_AT_ONCE_BYTES = 8 * 1024 * 1024
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
 
@@ -64,7 +82,9 @@ class LogOptions:
         trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
             False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
         store: what all logs of the broker may take together.
-        stores_scrub: whether the progress of scrubbing is stored, which natslog 0.1.0 does not know.
+        appends_copies: several batches may have been written at once, also without other replicas: by an import.
+        stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored, which natslog
+            0.1.0 does not know. stores_gaps: whether batches may lack rows, which 0.1.0 takes for damage.
     """
 
     segment_bytes: int = 128 * 1024 * 1024
@@ -74,6 +94,8 @@ class LogOptions:
     trusts_log_start: bool = True
     store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
     stores_scrub: bool = True
+    stores_gaps: bool = True
+    appends_copies: bool = False
 
 
 class _Closed(Exception):
@@ -108,15 +130,24 @@ class StreamLog:
         self.options = options
         self.failure: StorageFailed | CorruptLog | None = None
         self.chain = SegmentChain()
-        self.reader = LogReader(self.chain)
+        self.visibility = Visibility(folder, self.stored_rows, lambda: self.log_start_offset)
+        self.reader = LogReader(self.chain, self.visibility)
+        self.subjects = SubjectIndex(folder, self.chain, self.visibility, self.stored_rows)
+        self._limits = StartLimits(self.chain, self.visibility.removed)
+        self.visible_size = VisibleSize(self.chain, self.visibility.removed)
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
+        self._limits_lock = threading.Lock()
         self._room = DiskRoom(folder, options.min_free_bytes, options.store)
         self.appended_bytes = 0  # since it was opened, about
+        self._unwritten_bytes = 0  # of an append that is under way
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
         self.scrub = ScrubProgress(folder, is_stored=options.stores_scrub)
+        self.compression = CompressedSizes(folder, is_stored=options.stores_scrub)
+        self.erasures = Erasures(folder)
+        self.latest_views = LatestViews(self.latest, lambda: self.erasures.serial)
         self.epochs = self._stored_epochs = EpochHistory()
         opening = Opening(
             folder,
@@ -129,6 +160,8 @@ class StreamLog:
         opening.open_segments()
         self._open_epochs(must_exist)
         self.scrub.drop_below(self.log_start_offset)
+        self.chain.limited_below = self._checkpoints.limited_below
+        self.visibility.open(self.log_start_offset, self.high_watermark)
         self._last_timestamp_us = opening.newest_timestamp_us
         self._written_s = time.monotonic()
         self._refuse_writes_if_damaged()
@@ -244,7 +277,7 @@ class StreamLog:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
-            active = self.active_for_append(rows.nbytes + _ROW_BYTES * rows.rows + _HEADER_BYTES, now_us)
+            active = self.active_for_append(rows.nbytes + ROW_BYTES * rows.rows + HEADER_BYTES, now_us)
             base_offset = active.end_offset
             encoded = encode_rows(
                 rows,
@@ -263,6 +296,7 @@ class StreamLog:
         """Space may become free again, so that a new file can be created; any other failed write or fsync is final for
         this process.
         """
+        self._unwritten_bytes = 0
         if error.errno in NO_ROOM:
             return self._room.full()
         self.failure = StorageFailed(
@@ -274,19 +308,26 @@ class StreamLog:
         return self.failure
 
     def _wrote(self, timestamp_us: int) -> None:
+        self._unwritten_bytes = 0
         self._last_timestamp_us, self._written_s = timestamp_us, time.monotonic()
 
     def _several_bytes(self) -> int:
         """How much may be written as several batches at once, before any of it is acked."""
-        return _COPIED_AT_ONCE_BYTES if self.settings.replicas > 1 and not self.options.ended_in_order else 0
+        copies = self.settings.replicas > 1 or self.options.appends_copies
+        return _COPIED_AT_ONCE_BYTES if copies and not self.options.ended_in_order else 0
 
     def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
-        self._room.require(incoming_bytes)
-        self.appended_bytes += incoming_bytes
-        last = self.chain.last
-        if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
-            return last
-        return self._roll()
+        self._unwritten_bytes = incoming_bytes
+        try:
+            self._room.require(incoming_bytes)
+            self.appended_bytes += incoming_bytes
+            last = self.chain.last
+            if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
+                return last
+            return self._roll()
+        except (StorageFull, StorageUnavailable):
+            self._unwritten_bytes = 0
+            raise
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments. Also
@@ -366,8 +407,13 @@ class StreamLog:
         """Whether there is something to checkpoint, to seal, or perhaps to drop. Touches no file."""
         settings, segments = self.settings, self.chain.segments
         has_limit = (settings.max_age_s, settings.max_bytes, settings.max_messages) != (None, None, None)
-        has_limit = has_limit or self.chain.purged_below > self.log_start_offset
-        return self.high_watermark > self.checkpointed or self.chain.has_unsealed or (has_limit and len(segments) > 1)
+        has_limit = has_limit or self.first_readable_offset > self.log_start_offset
+        has_work = self.high_watermark > self.checkpointed or self.chain.has_unsealed
+        has_work = has_work or self.chain.limited_below > self._checkpoints.limited_below
+        visibility = self.visibility
+        has_rows = visibility.has_rules and visibility.applied < self.high_watermark
+        has_rows = has_rows or bool(visibility.removed) or self.erasures.is_pending
+        return has_work or has_rows or (has_limit and len(segments) > 1)
 
     @property
     def sealed_end_offset(self) -> int:
@@ -385,6 +431,11 @@ class StreamLog:
     def recovery_bytes(self) -> int:
         """The amount of this log that a start would have to read."""
         return sum(segment.recovery_bytes for segment in self.chain.unsealed)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What its segments take, with what is being appended now."""
+        return self._unwritten_bytes + self.chain.size_bytes  # in this order: a write that ends meanwhile is in both
 
     def is_quick_append(self, now_us: int, epoch: Epoch | None = None) -> bool:
         """Whether the next append is one write and one sync: it makes no file, and stores no epoch. Only for the
@@ -409,7 +460,7 @@ class StreamLog:
         if self.failure is not None or not isinstance(last, ActiveSegment):
             return False
         is_purged = len(last.index) > 0 and last.base_offset < self.chain.purged_below
-        return is_purged or self._is_full(last, now_us)
+        return is_purged or self._is_full(last, now_us) or self.has_open_erased
 
     def seal_next(self, pause: Callable[[], None] = lambda: None) -> bool:
         """Seals the oldest full segment, if there is one; True if it did.
@@ -446,7 +497,8 @@ class StreamLog:
     def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
         written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
         target = segment.path.with_suffix(SEALED_SUFFIX)
-        os.replace(written, target)
+        self.checkpoint()  # before: of smaller files, the start by limits would be lower
+        os.replace(written.path, target)
         sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
         with self.chain.lock:
             at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
@@ -454,32 +506,41 @@ class StreamLog:
         sync_folder(self.folder)
         segment.close()
         segment.path.unlink(missing_ok=True)
+        self.compression.sealed(self.chain, segment.base_offset, written.uncompressed_bytes)
 
     def enforce_retention(self, now_us: int) -> int:
-        """Removes segments that are past their limits, or were purged, oldest first; returns how many. Because of their
-        age only a part of them is removed, so that a wrong time does not remove everything at once: the next call
-        continues.
+        """Moves the logical start, and removes segments below it and those that are too old; returns how many. Because
+        of their age only a part of them is removed, so that a wrong time does not remove everything at once: the next
+        call continues.
 
         Args:
             now_us: stream time.
         """
+        self.advance_start()
         with self._seal_lock:  # until the files are gone: who closes the log waits for that
             if self._is_closed:
                 return 0
-            droppable = self.chain.droppable_prefix()
             count = expired_count(
-                droppable,
-                kept_bytes=self.chain.size_bytes - sum(segment.size_bytes for segment in droppable),
-                log_end_offset=self.log_end_offset,
+                self.chain.droppable_prefix(),
                 now_us=now_us,
-                most_by_age=max(1, len(self.chain.segments) // _AGE_REMOVES_A_PART),
+                most=max(1, len(self.chain.segments) // _AGE_REMOVES_A_PART),
                 max_age_s=self.settings.max_age_s,
-                max_bytes=self.settings.max_bytes,
-                max_messages=self.settings.max_messages,
             )
-            count = max(count, self._count_below(self.chain.purged_below))
+            count = max(count, self._count_below(self.first_readable_offset))
             self._drop_first(count)
         return count
+
+    def advance_start(self) -> None:
+        """Of the leader: the logical start moves so far that what follows is within the limits of messages and bytes,
+        where old messages make room for new ones.
+
+        Raises:
+            CorruptLog: the index of the segment at the start is damaged.
+        """
+        settings = self.settings
+        if settings.discard == "old" and (settings.max_messages, settings.max_bytes) != (None, None):
+            with self._limits_lock:
+                self._limits.advance(settings)
 
     def _count_below(self, offset: int) -> int:
         """How many segments lie wholly below an offset, and are known to be committed; never the last one."""
@@ -496,17 +557,232 @@ class StreamLog:
             del self.chain.segments[:count]
             self.chain.missing_from = None
         self.scrub.drop_below(self.log_start_offset)
+        self.visibility.removed.drop_below(self.log_start_offset)
         for segment in dropped:
             if isinstance(segment, ActiveSegment):
                 segment.close()
             remove_segment_files(segment.path)
         sync_folder(self.folder)
 
+    def rewrite_next(self, before_us: int, pause: Callable[[], None] = lambda: None) -> bool:
+        """Writes one sealed segment again without removed messages, if one has enough of them; True if it did.
+
+        Only what the companion log records is dropped, and only where it records everything that is hidden up to the
+        end of the segment: what a dropped message hid stays hidden.
+
+        Args:
+            before_us: segments with messages of this stream time, or newer ones, are left as they are.
+            pause: as in `seal_next`.
+
+        Raises:
+            As `seal_next`.
+        """
+
+        def go_on() -> None:
+            pause()
+            if self._is_closed:
+                raise _Closed
+
+        with self._seal_lock:
+            if self.chain.damages or self._is_closed:
+                return False
+            self.visibility.removed_below(self.high_watermark)
+            pinned = self.latest_views.pinned(time.monotonic())
+            drops_start = self.options.stores_gaps
+            due = due_segments(self.chain, self.visibility, before_us, pinned, drops_start=drops_start)
+            segment = next(due, None)
+            if segment is None:
+                return False
+            self._room.require_now(segment.size_bytes)
+            try:
+                self._replace_by_rewritten(segment, go_on)
+            except _Closed:
+                return False
+            except OSError as error:
+                raise (self._room.full() if error.errno in NO_ROOM else error) from error
+            return True
+
+    @property
+    def pending_rows(self) -> int:
+        """How many rows of sealed segments wait for rewriting."""
+        return pending_rows(self.chain, self.visibility)
+
+    def _replace_by_rewritten(self, segment: SealedSegment, pause: Callable[[], None]) -> None:
+        """Under the lock of sealing."""
+        start = self.chain.first_readable_offset if self.options.stores_gaps else 0
+        gone = droppable_offsets(self.chain, self.visibility, drops_start=self.options.stores_gaps)
+        gone = gone & offset_range(segment.base_offset, segment.end_offset)
+        gone -= self.latest_views.pinned(time.monotonic())  # behind: a view that begins now has none of these
+        older = older_messages(self.chain, self.visibility, segment.base_offset)
+        compression = self.settings.compression
+        rewritten = rewrite(segment, gone, start, self.visibility, self.stream_id, compression, pause)
+        (segment if rewritten is None else rewritten[0]).kept_for = older
+        if rewritten is not None:
+            self._replace_by(segment, *rewritten)
+
+    def _replace_by(self, segment: SealedSegment, fresh: SealedSegment, uncompressed_bytes: int | None) -> None:
+        self.checkpoint()  # as in `_seal`
+        with self.chain.lock:  # with the name, so that no reader opens the new file by the old index
+            os.replace(fresh.path, segment.path)
+            fresh.path = segment.path
+            at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
+            self.chain.segments[at] = fresh
+        self.subjects.forget(segment.path)  # it has the subjects of removed messages
+        sync_folder(self.folder)
+        self.compression.sealed(self.chain, segment.base_offset, uncompressed_bytes)
+
+    def erase_next(self, now_us: int, pause: Callable[[], None] = lambda: None) -> bool:
+        """Writes one sealed segment again without erased rows, if one has some; if none has, the erasure is complete
+        here. True if there may be more to do.
+
+        Args:
+            now_us: for the receipt. `pause`: as in `seal_next`.
+
+        Raises:
+            As `seal_next`.
+        """
+
+        def go_on() -> None:
+            pause()
+            if self._is_closed:
+                raise _Closed
+
+        with self._seal_lock:
+            rows = self.erasures.pending()
+            if rows is None or self.chain.damages or self._is_closed:
+                return False
+            try:
+                if (segment := due_segment(self.chain, rows)) is not None:
+                    self._erase_in(segment, rows, now_us, go_on)
+                    return True
+                return self._complete_erasure(rows, now_us)
+            except _Closed:
+                return False
+            except OSError as error:
+                raise (self._room.full() if error.errno in NO_ROOM else error) from error
+
+    def _erase_in(self, segment: SealedSegment, rows: ErasedRows, now_us: int, pause: Callable[[], None]) -> None:
+        """Under the lock of sealing."""
+        self._room.require_now(segment.size_bytes)
+        found = erased(segment, rows, self.stream_id, self.settings.compression, pause)
+        if found is None:
+            segment.checked_erasures = rows.serial
+            return
+        written, count = found
+        fresh = SealedSegment(written.path, segment.base_offset, written.path.stat().st_size)
+        fresh.kept_rows, fresh.kept_for, fresh.checked_erasures = segment.kept_rows, segment.kept_for, rows.serial
+        file = RewrittenFile(
+            name=segment.path.name,
+            bytes_before=segment.size_bytes,
+            bytes_after=fresh.size_bytes,
+            rows=count,
+            at_us=now_us,
+        )
+        self.erasures.rewrote(rows, segment.base_offset, segment.end_offset, file)
+        self._replace_by(segment, fresh, written.uncompressed_bytes)
+
+    def _complete_erasure(self, rows: ErasedRows, now_us: int) -> bool:
+        """Where all that was requested is stored here, and sealed."""
+        if self.high_watermark < rows.below or is_in_unsealed(self.chain, rows):
+            return False
+        self.visibility.removed_below(self.high_watermark)
+        self.visibility.forget_texts(self.erasures.all_rows(), self.log_start_offset)
+        return not self.erasures.complete(rows, now_us)
+
+    @property
+    def has_open_erased(self) -> bool:
+        """Whether rows that are to be erased are in the segment that takes commits: it is to be rolled."""
+        last = self.chain.last
+        if self.failure is not None or not isinstance(last, ActiveSegment) or not len(last.index):
+            return False
+        rows = self.erasures.pending() if self.erasures.is_pending else None
+        return rows is not None and rows.concerns(last.base_offset, last.end_offset)
+
+    def apply_rules(self) -> None:
+        """Hides what newer messages hide, so that readers find little left to do, and stores the result from time to
+        time. Raises OSError: it could not be stored.
+        """
+        self.visibility.removed_below(self.high_watermark)
+        self.visibility.store(self.log_start_offset)
+
+    def latest(self) -> tuple[BitMap64, int]:
+        """The newest visible message of each key, where the stream is compacted, else of each subject; without
+        tombstones. Returns their offsets and the high watermark that they are of.
+
+        Raises:
+            InvalidRequest: the stream is compacted, and none of its messages has a key. CorruptLog: a part of the log
+                is damaged.
+        """
+        if self.visibility.keeps_newest_only:
+            return self.visibility.newest_only(self.high_watermark, self.log_start_offset)
+        if self.visibility.rule.compacts:
+            return self._newest_of_keys(self.high_watermark)
+        state, counts = self.subjects.counts()
+        return offset_set(counts.table.column("last").to_numpy()), state.end
+
+    def _newest_of_keys(self, end: int) -> tuple[BitMap64, int]:
+        """The same where compaction does not apply to messages of older leader epochs: all messages are read."""
+        table = NewestRows()
+        for batch in self.visible_rows(self.chain.first_readable_offset, end):
+            table.add(Texts.of(batch.column("key")), batch.column("offset").to_numpy())
+        return self.visibility.without_tombstones(offset_set(table.newest())), end
+
+    def limit_start(self, offset: int) -> None:
+        """What lies below is past a limit: readers do not get it from now on."""
+        with self._limits_lock:
+            self.chain.limited_below = max(self.chain.limited_below, min(offset, self.high_watermark))
+
+    def visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The visible messages in `[start, end)`, in bounded memory.
+
+        Raises:
+            OffsetOutOfRange: `start` is not in the log. CorruptLog: a part of it is damaged.
+        """
+        while start < end:
+            with self.reader.plan_read(start, end, max_bytes=_READ_AT_ONCE_BYTES) as plan:
+                for header, message in plan.walked_messages():
+                    batch = ipc.decode_batch(message)
+                    rows = ipc.rows_within(header, batch, start, min(end, plan.next_offset))
+                    if rows.start < rows.stop:
+                        yield batch[rows]
+                start = plan.next_offset
+
+    def stored_rows(self, start: int, end: int, *, prove: bool = False) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """See `visibility.StoredRows`: also of messages that are hidden, or not committed yet."""
+        start = max(start, self.log_start_offset)
+        while start < end:
+            with self.reader.plan_read(
+                start, end, max_bytes=_READ_AT_ONCE_BYTES, prove=prove, uncommitted=True
+            ) as plan:
+                for header, message in plan.walked_messages():
+                    batch = ipc.decode_batch(message)
+                    rows = ipc.rows_within(header, batch, start, end)
+                    if rows.start < rows.stop:
+                        yield header.epoch, batch[rows]
+                start = plan.next_offset
+
+    def gaps(self) -> BitMap64:
+        """Offsets that have no row, although their batches are stored. Raises CorruptLog."""
+
+        def within(segments: list[Segment]) -> BitMap64:
+            found = BitMap64()
+            for segment in segments:
+                index = segment.index
+                if sum(index.rows) < segment.end_offset - segment.base_offset:
+                    with open(self.chain.open(segment), "rb") as file:
+                        for at in range(len(index)):
+                            found |= _gaps_of(file.fileno(), index[at], segment.path)
+            return found
+
+        return self.chain.on_snapshot(within)
+
     def checkpoint(self) -> None:
-        """Makes the high watermark durable, so that a file that is cut short later is seen as damage."""
+        """Makes the high watermark durable, so that a file that is cut short later is seen as damage, and the start by
+        limits, so that it does not go back.
+        """
         with self._checkpoint_lock:
             if self.failure is None and not self._is_closed:
-                self._checkpoints.raise_high_watermark(self.high_watermark)
+                self._checkpoints.advance(self.high_watermark, self.chain.limited_below)
 
     def close(self) -> None:
         """Checkpoints, as far as the disk allows, and closes all files; they do not change afterwards."""
@@ -518,8 +794,26 @@ class StreamLog:
                 self.folder,
                 error,
             )
+        self._store_visibility()
         self._is_closed = True
         with self._seal_lock, self._checkpoint_lock:  # all other work on files has ended
             for segment in self.chain.segments:
                 if isinstance(segment, ActiveSegment):
                     segment.close()
+
+    def _store_visibility(self) -> None:
+        """Best effort: otherwise more of the log is read after the next start."""
+        try:
+            self.visibility.store(self.log_start_offset, at_least=_STORED_AT_CLOSE_OFFSETS)
+        except OSError as error:
+            logger.error("%s: which messages are hidden could not be stored (%s)", self.folder, error)
+
+
+def _gaps_of(fd: int, entry: BatchEntry, path: Path) -> BitMap64:
+    """The offsets of a batch that have no row."""
+    whole = offset_range(entry.base_offset, entry.end_offset)
+    if entry.rows == entry.end_offset - entry.base_offset:
+        return BitMap64()
+    if not entry.rows:
+        return whole
+    return whole - offset_set(ipc.decode_batch(read_batch(fd, entry, path)).column("offset").to_numpy())

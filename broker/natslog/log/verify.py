@@ -1,19 +1,30 @@
-"""An offline check of every byte of a data folder: CRCs, headers, the chain of segments. Reads only."""
+"""An offline check of a data folder: CRCs, headers, the chain of segments. Reads only.
+
+Of the messages of a segment, those are counted as removed that the companion log beside it records. What rules of the
+stream hide in addition is not known here: it depends on settings in the metadata.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import struct
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 from crc32c import crc32c
+from pyroaring import BitMap64
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, NatslogError
+from natslog.log.batch_index import BatchIndex
 from natslog.log.checked_file import read_checked
+from natslog.log.erasing import ErasedOffsets
 from natslog.log.recovery import scan_segment
+from natslog.log.removed import from_bytes
 from natslog.log.sealed import read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, header_bytes_of, read_batch
 
@@ -25,6 +36,11 @@ _CHECKED = {  # name: (kind, newest version)
     "log-start": ("log-start", 1),
     "leader-epochs": ("leader-epochs", 1),
     "scrub": ("scrub", 1),
+    "compression": ("compression", 1),
+    "newest": ("newest", 1),
+    "erasures": ("erasures", 1),
+    "producers": ("producers", 1),
+    "clock": ("clock", 1),
     "hard-state": ("raft-hard-state", 2),
     "snapshot": ("raft-snapshot", 1),
 }
@@ -38,13 +54,16 @@ _RECORD = struct.Struct("<II")
 
 
 class FileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for a file; `problems` is empty if nothing is wrong."""
+    """The result for a file; `problems` is empty if nothing is wrong. `messages`: rows that are stored. `removed`: how
+    many of their offsets are recorded as removed, with those that have no row any more.
+    """
 
     file: str
     kind: str
     bytes: int
     batches: int | None = None
     messages: int | None = None
+    removed: int | None = None
     note: str = ""
     problems: tuple[str, ...] = ()
 
@@ -123,13 +142,18 @@ def _check_raft_wal(path: Path, size_bytes: int) -> FileReport:
     return FileReport(file=str(path), kind="raft-wal", bytes=size_bytes, messages=saves, note=note)
 
 
+def _base_of(path: Path) -> int:
+    """The first offset. (A file of an export that was written again has a number behind it.)"""
+    return int(path.stem.partition("-")[0])
+
+
 def _header_bytes(path: Path) -> int:
-    if not path.stem.isdecimal():
+    if not path.stem.partition("-")[0].isdecimal():
         raise CorruptLog(
             f"{path}: is not a segment: segments are named by their first offset", file=str(path), position=0
         )
     with open(path, "rb") as file:
-        return check_file_header(file.read(ipc.MAX_HEADER_BYTES), path, None, int(path.stem))
+        return check_file_header(file.read(ipc.MAX_HEADER_BYTES), path, None, _base_of(path))
 
 
 def _check_active(path: Path, size_bytes: int) -> FileReport:
@@ -137,7 +161,7 @@ def _check_active(path: Path, size_bytes: int) -> FileReport:
     scan = scan_segment(
         path,
         position=_header_bytes(path),
-        base_offset=int(path.stem),
+        base_offset=_base_of(path),
         durable_offset=checkpoint["high_watermark"] if checkpoint else 0,
     )
     rows = sum(scan.index.rows)
@@ -148,6 +172,7 @@ def _check_active(path: Path, size_bytes: int) -> FileReport:
         bytes=size_bytes,
         batches=len(scan.index),
         messages=rows,
+        removed=_removed_in(path, scan.index),
         note=note,
         problems=tuple(map(str, scan.damages)),
     )
@@ -156,7 +181,7 @@ def _check_active(path: Path, size_bytes: int) -> FileReport:
 def _check_sealed(path: Path, size_bytes: int) -> FileReport:
     _header_bytes(path)
     index = read_footer_index(path)
-    problems, expected = [], int(path.stem)
+    problems, expected = [], _base_of(path)
     lengths: dict[int, int] = {}
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -177,9 +202,9 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
             f"the footer, from byte {position}, is not what sealing wrote: other Arrow programs may read it incorrectly"
         )
     following = sorted(
-        int(other.stem) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX)
+        _base_of(other) for other in path.parent.iterdir() if other.suffix in (SEALED_SUFFIX, ACTIVE_SUFFIX)
     )
-    later = [base for base in following if base > int(path.stem)]
+    later = [base for base in following if base > _base_of(path)]
     if later and later[0] != expected:
         problems.append(f"this segment ends at offset {expected}, but the next begins at {later[0]}: a file is missing")
     return FileReport(
@@ -188,5 +213,47 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
         bytes=size_bytes,
         batches=len(index),
         messages=sum(index.rows),
+        removed=_removed_in(path, index),
         problems=tuple(problems),
     )
+
+
+def _removed_in(path: Path, index: BatchIndex) -> int | None:
+    """None where the stream has no companion log, or where it is damaged, which the report of its file says."""
+    companion = path.parent / "companion"
+    if not len(index) or not companion.is_dir():
+        return None
+    try:
+        state = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in companion.iterdir()]
+        removed = _recorded(companion, tuple(sorted(state)))
+    except (NatslogError, OSError):
+        return None
+    return int(removed.range_cardinality(index.base_offsets[0], index.end_offsets[-1]))
+
+
+@lru_cache(maxsize=1)
+def _recorded(companion: Path, state: tuple[tuple[str, int, int], ...]) -> BitMap64:
+    """All offsets that the records of a companion log name, whose files are in this state. Raises CorruptLog,
+    OSError.
+    """
+    found = BitMap64()
+    for batch in _batches_of(companion):
+        for kind, data in zip(batch.column("subject").to_pylist(), batch.column("value").to_pylist(), strict=True):
+            if kind == "removed":
+                found |= from_bytes(data, str(companion))
+            elif kind == "erased":
+                found |= ErasedOffsets.from_bytes(data, str(companion)).bitmap(str(companion))
+    return found
+
+
+def _batches_of(folder: Path) -> Iterator[pa.RecordBatch]:
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ACTIVE_SUFFIX:
+            index = scan_segment(path, position=_header_bytes(path), base_offset=_base_of(path), durable_offset=0).index
+        elif path.suffix == SEALED_SUFFIX:
+            index = read_footer_index(path)
+        else:
+            continue
+        with open(path, "rb") as file:
+            for at in range(len(index)):
+                yield ipc.decode_batch(read_batch(file.fileno(), index[at], path))

@@ -29,15 +29,21 @@ from natslog.model import BrokerId, StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
+from natslog.node.internal.activity import ActivityStream
+from natslog.node.internal.cursor_leader import CursorLeader
+from natslog.node.internal.cursors import Cursors
+from natslog.node.internal.keeper import Keeper
 from natslog.node.metadata.entries import Request
 from natslog.node.operations import Operations
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.questions import Reply
+from natslog.node.removing import Removing
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
 from natslog.node.replicas.positions import Positions
+from natslog.node.replicas.receipts import Receipts
 from natslog.node.replicas.scrubbing import Scrubber
 from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
@@ -145,10 +151,28 @@ class Broker:
         }
         self.scrubber = Scrubber(config, cluster, self.hosting, self.readers)
         cluster.questions.answerers["scrub"] = self.scrubber.here
+        cluster.questions.answerers["accept_loss"] = self.scrubber.repairs.accept_loss
+        cluster.questions.answerers["stored_batches"] = self.scrubber.repairs.piece
+        self.hosting.services.wake_scrubber = self.scrubber.wake
         self.staged_copies = StagedCopies(cluster, self.staging)
         self._nats_down_since: float | None = None
         self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
-        self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep)
+        self.hosting.services.wake_upkeep = self.upkeep.begin_round
+        self.removing = Removing(self.hosting, self.readers)
+        self.scrubber.repairs.record_gaps = self.removing.record_gaps
+        self.receipts = Receipts(cluster, self.hosting)
+        cluster.questions.answerers["erasure"] = self.receipts.here
+        self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep, self.removing)
+        keeper = Keeper(cluster)
+        cursor_leader = CursorLeader(cluster.group, self.hosting, self.positions, self.readers)
+        self.cursors = Cursors(cluster, cursor_leader, keeper)
+        self.activity = ActivityStream(
+            cluster,
+            self.hosting,
+            keeper,
+            directory=self._data_dir.identity.directory,
+            life=lambda: self._data_dir.life.number,
+        )
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
         self.admin_token: str | None = None  # if this start has created it; shown once
@@ -186,7 +210,10 @@ class Broker:
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
         self.upkeep.start(self.halt)
+        self.removing.start(self.halt)
         self.scrubber.start(self.halt)
+        self.activity.start(self.halt)
+        self.cursors.start(self.halt)
         self.has_started = True
         return self
 
@@ -212,7 +239,10 @@ class Broker:
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
         self.upkeep.stop_soon()
+        await self.removing.stop()
         self.scrubber.stop_soon()
+        await self.activity.stop()
+        await self.cursors.stop()
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_TRANSFER_WITHIN_S):
@@ -312,7 +342,7 @@ class Broker:
         if session is None or request.begins or session.incarnation != request.incarnation:
             if session is not None:
                 session.close()
-            session = sessions[peer.broker] = FetchSession(peer.broker, self.hosting.find, self.readers)
+            session = sessions[peer.broker] = FetchSession(peer.broker, self.hosting.find_log, self.readers)
         self._in_background(self._answer_fetch(session, request, reply), "serving a fetch")
 
     async def _answer_fetch(self, session: FetchSession, request: FetchRequest, reply: Reply) -> None:

@@ -215,7 +215,7 @@ class ClusterNode(Admission):
     def _found(self, peers: list[Hello]) -> None:
         identity = self._data_dir.identity
         state = former_metadata(self._data_dir.path / "metadata") or Metadata(
-            cluster_id=chance.token_hex(8), feature_level=LATEST_LEVEL
+            cluster_id=chance.token_hex(8), feature_level=LATEST_LEVEL, cursors_moved=True
         )
         members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
         members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]

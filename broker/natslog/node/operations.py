@@ -15,6 +15,7 @@ from natslog.errors import ClusterMismatch, InvalidRequest, NotEnoughBrokers, No
 from natslog.model import BrokerId
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.metadata.entries import Request
+from natslog.subjects import is_internal
 from natslog.urls import normal_url
 
 
@@ -84,7 +85,8 @@ class Operations:
                 f"broker {broker} is the last one: a cluster must have at least one broker", broker=broker
             )
         for record in state.streams.values():
-            if broker in record.replicas and wanted_replicas(record) > len(staying):
+            is_fixed = not is_internal(record.name)  # an internal stream has fewer replicas then
+            if is_fixed and broker in record.replicas and wanted_replicas(record) > len(staying):
                 raise NotEnoughBrokers(
                     f"stream {record.name!r} has {wanted_replicas(record)} replicas, but without broker {broker} "
                     f"there are only {len(staying)} brokers: add one first (natslog cluster add URL)",

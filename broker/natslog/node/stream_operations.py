@@ -10,27 +10,44 @@ import asyncio
 import logging
 import secrets
 import time
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pyroaring import BitMap64
 
 from natslog.cluster.commands import (
+    BeginImport,
     Command,
     CreateStream,
     DeleteStream,
     EditStream,
+    FinishImport,
     PauseStream,
     PurgeStream,
     ResizeReplicas,
     SealStream,
 )
-from natslog.cluster.features import ACKS_LEVEL, STREAM_CHANGES_LEVEL, SUBJECTS_LEVEL
+from natslog.cluster.features import (
+    ACKS_LEVEL,
+    ERASURE_LEVEL,
+    LINEAGE_LEVEL,
+    PROTECTION_LEVEL,
+    REMOVAL_LEVEL,
+    SETTINGS_VERSION_LEVEL,
+    STREAM_CHANGES_LEVEL,
+    SUBJECTS_LEVEL,
+)
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
-from natslog.cluster.stream_changes import wanted_replicas
+from natslog.cluster.stream_changes import require_deletable, require_purgeable, sealed_already, wanted_replicas
 from natslog.config import BrokerConfig
-from natslog.errors import InvalidRequest, NatslogError, NotReady
+from natslog.errors import InvalidRequest, NatslogError, NotReady, StreamConflict
 from natslog.model import (
     BrokerId,
+    Fork,
     Offset,
     StreamId,
     StreamRecord,
@@ -42,10 +59,13 @@ from natslog.model import (
 from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.metadata.entries import Request
+from natslog.node.removing import Erased, ErasureBegun, Removing, of_subject
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
-from natslog.subjects import check_name, is_wildcard, overlap
+from natslog.subjects import check_name, is_internal, is_wildcard, overlap
+
+__all__ = ["StreamOperations", "require_deletable", "require_purgeable"]
 
 logger = logging.getLogger("natslog.node")
 
@@ -55,11 +75,32 @@ _WRITTEN_WITHIN_S = 5.0
 _POLL_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is imported: its first offset, the lineage that the restored stream gets (the exported stream last), and
+    wildcards that cover the subjects of all its messages.
+    """
+
+    first_offset: Offset
+    lineage: tuple[Fork, ...]
+    subjects: tuple[str, ...]
+
+
+class _Condition(TypedDict, total=False):
+    """Fields of `EditStream`."""
+
+    id: StreamId | UnsetType
+    if_version: int | UnsetType
+
+
 class StreamOperations:
     """See the module."""
 
-    def __init__(self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, upkeep: Upkeep) -> None:
+    def __init__(
+        self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, upkeep: Upkeep, removing: Removing
+    ) -> None:
         self._config, self._cluster, self._hosting, self._upkeep = config, cluster, hosting, upkeep
+        self._removing = removing
         cluster.questions.answerers["ready"] = self._answer_ready
 
     @property
@@ -79,13 +120,19 @@ class StreamOperations:
         Raises:
             InvalidRequest, StreamConflict, NotEnoughBrokers, StorageQuotaExceeded.
         """
+        created = await self._propose(self._creation(name, settings, owner), request)
+        await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
+        return created
+
+    def _creation(self, name: str, settings: StreamSettings, owner: str) -> CreateStream:
+        """Raises InvalidRequest, NotEnoughBrokers."""
         self._check(settings)
         check_name(name)
-        if name.startswith("__"):
+        if is_internal(name):
             raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are reserved")
         existing = self._state.streams.get(name)
-        placement = existing.replicas if existing else Loads(self._state).place(settings.replicas, self._usable())
-        command = CreateStream(
+        placement = existing.replicas if existing else Loads(self._state).place(settings.replicas, self.usable())
+        return CreateStream(
             name=name,
             id=StreamId(secrets.token_hex(16)),
             settings=settings,
@@ -93,11 +140,71 @@ class StreamOperations:
             placement=placement,
             owner=owner,
         )
-        created = await self._propose(command, request)
-        await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
-        return created
 
-    def _usable(self) -> list[BrokerId]:
+    # ---- importing ----
+
+    async def begin_import(
+        self, name: str, origin: Origin, settings: StreamSettings, request: Request | None = None, *, owner: str = ""
+    ) -> bool:
+        """Whether the stream was created for it; otherwise the import continues, or adds what is new, where an export
+        of the same stream was imported before. Its leader takes batches when this returns.
+
+        Raises:
+            InvalidRequest, NotEnoughBrokers, StorageQuotaExceeded. StreamConflict: a stream of that name exists, and is
+            no import of this origin.
+        """
+        self._require_level(LINEAGE_LEVEL, "importing a stream")
+        record, forks = self._state.streams.get(name), origin.lineage
+        if record is None:
+            command = msgspec.structs.replace(
+                self._creation(name, settings, owner),
+                is_import=True,
+                first_offset=origin.first_offset,
+                lineage=forks,
+                former_subjects=tuple(one for one in origin.subjects if one not in settings.subjects),
+            )
+            created = await self._propose(command, request)
+            await self._wait_until_ready(name, _READY_WITHIN_S)
+            return created
+        if not record.lineage or record.lineage[-1].id != forks[-1].id:
+            raise StreamConflict(
+                f"stream {name!r} exists, and was not imported from this export (stream {forks[-1].id}): delete it, or "
+                "import the export under another name (--as)",
+                stream=name,
+            )
+        await self._propose(BeginImport(name=name, id=record.id, subjects=origin.subjects), request)
+        await self._wait_until_ready(name, _READY_WITHIN_S)
+        return False
+
+    async def finish_import(
+        self, stream: HostedStream, lineage: tuple[Fork, ...], *, resumes: bool, request: Request | None = None
+    ) -> None:
+        """The stream, which is led here, has all of an export. Raises StreamConflict, StreamRecreated."""
+        command = FinishImport(name=stream.name, id=stream.id, lineage=lineage, resumes=resumes)
+        await self._propose(command, request)
+        await self._wait_until_reconciled(stream.name)
+
+    async def remove_imported(
+        self, stream: HostedStream, removed: BitMap64, subjects: BitMap64, keys: BitMap64
+    ) -> None:
+        """Removes messages of a stream that is led here and being imported; `subjects` and `keys` of them are erased.
+
+        Raises:
+            As `HostedStream.append_companion`.
+        """
+        await self._removing.remove_imported(stream, removed, subjects, keys, self._cluster.clock.latest_us())
+        self._upkeep.begin_round()
+
+    async def record_gaps(self, stream: HostedStream) -> None:
+        """Offsets without a message of a stream that was imported are recorded as removed, on all replicas: so they
+        are counted, and told from lost ones.
+
+        Raises:
+            CorruptLog; as `HostedStream.append_companion`.
+        """
+        await self._removing.record_gaps(stream)
+
+    def usable(self) -> list[BrokerId]:
         """Brokers that are connected and not being drained: new replicas go there."""
         brokers, me = self._state.brokers, self._cluster.me
         connected = [one for one in brokers if one == me or self._cluster.link_to(one) is not None]
@@ -109,6 +216,12 @@ class StreamOperations:
             self._require_level(ACKS_LEVEL, f"acks {settings.acks}")
         if settings.more_subjects:
             self._require_level(SUBJECTS_LEVEL, "a stream with more than one subject")
+        removes = settings.compact or settings.allow_ttl or settings.allow_rollup or settings.discard != "old"
+        if removes or (settings.max_messages_per_subject, settings.ttl_s) != (None, None):
+            self._require_level(REMOVAL_LEVEL, "removing single messages")
+        for name in ("max_message_bytes", "deny_delete", "deny_purge"):
+            if getattr(settings, name):
+                self._require_level(PROTECTION_LEVEL, name)
         plain = [subject for subject in settings.subjects if not is_wildcard(subject.split(".")[0])]
         for subject, prefix in product(plain, self._config.ack_reply_prefixes):
             if overlap(subject, f"{prefix}>"):
@@ -153,13 +266,25 @@ class StreamOperations:
 
     # ---- changing ----
 
-    async def edit(self, record: StreamRecord, body: dict[str, Any], request: Request | None = None) -> None:
+    async def edit(
+        self,
+        record: StreamRecord,
+        body: dict[str, Any],
+        request: Request | None = None,
+        *,
+        if_version: int | None = None,
+    ) -> None:
         """Changes the settings that `body` names, as in the HTTP API. Another number of replicas is reached when they
         have been copied; until then the stream is as it was.
 
+        Args:
+            if_version: of the settings; nothing is changed if they are of another version by then.
+
         Raises:
-            StreamNotFound, InvalidRequest, StreamSealed, NotEnoughBrokers.
+            StreamNotFound, InvalidRequest, StreamSealed, NotEnoughBrokers, StreamRecreated, SettingsConflict.
         """
+        require_not_internal(record.name)
+        condition = self._condition(record, if_version)
         count = body.get("replicas", wanted_replicas(record))
         is_resized = count != wanted_replicas(record) or (record.target_min_isr > 0 and "min_isr" in body)
         if is_resized and body.get("min_isr") is None:
@@ -171,19 +296,39 @@ class StreamOperations:
         if is_resized or settings.min_isr != record.settings.min_isr:
             self._require_level(STREAM_CHANGES_LEVEL, "another number of replicas, or another min_isr,")
         self._check(settings)
+        if is_resized and fields - {"min_isr"} and if_version is not None:
+            raise InvalidRequest(
+                "with if_version, the number of replicas is changed by an edit of its own: only one change can be "
+                "compared with the version",
+                setting="replicas",
+            )
         if is_resized:
-            target = Loads(self._state).resize(record, settings.replicas, self._usable())
-            command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr)
+            target = Loads(self._state).resize(record, settings.replicas, self.usable())
+            command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr, **condition)
             await self._propose(command, request if not fields - {"min_isr"} else None)
             fields -= {"min_isr"}
         if fields:
-            await self._propose(EditStream(name=record.name, settings=settings, changed=tuple(sorted(fields))), request)
+            changed = tuple(sorted(fields))
+            edit = EditStream(name=record.name, settings=settings, changed=changed, **condition)
+            await self._propose(edit, request)
         await self._wait_until_reconciled(record.name)
 
-    async def pause(self, name: str, paused: bool, request: Request | None = None) -> None:
-        """Raises StreamNotFound."""
-        await self._propose(PauseStream(name=name, paused=paused), request)
-        await self._wait_until_reconciled(name)
+    async def pause(
+        self, record: StreamRecord, paused: bool, request: Request | None = None, *, if_version: int | None = None
+    ) -> None:
+        """Raises StreamNotFound, StreamRecreated, SettingsConflict, InvalidRequest."""
+        require_not_internal(record.name)
+        condition = self._condition(record, if_version)
+        await self._propose(PauseStream(name=record.name, paused=paused, **condition), request)
+        await self._wait_until_reconciled(record.name)
+
+    def _condition(self, record: StreamRecord, if_version: int | None) -> _Condition:
+        """What a command compares with the stream when it is applied."""
+        if self._state.feature_level >= SETTINGS_VERSION_LEVEL:
+            return {"id": record.id, "if_version": UNSET if if_version is None else if_version}
+        if if_version is not None:
+            self._require_level(SETTINGS_VERSION_LEVEL, "if_version")
+        return {}
 
     async def purge(self, stream: HostedStream, below: Offset, request: Request | None = None) -> None:
         """Messages of a stream that is led here are no longer served below an offset, and their files removed soon.
@@ -192,12 +337,57 @@ class StreamOperations:
             below: at most the high watermark.
 
         Raises:
-            StreamNotFound, StreamRecreated, StreamSealed, InvalidRequest.
+            StreamNotFound, StreamRecreated, StreamSealed, RemovalDenied, InvalidRequest.
         """
+        require_not_internal(stream.name)
         self._require_level(STREAM_CHANGES_LEVEL, "purging")
+        require_purgeable(stream.record)
         await self._propose(PurgeStream(name=stream.name, id=stream.id, below=below), request)
         await self._wait_until_reconciled(stream.name)
         self._upkeep.begin_round()
+
+    async def purge_subject(self, stream: HostedStream, subject: str, below: int, keep: int) -> int:
+        """Removes the messages of a stream that is led here whose subject `subject` covers, below an offset, but for
+        the newest `keep` of them. Returns how many.
+
+        Raises:
+            StreamSealed, InvalidRequest, CorruptLog; as `HostedStream.append_companion`.
+        """
+        self._require_removable(stream)
+        require_purgeable(stream.record)
+        return await self._removing.remove_where(stream, of_subject(subject), below, keep=keep)
+
+    async def delete_message(self, stream: HostedStream, offset: int) -> None:
+        """Removes one message of a stream that is led here.
+
+        Raises:
+            MessageNotFound, StreamSealed, InvalidRequest; as `HostedStream.append_companion`.
+        """
+        self._require_removable(stream)
+        require_deletable(stream.record)
+        await self._removing.delete(stream, offset)
+
+    async def erase(self, stream: HostedStream, what: Erased) -> ErasureBegun | None:
+        """Hides messages of a stream that is led here, and begins to remove their bytes from all replicas. None: the
+        stream has nothing of them.
+
+        Raises:
+            StreamSealed, RemovalDenied, InvalidRequest, CorruptLog; as `HostedStream.append_companion`.
+        """
+        self._require_level(ERASURE_LEVEL, "erasing messages")
+        self._require_removable(stream)
+        require_purgeable(stream.record)
+        require_deletable(stream.record)
+        begun = await self._removing.erase(stream, what, self._cluster.clock.latest_us())
+        self._upkeep.begin_round()
+        return begun
+
+    def _require_removable(self, stream: HostedStream) -> None:
+        """Raises StreamSealed, InvalidRequest."""
+        require_not_internal(stream.name)
+        self._require_level(REMOVAL_LEVEL, "removing single messages")
+        if stream.record.sealed:
+            raise sealed_already(stream.record)
 
     async def seal(self, stream: HostedStream, request: Request | None = None) -> None:
         """Seals a stream that is led here. When this returns, nothing is appended to it any more.
@@ -205,6 +395,7 @@ class StreamOperations:
         Raises:
             StreamNotFound, InvalidRequest.
         """
+        require_not_internal(stream.name)
         self._require_level(STREAM_CHANGES_LEVEL, "sealing")
         await self._propose(SealStream(name=stream.name), request)
         await self._wait_until_reconciled(stream.name)
@@ -216,7 +407,8 @@ class StreamOperations:
         self._upkeep.begin_round()
 
     async def delete(self, name: str, request: Request | None = None) -> None:
-        """The stream is gone at once; its files after a grace period. Raises StreamNotFound."""
+        """The stream is gone at once; its files after a grace period. Raises StreamNotFound, InvalidRequest."""
+        require_not_internal(name)
         await self._propose(DeleteStream(name=name, deleted_us=self._cluster.clock.latest_us()), request)
 
     async def _wait_until_reconciled(self, name: str) -> None:
@@ -224,6 +416,15 @@ class StreamOperations:
         stream = self._hosting.streams.get(name)
         if stream is not None:
             await self._hosting.reconciled(stream)
+
+
+def require_not_internal(name: str) -> None:
+    """Raises InvalidRequest: users cannot change what natslog itself writes."""
+    if is_internal(name):
+        raise InvalidRequest(
+            f"stream {name!r} is written by natslog itself: it can be read, but not changed, published to or deleted",
+            stream=name,
+        )
 
 
 def _min_isr_for(record: StreamRecord, count: int) -> int:

@@ -1,8 +1,10 @@
 """What the access rules permit. Pure; of one state of the rules, so what was found once is kept.
 
 A rule permits its action on a stream whose name its pattern matches, for the subjects that its wildcard covers. `admin`
-includes all other actions. A stream may have recorded subjects that its wildcard does not cover any more: `recorded`
-is the list of all wildcards that it ever had. An identity is *limited* on a stream if its rules do not cover them all.
+includes all other actions. A stream may have recorded subjects that its wildcard does not cover any more: `recorded` is
+the list of all wildcards that it ever had. Internal streams are readable by rules that permit `monitor` or `admin` on
+everything, and by rules whose pattern begins with `__`; other rules do not include them. An identity is *limited* on a
+stream if its rules do not cover them all.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from natslog.security.records import (
     Rule,
     Security,
 )
-from natslog.subjects import MAX_NAME_CHARS, includes, overlap
+from natslog.subjects import INTERNAL_PREFIX, MAX_NAME_CHARS, includes, is_internal, overlap
 
 Patterns: TypeAlias = tuple[str, ...]
 """Wildcards of subjects."""
@@ -73,10 +75,14 @@ class Decisions:
 
 
 def _applies(rule: Rule, action: Action, stream: str | None) -> bool:
+    if action == "read" and stream is not None and is_internal(stream) and rule.action == "monitor":
+        return rule.is_for_everything
     if rule.action not in (action, "admin"):
         return False
     if stream is None:
         return rule.is_for_everything
+    if is_internal(stream) and rule.action != "admin" and not rule.stream.startswith(INTERNAL_PREFIX):
+        return False
     return rule.stream == ALL_STREAMS or _name_regex(rule.stream).match(stream) is not None
 
 

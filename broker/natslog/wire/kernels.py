@@ -334,6 +334,20 @@ def mark_not_plain(buffer: Any, frames: Any, most_bytes: int, marks: Any) -> int
 
 
 @compiled
+def mark_header_prefixes(buffer: Any, frames: Any, first: Any, second: Any, third: Any, marks: Any) -> None:
+    """Marks the frames that have a header whose name begins with one of three prefixes, in one pass."""
+    for index in range(frames.shape[0]):
+        end = frames[index, 8]
+        for at in range(end - frames[index, 7], end):
+            if buffer[at] == LF and (
+                (at + first.shape[0] < end and equals(buffer, at + 1, at + 1 + first.shape[0], first))
+                or (at + second.shape[0] < end and equals(buffer, at + 1, at + 1 + second.shape[0], second))
+                or (at + third.shape[0] < end and equals(buffer, at + 1, at + 1 + third.shape[0], third))
+            ):
+                marks[index] = True
+
+
+@compiled
 def mark_header_prefix(buffer: Any, frames: Any, prefix: Any, marks: Any) -> None:
     """Marks the frames that have a header whose name begins with `prefix`."""
     for index in range(frames.shape[0]):

@@ -36,8 +36,17 @@ FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
 
 _HERE = Path(__file__).parent
 _SOURCES = (
-    *("compiled", "kernels", "kernels_acks", "kernels_envelopes", "kernels_hash", "kernels_ids", "kernels_out"),
-    *("layout", "machine_code", "native", "native_build"),
+    *(
+        "compiled",
+        "kernels",
+        "kernels_acks",
+        "kernels_envelopes",
+        "kernels_hash",
+        "kernels_ids",
+        "kernels_newest",
+        "kernels_out",
+    ),
+    *("layout", "newest_layout", "machine_code", "native", "native_build"),
 )
 _OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python
 _lock = Lock()

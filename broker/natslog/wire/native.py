@@ -90,6 +90,7 @@ class Kernel:
 _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
+_newest = "natslog.wire.kernels_newest"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
@@ -106,6 +107,7 @@ open_messages = Kernel(_envelopes, "open_messages", BYTES, ROWS, BYTES, BYTES, M
 mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, ROWS, MARKS)
 mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, ROWS, INTEGER, MARKS, results=1)
 mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, ROWS, BYTES, MARKS)
+mark_header_prefixes = Kernel(_kernels, "mark_header_prefixes", BYTES, ROWS, BYTES, BYTES, BYTES, MARKS)
 keep_replies = Kernel(_acks, "keep_replies", BYTES, ROWS, BYTES, LONGS)
 no_replies = Kernel(_acks, "no_replies", ROWS)
 replies_from_header = Kernel(_acks, "replies_from_header", BYTES, ROWS, BYTES)
@@ -119,6 +121,14 @@ mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS, BYTES, HASH
 mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES)
 finish_hashes = Kernel(_hash, "finish_hashes", HASHES)
 hashes_as_texts = Kernel(_hash, "hashes_as_texts", HASHES, BYTES, BYTES)
+note_rows = Kernel(
+    _newest, "note_rows", OFFSETS, BYTES, MARKS, LONGS, INTEGER, HASHES, ROWS, BYTES, LONGS, OFFSETS, LONGS, WORDS,
+    BYTES, LONGS, results=1,
+)  # fmt: skip
+shorten_queues = Kernel(_newest, "shorten_queues", INTEGER, ROWS, LONGS, OFFSETS, LONGS, LONGS, results=1)
+make_queues = Kernel(_newest, "make_queues", ROWS, LONGS, OFFSETS, LONGS)
+place_texts = Kernel(_newest, "place_texts", BYTES, ROWS, INTEGER, HASHES, WORDS, BYTES)
+look_up_texts = Kernel(_newest, "look_up_texts", OFFSETS, BYTES, HASHES, ROWS, BYTES, WORDS, BYTES, LONGS)
 stored_acks = Kernel(_out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, LONGS, *[BYTES] * 5, results=1)
 publish_frames = Kernel(
     _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1

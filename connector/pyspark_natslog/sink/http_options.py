@@ -13,13 +13,14 @@ from natslog.subjects import check_name, check_subject, has_wildcard
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
 from pyspark_natslog.sink.options import NATS_ONLY
 
-HTTP_OPTIONS = ("path", "servers", "stream", "subject", "onConflict", *CONNECTION)
+HTTP_OPTIONS = ("path", "servers", "stream", "subject", "onConflict", "tombstones", *CONNECTION)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSinkOptions:
     """`subject`: of all rows; None: the column `subject`, or else the stream's own subject. `on_conflict`: what becomes
-    of a batch that was stored with other rows, or before others (`NatslogClient.commit_append`).
+    of a batch that was stored with other rows, or before others (`NatslogClient.commit_append`). `tombstones`: a row
+    with a key and a null value is a tombstone.
     """
 
     servers: tuple[str, ...] = field(repr=False)
@@ -27,6 +28,7 @@ class HttpSinkOptions:
     subject: str | None
     client_options: ClientOptions
     on_conflict: OnConflict = "fail"
+    tombstones: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> HttpSinkOptions:
@@ -52,7 +54,8 @@ class HttpSinkOptions:
         with naming("servers"):
             servers = parse_servers(given.text("servers"))
         on_conflict = cast(OnConflict, given.one_of("onConflict", "fail", ("fail", "skip", "append")))
-        return cls(servers, stream, subject, client_options(given), on_conflict)
+        tombstones = given.flag("tombstones", False)
+        return cls(servers, stream, subject, client_options(given), on_conflict, tombstones)
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers, self.client_options)

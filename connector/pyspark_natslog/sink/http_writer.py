@@ -25,6 +25,7 @@ from natslog.client.appending import PartUploader
 from natslog.errors import ConfigError, did_you_mean
 from natslog.model import ONE_OFF_PRODUCERS, PartReceipt
 from pyspark_natslog.sink.http_options import HttpSinkOptions
+from pyspark_natslog.sink.tombstones import as_tombstones, check_key_column
 from pyspark_natslog.sink.writer import batch_of_query
 
 logger = logging.getLogger("pyspark_natslog")
@@ -89,11 +90,13 @@ class _Appending:
 
     def _selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The sink's columns; the option `subject` takes precedence over the column, as over NATS."""
-        columns: list[Any] = [rows.column(name) for name in self._columns]
-        at = self._columns.index("headers") if "headers" in self._columns else None
-        if at is not None:
-            columns[at] = columns[at].cast(HEADERS_TYPE)
-        return pa.RecordBatch.from_arrays(columns, names=list(self._columns))
+        columns: dict[str, Any] = {name: rows.column(name) for name in self._columns}
+        if "headers" in columns:
+            columns["headers"] = columns["headers"].cast(HEADERS_TYPE)
+        if self._options.tombstones:
+            tombstones = as_tombstones(columns["value"], columns["key"], columns.get("headers"))
+            columns["value"], columns["headers"] = tombstones
+        return pa.RecordBatch.from_pydict(columns)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staged = [message for message in messages if isinstance(message, Staged)]
@@ -129,6 +132,8 @@ def _checked_columns(schema: StructType, options: HttpSinkOptions) -> tuple[str,
     types = {column.name: column.dataType.simpleString() for column in schema.fields}
     if "value" not in types:
         raise ConfigError(f"the sink requires a column value (string or binary){did_you_mean('value', tuple(types))}")
+    if options.tombstones:
+        check_key_column(tuple(types))
     for name, kinds in _COLUMN_TYPES.items():
         if name in types and types[name] not in kinds:
             raise ConfigError(f"column {name!r} is {types[name]}; the sink accepts {' or '.join(kinds)}: cast it")

@@ -30,7 +30,7 @@ NATS_ONLY = (
     "natsServers", "ack", "ackStreams", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
     "envelope", "natsTlsHandshakeFirst", *_CREDENTIALS,
 )  # fmt: skip
-SINK_OPTIONS = ("path", "subject", "servers", *NATS_ONLY, *CONNECTION)
+SINK_OPTIONS = ("path", "subject", "servers", "tombstones", *NATS_ONLY, *CONNECTION)
 _HTTP_ONLY = ("stream", "onConflict")
 
 
@@ -50,6 +50,7 @@ class SinkOptions:
         ack_streams: each of these streams has to ack each row.
         asks_brokers: whether they are asked which streams record the subjects of rows, and how these ack.
         envelope: whether rows are sent together where a stream stores them.
+        tombstones: whether a row with a key and a null value is a tombstone.
         dead_letter_subject: the subject for rows that cannot be sent; None: they fail the write.
     """
 
@@ -65,6 +66,7 @@ class SinkOptions:
     ack_timeout_s: float
     dead_letter_subject: str | None
     envelope: bool
+    tombstones: bool
     credentials: NatsCredentials
 
     @classmethod
@@ -94,6 +96,7 @@ class SinkOptions:
             ack_timeout_s=given.seconds("ackTimeout", 30.0),
             dead_letter_subject=_dead_letter_subject(given),
             envelope=_envelope(given, ack),
+            tombstones=given.flag("tombstones", False),
             credentials=_credentials(given),
         )
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import ConfigError, did_you_mean
 from pyspark_natslog.sink.options import SinkOptions
+from pyspark_natslog.sink.tombstones import as_tombstones, check_key_column
 
 if TYPE_CHECKING:
     from natslog.wire.outgoing_rows import Rows
@@ -49,6 +50,8 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         raise ConfigError(
             'the sink requires a subject: set .option("subject", "alerts.quakes"), or add a column subject'
         )
+    if options.tombstones:
+        check_key_column(tuple(types))
     allowed = dict(_COLUMN_TYPES)
     if options.message_id_column is not None:
         allowed[options.message_id_column] = ("string",)
@@ -124,6 +127,8 @@ class _TaskWriter:
         values = _as(batch.column("value"), pa.binary())
         keys = _as(batch.column("key"), pa.binary()) if "key" in names else None
         headers = batch.column("headers").cast(HEADERS_TYPE) if "headers" in names else None
+        if options.tombstones:
+            values, headers = as_tombstones(values, keys, headers)
         own_ids = ids = None
         if options.message_id_column is not None:
             ids = _as(batch.column(options.message_id_column), pa.string())

@@ -8,7 +8,7 @@ from functools import partial
 
 from natslog.client import NatslogClient
 from natslog.client.confirming import confirmed
-from natslog.errors import CorruptLog, DataLoss, NatslogError
+from natslog.errors import CorruptLog, DataLoss, NatslogError, StreamRecreated
 from pyspark_natslog.source.confirming import newest
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.selection import StreamState
@@ -75,6 +75,12 @@ def left_of(
         report_loss(options, Loss(stream, start, end, "the stream was deleted"))
         return end, end
     if state.id != stream_id:
+        if end <= (state.valid_to(stream_id) or 0):
+            raise StreamRecreated(
+                f"stream {stream!r} was restored from an export while the query was reading it: start the query again; "
+                "it continues where it is",
+                stream=stream,
+            ) from error
         report_loss(options, recreated(stream, start, end, was=stream_id, is_now=state.id))
         return end, end
     if start < state.log_start_offset:
@@ -107,6 +113,16 @@ def recreated(stream: str, start: int, end: int | None, *, was: str, is_now: str
     """Offsets of a deleted stream; another one has its name."""
     why = f"the stream was deleted and created again (id {is_now}, not {was})"
     return Loss(stream, start, end, why, "use another name for a stream with other messages")
+
+
+def beyond_fork(state: StreamState, position: int, fork: int, *, was: str) -> Loss:
+    """The stream was restored from an export that ends before the position of the query."""
+    why = (
+        f"the stream was restored from an export that ends at offset {fork} (its id is {state.id}, not {was}), and the "
+        f"query has read the original up to {position}. From {fork} on the restored stream has other messages"
+    )
+    remedy = f"restore a newer export, or begin a new checkpoint at offset {fork} (startingOffsets)"
+    return Loss(state.name, fork, position, why, remedy)
 
 
 def shorter(stream: str, start: int, end: int, high_watermark: int) -> Loss:

@@ -24,7 +24,7 @@ ReadFrom: TypeAlias = Literal["nearest", "leader", "any"]
 SOURCE_COLUMNS = ("stream", "offset", "timestamp", "subject", "key", "value")
 ALL_COLUMNS = (*SOURCE_COLUMNS, "headers")
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "filterPushdown")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "filterPushdown", "view")
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
@@ -98,6 +98,7 @@ class SourceOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     subject_filter: str | None
+    is_latest_view: bool
     payload: PayloadOptions
     reports_lag: bool
     cursor: str | None
@@ -133,6 +134,7 @@ class SourceOptions:
             include_headers=given.flag("includeHeaders", False),
             columns=_columns(given, payload),
             subject_filter=subject_filter,
+            is_latest_view=_is_latest_view(given),
             payload=payload,
             reports_lag=given.flag("lag", True),
             cursor=_cursor(given),
@@ -156,10 +158,24 @@ class SourceOptions:
         return NatslogClient(self.servers, self.client_options)
 
 
+def _is_latest_view(given: Given) -> bool:
+    view = given.text("view")
+    if view not in (None, "latest"):
+        raise ConfigError(f"option view {view!r} must be latest", option="view")
+    clashing = next((name for name in ("endingOffsets", "endingTimestamp") if given.has(name)), None)
+    if view is not None and clashing is not None:
+        raise ConfigError(
+            f"options view and {clashing} clash: the latest view is of what is committed now; give one of them",
+            option=clashing,
+        )
+    return view is not None
+
+
 def _check_kind(given: Given, streaming: bool | None) -> None:
     for name in _BATCH_ONLY if streaming else ():
         if given.has(name):
             why = "; a streaming query has no end" if name.startswith("ending") else ""
+            why = "; a streaming query reads all changes" if name == "view" else why
             raise ConfigError(f"option {name} is for batch reads (spark.read){why}", option=name)
     for name in _STREAM_ONLY if streaming is False else ():
         if given.has(name):

@@ -61,6 +61,7 @@ def _read_range(
                 columns=asked_columns,
                 prefer=part.urls,
                 expected_id=part.stream_id,
+                as_of=part.as_of,
             ):
                 for batch in joined(fetched.batches):
                     yield from shaper.shape(batch, part.stream)

@@ -41,13 +41,14 @@ class BatchReader(DataSourceReader):
 
     def _range(self, client: NatslogClient, state: StreamState) -> OffsetRange:
         options = self._options
-        end = resolve_end(client, options.end, state)
+        as_of = client.latest_as_of(state.name) if options.is_latest_view else None
+        end = resolve_end(client, options.end, state) if as_of is None else as_of
         start = resolve_start(client, options, options.start, state, end)
         if start > end and self._may_cross(state.name):
             start = end
         if start > end:
             raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is above the end, offset {end}")
-        return OffsetRange(state.name, state.id, start, end)
+        return OffsetRange(state.name, state.id, start, end, as_of=as_of)
 
     def _may_cross(self, stream: str) -> bool:
         """The end is resolved before the start; if the start is a time, messages may have been recorded meanwhile."""

@@ -9,14 +9,18 @@ from types import MappingProxyType
 from typing import Any
 
 from natslog.client import NatslogClient
+from natslog.client.lineage import lineage_in
 from natslog.errors import StreamNotFound
+
+MAX_OFFSET = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """A stream as its leader describes it: offsets `[log_start_offset, high_watermark)` can be read.
 
-    `leader_epoch`: 0 where the broker did not state it.
+    `leader_epoch`: 0 where the broker did not state it. `lineage`: (id, offset) of each stream that this one was
+    restored from, by exports: positions of that stream up to the offset are valid in this one.
     """
 
     name: str
@@ -24,11 +28,19 @@ class StreamState:
     log_start_offset: int
     high_watermark: int
     leader_epoch: int = 0
+    lineage: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> StreamState:
         bounds = int(body["log_start_offset"]), int(body["high_watermark"])
-        return cls(body["name"], body["id"], *bounds, int(body.get("leader_epoch", 0)))
+        epoch, lineage = int(body.get("leader_epoch", 0)), tuple(lineage_in(body).items())
+        return cls(body["name"], body["id"], *bounds, epoch, lineage)
+
+    def valid_to(self, stream_id: str) -> int | None:
+        """Up to which offset positions in the stream of this id are valid here, whatever its end is; None: they are
+        not.
+        """
+        return MAX_OFFSET if stream_id == self.id else dict(self.lineage).get(stream_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ class OffsetRange:
     """Offsets `[start, end)` of the stream with this id; `urls` are the brokers that have it, nearest first.
 
     `bytes`: estimated from the rows if they are unknown to this reader. `leader_epoch`: the newest one known when it
-    was planned, so that a task accepts no answer of an older leader.
+    was planned, so that a task accepts no answer of an older leader. `as_of`: the high watermark of the latest view,
+    if only that is read.
     """
 
     stream: str
@@ -42,6 +43,7 @@ class OffsetRange:
     urls: tuple[str, ...] = ()
     bytes: int = 0
     leader_epoch: int = 0
+    as_of: int | None = None
 
     @property
     def rows(self) -> int:
@@ -183,7 +185,9 @@ def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_
 def _ranges(whole: OffsetRange, splits: Sequence[Split]) -> list[OffsetRange]:
     epoch = leader_epochs.highest(whole.stream_id)
     return [
-        OffsetRange(whole.stream, whole.stream_id, split.start, split.end, split.urls, _size_bytes(split), epoch)
+        OffsetRange(
+            whole.stream, whole.stream_id, split.start, split.end, split.urls, _size_bytes(split), epoch, whole.as_of
+        )
         for split in splits
     ]
 

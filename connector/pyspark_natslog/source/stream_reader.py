@@ -30,7 +30,7 @@ from natslog.client.confirming import confirmed
 from natslog.errors import NatslogError, NotLeader, StreamNotFound
 from pyspark_natslog.source.admission import Admitter
 from pyspark_natslog.source.confirming import newest
-from pyspark_natslog.source.loss import Loss, recreated, report_loss, shorter
+from pyspark_natslog.source.loss import Loss, beyond_fork, recreated, report_loss, shorter
 from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
@@ -182,9 +182,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def is_missing(name: str, state: StreamState | None) -> bool:
             first, end = wanted[name]
-            if state is None or state.id != first.id:
+            valid_to = None if state is None else state.valid_to(first.id)
+            if state is None or valid_to is None:
                 return state is not None or self._options.selection.could_hold(name)
-            return not state.log_start_offset <= first.offset <= end <= state.high_watermark
+            return not state.log_start_offset <= first.offset <= end <= min(state.high_watermark, valid_to)
 
         def missing(states: States) -> list[str]:
             return [name for name in wanted if is_missing(name, states.get(name))]
@@ -240,14 +241,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _effective_start(self, at: StreamOffset, state: StreamState) -> StreamOffset:
         """Where reading can continue; the range before it is reported as lost."""
-        log_start = state.log_start_offset
-        if state.id != at.id:
+        log_start, valid_to = state.log_start_offset, state.valid_to(at.id)
+        if valid_to is None:
             report_loss(self._options, recreated(state.name, at.offset, None, was=at.id, is_now=state.id))
             return StreamOffset(state.id, log_start, log_start)
+        if at.offset > valid_to:
+            report_loss(self._options, beyond_fork(state, at.offset, valid_to, was=at.id))
+        if state.id != at.id:  # restored from an export: the same messages at the same offsets
+            offset = min(at.offset, valid_to)
+            at = StreamOffset(state.id, offset, offset)
         if at.offset < log_start:
             loss = Loss(state.name, at.offset, log_start, "retention or a purge removed these messages")
             report_loss(self._options, loss)
-            return StreamOffset(at.id, log_start)
+            return StreamOffset(at.id, log_start, None if at.start is None else log_start)
         if at.offset > state.high_watermark:
             report_loss(self._options, shorter(state.name, state.high_watermark, at.offset, state.high_watermark))
             return StreamOffset(at.id, state.high_watermark)
@@ -314,14 +320,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if state is None:
             report_loss(self._options, Loss(name, begun, last.offset, "the stream was deleted"))
             return None
-        if state.id != last.id:
+        valid_to = state.valid_to(last.id)
+        if valid_to is None:
             report_loss(self._options, recreated(name, begun, last.offset, was=last.id, is_now=state.id))
             return None
+        if last.offset > valid_to:
+            report_loss(self._options, beyond_fork(state, last.offset, valid_to, was=last.id))
+            if begun >= valid_to:
+                return None
+            last = replace(last, offset=valid_to)
         low = min(self._effective_start(StreamOffset(last.id, begun), state).offset, last.offset)
         high = min(last.offset, state.high_watermark)
         if high < last.offset:
             report_loss(self._options, shorter(name, max(low, high), last.offset, high))
-        return OffsetRange(name, last.id, low, high)
+        return OffsetRange(name, state.id, low, high)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_natslog.source.range_reader import read_task  # not needed by the process that plans

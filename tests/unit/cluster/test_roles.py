@@ -29,6 +29,7 @@ from natslog.cluster.roles import (
     judge,
     quorum_position,
 )
+from natslog.cluster.tracks import Track
 from natslog.model import StreamRecord, StreamSettings
 
 LATER_MS = 10_000.0
@@ -341,6 +342,143 @@ def test_restarted_member_is_proven_when_it_has_caught_up() -> None:
     assert (change.isr, change.proven) == ((1, 2, 3), (3,))
 
 
+# ---- the leader of a stream with a companion log ----
+
+
+def with_companion(leader: LeaderReplica, end: int = 4, now_ms: float = 1.0) -> Track:
+    """Both followers have all messages; nothing is known of their companion logs."""
+    held_by_all(leader, leader.log_end_offset, now_ms)
+    leader.begin_companion(end, end, now_ms)
+    assert leader.companion is not None
+    return leader.companion
+
+
+def test_each_log_has_a_high_watermark_of_its_own_over_the_same_replicas() -> None:
+    leader = leader_of()
+    companion = with_companion(leader)
+    leader.appended(6, now_ms=1.0, track=companion)
+    leader.appended(12)
+    assert (leader.high_watermark, companion.high_watermark) == (10, 4)
+    leader.fetched(2, 6, "a", 2.0, track=companion)
+    assert companion.high_watermark == 4, "nothing is known of 3"
+    leader.fetched(3, 5, "b", 2.0, track=companion)
+    assert (leader.high_watermark, companion.high_watermark) == (10, 5)
+    held_by_all(leader, 12)
+    assert (leader.high_watermark, companion.high_watermark) == (12, 5)
+    leader.update(record_of(isr=(1,), version=1), 3.0)
+    leader.appended(7, now_ms=3.0, track=companion)
+    assert companion.high_watermark == 5, "below min_isr nothing is committed, in either log"
+
+
+def test_replica_joins_with_everything_of_both_logs_only() -> None:
+    leader = leader_of(record_of(isr=(1, 2)))
+    companion = with_companion(leader)
+    leader.fetched(2, 4, "a", 2.0, track=companion)
+    assert not leader.is_to_join(3)
+    assert leader.isr_change(2.0, {}) is None, "it has all messages, and nothing of the companion log is known"
+    leader.fetched(3, 3, "b", 2.0, track=companion)
+    assert leader.isr_change(2.0, {}) is None
+    leader.fetched(3, 4, "b", 3.0, track=companion)
+    assert leader.is_to_join(3)
+    change = leader.isr_change(3.0, {})
+    assert change is not None
+    assert change.isr == (1, 2, 3)
+    leader.appended(6, now_ms=3.0, track=companion)
+    leader.fetched(2, 6, "a", 4.0, track=companion)
+    assert companion.high_watermark == 4, "3 counts as soon as the change may come true"
+
+
+def test_restarted_member_is_proven_with_both_logs_only() -> None:
+    leader = leader_of(record_of(unproven=(3,)))
+    companion = with_companion(leader)
+    leader.fetched(2, 4, "a", 2.0, track=companion)
+    assert leader.isr_change(2.0, {}) is None
+    leader.fetched(3, 4, "b", 2.0, track=companion)
+    change = leader.isr_change(2.0, {})
+    assert change is not None
+    assert change.proven == (3,)
+
+
+@pytest.mark.parametrize("lagging", ["messages", "companion"])
+def test_follower_that_lags_in_either_log_leaves(lagging: str) -> None:
+    leader = leader_of()
+    companion = with_companion(leader)
+    for follower, life in ((2, "a"), (3, "b")):
+        leader.fetched(follower, 4, life, 1.0, track=companion)
+    leader.appended(12, now_ms=1.0)
+    leader.appended(6, now_ms=1.0, track=companion)
+    both = {2: LATER_MS, 3: LATER_MS}
+    for at_ms in (1000.0, LATER_MS):
+        leader.fetched(2, 12, "a", at_ms)
+        leader.fetched(2, 6, "a", at_ms, track=companion)
+        if lagging == "messages":
+            leader.fetched(3, 6, "b", at_ms, track=companion)
+        else:
+            leader.fetched(3, 12, "b", at_ms)
+    change = leader.isr_change(LATER_MS, both)
+    assert change is not None
+    assert change.isr == (1, 2)
+
+
+def test_followers_have_time_to_open_a_new_companion_log() -> None:
+    leader = leader_of()
+    companion = with_companion(leader, end=0, now_ms=LATER_MS)
+    leader.appended(1, now_ms=LATER_MS, track=companion)
+    both = {2: LATER_MS + 2500, 3: LATER_MS + 2500}
+    assert leader.isr_change(LATER_MS + 2500, both) is None
+    assert companion.high_watermark == 0
+    leader.fetched(2, 1, "a", LATER_MS + 2600, track=companion)
+    change = leader.isr_change(LATER_MS + 3100, both)
+    assert change is not None
+    assert change.isr == (1, 2)
+
+
+def test_leader_with_a_companion_log_is_quiet_exposed_and_succeeded_in_both_logs_only() -> None:
+    leader = leader_of(end=10, high_watermark=10)
+    held_by_all(leader, 10)
+    assert leader.is_quiet
+    leader.begin_companion(4, 2, 1.0)
+    companion = leader.companion
+    assert companion is not None
+    assert not leader.is_exposed, "records of earlier epochs are not known to be committed"
+    assert not leader.is_quiet
+    assert not leader.is_caught_up(2)
+    leader.fetched(2, 4, "a", 2.0, track=companion)
+    leader.fetched(3, 3, "b", 2.0, track=companion)
+    assert leader.is_caught_up(2)
+    assert not leader.is_caught_up(3)
+    assert (leader.is_exposed, leader.is_quiet, leader.is_committed) == (False, False, False)
+    leader.fetched(3, 4, "b", 3.0, track=companion)
+    assert (leader.is_exposed, leader.is_quiet, leader.is_committed) == (True, True, True)
+
+
+def test_new_life_of_a_follower_makes_its_end_in_both_logs_unknown() -> None:
+    leader = leader_of()
+    companion = with_companion(leader)
+    leader.fetched(2, 4, "d2.1.n", 1.0, track=companion)
+    leader.fetched(3, 4, "b", 1.0, track=companion)
+    leader.fetched(2, 10, "d2.2.n", 2.0)
+    leader.appended(5, now_ms=2.0, track=companion)
+    leader.fetched(3, 5, "b", 2.0, track=companion)
+    assert companion.end_of(2) is None, "what its former life had may be lost"
+    leader.fetched(2, 5, "d2.1.n", 2.0, track=companion)
+    assert companion.end_of(2) is None, "a question of the former life"
+
+
+def test_member_that_is_put_out_must_ask_again_for_both_logs() -> None:
+    leader = leader_of()
+    companion = with_companion(leader)
+    leader.fetched(2, 4, "a", 2.0, track=companion)
+    leader.fetched(3, 4, "b", 2.0, track=companion)
+    leader.update(record_of(isr=(1, 2), version=1), 3.0)
+    leader.fetched(3, 10, "b", 4.0, version=1)
+    assert leader.isr_change(4.0, {}) is None, "its companion log may be why it was put out"
+    leader.fetched(3, 4, "b", 5.0, version=1, track=companion)
+    change = leader.isr_change(5.0, {})
+    assert change is not None
+    assert change.isr == (1, 2, 3)
+
+
 # ---- the follower ----
 
 
@@ -402,3 +540,43 @@ def test_quorum_position_needs_a_majority_and_takes_the_longest_log_of_the_newes
     assert quorum_position({2: (5, 10), 3: (5, 10)}, (1, 2, 3)) == 2
     assert quorum_position({3: (5, 10), 9: (9, 99)}, (3,)) == 3
     assert quorum_position({1: (5, 10), 9: (9, 99)}, (1, 2, 3)) is None
+
+
+def test_quorum_position_of_two_logs_is_that_of_a_replica_that_has_what_was_committed_in_both() -> None:
+    messages = {1: (5, 10), 2: (5, 9), 3: (5, 9)}
+    assert quorum_position(messages, (1, 2, 3), {1: (5, 3), 2: (5, 5), 3: (5, 5)}) == 2, "1 has lost two records"
+    assert quorum_position({1: (5, 10), 2: (5, 9)}, (1, 2, 3), {1: (5, 3), 2: (5, 5)}) is None, "either may be whole"
+    assert quorum_position({1: (5, 10), 2: (5, 9)}, (1, 2, 3), {1: (5, 5), 2: (5, 5)}) == 1
+    assert quorum_position(messages, (1, 2, 3), {1: (5, 3)}) is None
+    assert quorum_position({1: (5, 9), 2: (5, 4)}, (1, 2), {1: (5, 1), 2: (5, 3)}) is None, "an operator decides"
+    assert quorum_position({1: (5, 9), 2: (5, 4)}, (1, 2), {1: (5, 3), 2: (5, 3)}) == 1
+    assert quorum_position({1: (5, 9)}, (1,), {1: (5, 3)}) == 1
+
+
+@given(
+    whole=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    extra=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=5, max_size=5),
+    lost=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=2, max_size=2),
+    count=st.integers(1, 5),
+    silent=st.sets(st.integers(1, 5), max_size=2),
+)
+def test_quorum_position_of_two_logs_never_names_one_that_lacks_what_was_committed(
+    whole: tuple[int, int],
+    extra: list[tuple[int, int]],
+    lost: list[tuple[int, int]],
+    count: int,
+    silent: set[int],
+) -> None:
+    """Up to half have lost any part of either log; all others have what was committed, and perhaps more."""
+    ends = {at: (whole[0] + extra[at - 1][0], whole[1] + extra[at - 1][1]) for at in range(1, count + 1)}
+    for at, (messages, companion) in zip(range(1, count // 2 + 1), lost, strict=False):
+        ends[at] = (max(0, ends[at][0] - messages), max(0, ends[at][1] - companion))
+    given = {at: end for at, end in ends.items() if at not in silent}
+    chosen = quorum_position(
+        {at: (5, end[0]) for at, end in given.items()}, tuple(ends), {at: (5, end[1]) for at, end in given.items()}
+    )
+    if chosen is None:
+        assert len(given) < count or count % 2 == 0, "all positions are known"
+    else:
+        assert ends[chosen][0] >= whole[0]
+        assert ends[chosen][1] >= whole[1]

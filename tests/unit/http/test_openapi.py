@@ -80,7 +80,7 @@ def test_settings_of_streams_are_those_of_the_model() -> None:
     changed, new, shown = (
         set(resolved(f"#/components/schemas/{name}")["properties"]) for name in ("ChangedStream", "NewStream", "Stream")
     )
-    assert changed == {*SETTING_NAMES, "paused"}
+    assert changed == {*SETTING_NAMES, "paused", "if_version", "id"}
     assert new == {*SETTING_NAMES, "name"}
     assert shown > set(SETTING_NAMES)
 

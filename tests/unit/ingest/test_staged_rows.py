@@ -13,6 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA
+from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import InvalidRequest
 from natslog.ingest.staged_rows import GROUPED_BYTES, GROUPED_ROWS, RowRules, claimed_bytes, read_rows, regrouped
 
@@ -46,6 +47,16 @@ def test_message_of_another_kind_in_the_place_of_the_schema_is_refused(tmp_path:
     upload[38 : 38 + len(table)] = table
     with pytest.raises(InvalidRequest):
         list(read(tmp_path / "part", bytes(upload)))
+
+
+@pytest.mark.parametrize("header", ["Nats-Expected-Last-Sequence", "Nats-Expected-Anything"])
+def test_condition_of_a_publish_is_refused_since_it_would_be_stored_unchecked(tmp_path: Path, header: str) -> None:
+    headers = pa.array([None, [("A", "b")], [("A", "b"), (header, "99")]], HEADERS_TYPE)
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"x"] * 3, pa.binary()), "headers": headers})
+    with pytest.raises(InvalidRequest, match=f"row 4 has the header {header}") as error:
+        list(read(tmp_path / "part", stream_of(rows[:2], rows)))
+    assert error.value.facts["row"] == 4
+    assert len(list(read(tmp_path / "part", stream_of(rows[:2], rows[:2])))) == 2
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])

@@ -31,7 +31,7 @@ def seal_all(log: ReplicaLog) -> None:
 def unread(log: ReplicaLog, start: int) -> list[tuple[int, int]]:
     """The dumb way: (offset, timestamp) of every row from `start` to HW that can be read."""
     found: list[tuple[int, int]] = []
-    start = max(start, log.log_start_offset)
+    start = max(start, log.first_readable_offset)
     while start < log.high_watermark:
         try:
             plan = log.reader.plan_read(start, max_bytes=1 << 20)
@@ -49,7 +49,7 @@ def unread(log: ReplicaLog, start: int) -> list[tuple[int, int]]:
 
 def stored_bytes(log: ReplicaLog, offset: int) -> float:
     """Of the batches from `offset` to HW, the outer ones in proportion; of whole segments, headers and footers too."""
-    start, end, found = max(offset, log.log_start_offset), log.high_watermark, 0.0
+    start, end, found = max(offset, log.first_readable_offset), log.high_watermark, 0.0
     for segment in log.chain.segments:
         index = segment.index
         for at in range(len(index)):
@@ -62,11 +62,12 @@ def stored_bytes(log: ReplicaLog, offset: int) -> float:
 
 
 def check(log: ReplicaLog, offset: int) -> None:
-    lag, expected = log.reader.lag(offset), [row for row in unread(log, offset) if row[0] >= offset]
+    first = max(offset, log.first_readable_offset)
+    lag, expected = log.reader.lag(offset), [row for row in unread(log, offset) if row[0] >= first]
     assert lag.rows == len(expected)
     assert lag.oldest_us == (expected[0][1] if expected else None)
     assert abs(lag.bytes - stored_bytes(log, offset)) <= 2
-    assert lag.lost_rows == max(0, log.log_start_offset - offset)
+    assert lag.lost_rows == max(0, log.first_readable_offset - offset)
     assert lag.beyond_rows == max(0, offset - log.high_watermark)
 
 
@@ -91,7 +92,7 @@ def test_lag_equals_reading_every_row(
     for _ in range(sealed_segments):
         log.seal_next()
     log.enforce_retention(0)
-    log.chain.committed = max(log.log_start_offset, log.log_end_offset - uncommitted)
+    log.chain.committed = max(log.first_readable_offset, log.log_end_offset - uncommitted)
     for offset in range(0, log.log_end_offset + 3, 1 + commits // 12):
         check(log, offset)
     log.close()

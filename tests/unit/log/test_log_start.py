@@ -108,7 +108,7 @@ def test_the_start_is_on_stable_storage_before_a_file_is_removed(
             shutil.rmtree(log_folder.parent / "crashed", ignore_errors=True)
             shutil.copytree(log_folder, log_folder.parent / "crashed")
             crashed = open_log(log_folder.parent / "crashed", SMALL)
-            seen.append((crashed.log_start_offset, crashed.failure, stored_values(crashed, crashed.log_start_offset)))
+            seen.append((crashed.log_start_offset, crashed.failure, stored_values(crashed, log.first_readable_offset)))
             crashed.close()
         unlink(path, missing_ok=missing_ok)
 
@@ -116,7 +116,7 @@ def test_the_start_is_on_stable_storage_before_a_file_is_removed(
         patch.setattr(Path, "unlink", watched)
         dropped = log.enforce_retention(2_000_000)
     assert len(seen) >= dropped > 1
-    expected = (log.log_start_offset, None, stored_values(log, log.log_start_offset))
+    expected = (log.log_start_offset, None, stored_values(log, log.first_readable_offset))
     assert all(one == expected for one in seen), "opening ends the removal that a crash interrupted"
 
 

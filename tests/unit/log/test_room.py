@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from natslog.errors import StorageFull
 from natslog.log import LogOptions, StoreLimit
+from natslog.log.segment import ActiveSegment
 from tests.conftest import open_log, rows
 
 
 def test_a_limit_counts_what_was_measured_and_what_was_appended_since() -> None:
     store = StoreLimit(1000)
-    store.measured(600)
+    store.measured(600, store.taken_bytes)
     store.take(300)
     assert (store.used_bytes, store.has_room) == (900, True)
     with pytest.raises(StorageFull, match="max_store_bytes is 1000"):
@@ -24,12 +26,12 @@ def test_a_limit_counts_what_was_measured_and_what_was_appended_since() -> None:
 def test_a_broker_that_refused_a_message_has_no_room_before_more_than_that_is_free() -> None:
     """Otherwise it would go on leading streams whose messages it refuses."""
     store = StoreLimit(1000)
-    store.measured(900)
+    store.measured(900, store.taken_bytes)
     with pytest.raises(StorageFull):
         store.take(200)
     assert not store.has_room
     for used_bytes, has_room in ((900, False), (700, False), (600, True), (900, True)):
-        store.measured(used_bytes)
+        store.measured(used_bytes, store.taken_bytes)
         assert store.has_room == has_room, used_bytes
 
 
@@ -51,3 +53,47 @@ def test_logs_share_a_limit_and_small_messages_count_with_what_is_stored_beside_
         raise AssertionError("nothing was refused")
     stored = sum(log.chain.size_bytes for log in logs)
     assert 150_000 < stored <= 200_000
+
+
+def test_what_is_appended_during_a_measurement_counts() -> None:
+    store = StoreLimit(1000)
+    store.measured(700, store.taken_bytes)
+    began = store.taken_bytes
+    store.take(300)
+    store.measured(500, began)
+    assert store.used_bytes == 800, "files were removed, and the new one was not measured yet"
+    with pytest.raises(StorageFull):
+        store.take(300)
+    began = store.taken_bytes
+    store.take(100)
+    store.measured(900, began)
+    assert store.used_bytes == 900, "it was measured"
+
+
+def test_an_append_that_is_under_way_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StoreLimit(1_000_000)
+    log = open_log(tmp_path / "log", LogOptions(min_free_bytes=0, store=store))
+    before, during = log.stored_bytes, list[int]()
+    append = ActiveSegment.append
+
+    def measured(self: ActiveSegment, *batches: Any) -> None:
+        during.append(log.stored_bytes)
+        append(self, *batches)
+
+    monkeypatch.setattr(ActiveSegment, "append", measured)
+    log.append(rows([b"x" * 10_000]), 1)
+    assert during[0] >= before + 10_000
+    assert log.stored_bytes == log.chain.size_bytes > before + 10_000
+    with pytest.raises(StorageFull):
+        log.append(rows([b"x" * 1_000_000]), 1)
+    assert log.stored_bytes == log.chain.size_bytes
+    log.close()
+
+
+def test_a_refusal_of_more_than_fits_does_not_hold_for_ever() -> None:
+    store = StoreLimit(1000)
+    with pytest.raises(StorageFull):
+        store.take(1600)
+    for used_bytes, has_room in ((600, False), (500, True)):
+        store.measured(used_bytes, store.taken_bytes)
+        assert store.has_room == has_room

@@ -179,20 +179,26 @@ def sealed_log(folder: Path, **limits: object):
     return log
 
 
-def test_retention_by_messages_keeps_at_most_so_many_by_whole_segments(log_folder: Path) -> None:
+def test_retention_by_messages_keeps_exactly_so_many_and_removes_whole_segments(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_messages=100)
     values = stored_values(log)
     assert log.enforce_retention(0) > 0
-    kept = log.high_watermark - log.log_start_offset
-    assert 50 <= kept <= 100
-    assert stored_values(log, log.log_start_offset) == values[log.log_start_offset :]
+    start = log.first_readable_offset
+    assert log.high_watermark - start == 100
+    assert log.log_start_offset <= start < log.chain.segments[1].base_offset
+    assert stored_values(log, start) == values[start:]
+    with pytest.raises(OffsetOutOfRange):
+        log.reader.plan_read(start - 1, max_bytes=1)
 
 
-def test_retention_by_bytes_keeps_at_most_so_many(log_folder: Path) -> None:
+def test_retention_by_bytes_keeps_as_many_messages_as_fit(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_bytes=20_000)
     assert log.enforce_retention(0) > 0
-    assert log.chain.size_bytes <= 20_000
-    assert log.log_start_offset > 0
+    start = log.first_readable_offset
+    assert log.reader.extent(start, log.high_watermark).bytes <= 20_000
+    log.chain.limited_below = start - 1
+    assert log.reader.extent(start - 1, log.high_watermark).bytes > 17_500, "header and footer count with a whole file"
+    assert log.log_start_offset <= start < log.chain.segments[1].base_offset
 
 
 def test_retention_by_age_drops_what_is_older(log_folder: Path) -> None:
@@ -220,15 +226,16 @@ def test_limits_of_bytes_and_messages_are_kept_whatever_age_may_remove(log_folde
     log = sealed_log(log_folder, max_age_s=10.0, max_messages=100)
     newest = log.chain.segments[-1].max_timestamp_us
     log.enforce_retention(newest + 3_600_000_000)
-    assert log.high_watermark - log.log_start_offset <= 100
+    assert log.high_watermark - log.first_readable_offset == 100
     log.close()
 
 
 def test_retention_limits_combine_the_strictest_wins(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_messages=200, max_bytes=10_000, max_age_s=1e6)
     log.enforce_retention(0)
-    assert log.chain.size_bytes <= 10_000
-    assert log.high_watermark - log.log_start_offset <= 200
+    start, end = log.first_readable_offset, log.high_watermark
+    assert log.reader.extent(start, end).bytes <= 10_000
+    assert end - start <= 200
 
 
 def test_retention_does_not_disturb_a_reader_in_mid_scan(log_folder: Path) -> None:

@@ -100,3 +100,23 @@ def test_only_rules_for_everything_permit_actions_on_the_cluster() -> None:
     assert not decisions(("alice", "admin", "orders*", ">")).rules("alice", "admin")
     assert not decisions(("alice", "admin", "*", "orders.>")).rules("alice", "admin")
     assert decisions(("alice", "admin", "*", ">")).rules("alice", "admin")
+
+
+@pytest.mark.parametrize(
+    ("rule", "action", "permits"),
+    [
+        (("ann", "read", "*", ">"), "read", False),
+        (("ann", "manage", "*", ">"), "manage", False),
+        (("ann", "read", "__activity", ">"), "read", True),
+        (("ann", "read", "__*", ">"), "read", True),
+        (("ann", "monitor", "*", ">"), "read", True),
+        (("ann", "monitor", "*", ">"), "manage", False),
+        (("ann", "monitor", "orders", ">"), "read", False),
+        (("ann", "admin", "*", ">"), "read", True),
+        (("ann", "admin", "orders", ">"), "read", False),
+    ],
+)
+def test_internal_streams_are_for_rules_that_mean_them(
+    rule: tuple[str, str, str, str], action: str, permits: bool
+) -> None:
+    assert bool(decisions(rule).subjects("ann", action, "__activity")) == permits  # type: ignore[arg-type]

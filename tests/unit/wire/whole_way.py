@@ -37,7 +37,8 @@ def _stored(shown: list[Any]) -> Any:
     from natslog.ingest import acks
     from natslog.ingest.ack_rules import AckRules
     from natslog.ingest.batches import BatchBuilder
-    from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
+    from natslog.ingest.conditions import marked
+    from natslog.ingest.unwanted import split_by_subject, split_by_text
     from natslog.wire.frames import FrameParser, Frames
 
     ids: Any = None
@@ -49,7 +50,9 @@ def _stored(shown: list[Any]) -> Any:
             ours = frames.select(frames.rows[:, 0] == 1)
             good, not_text = split_by_text(rules.applied(Frames(ours.buffer, ours.rows.copy())))
             good, not_plain = split_by_subject(good)
-            good, expecting = split_by_expectation(good)
+            marks = marked(good)
+            marks = np.zeros(len(good.rows), np.bool_) if marks is None else marks
+            good, expecting = good.select(~marks), good.select(marks)
             shown.append([len(part.rows) for part in (good, not_text, not_plain, expecting)])
             builder.add(good)
         batch = builder.taken()
@@ -95,6 +98,24 @@ def _published(shown: list[Any]) -> None:
         shown += [list(done), missing.tolist(), left.tolist(), acked.tolist()]
 
 
+def _superseded(shown: list[Any]) -> None:
+    """Shows which rows newer ones supersede, with a limit of one, of several, and where it changes."""
+    import numpy as np
+    import pyarrow as pa
+
+    from natslog.log.newest import NewestRows, Texts
+
+    texts = Texts.of(pa.array(["a", "bc", None, "a", "", "a", "bc", "a"]))
+    for limits in ((1, 3, 2), (3, 1, 1)):
+        newest = NewestRows(limits[0])
+        newest.add(Texts.of(pa.array([f"one of many {at}" for at in range(1_000)])), np.arange(-1_000, 0))
+        shown.append(newest.add(texts, np.arange(8)).tolist())
+        for begin, limit in ((8, limits[1]), (16, limits[2])):
+            shown.append(newest.change_limit(limit).tolist())
+            shown.append(newest.add(texts, np.arange(begin, begin + 8)).tolist())
+        shown += [newest.kept()[-8:].tolist(), newest.newest_of(Texts.of(pa.array(["a", "b", ""]))).tolist()]
+
+
 def main() -> None:
     import numpy as np
 
@@ -108,6 +129,7 @@ def main() -> None:
     window.remember(ids[:10], np.arange(10), 0)
     shown += [ids.tolist(), window.find(ids, 0).tolist()]
     _published(shown)
+    _superseded(shown)
     if all(kernel.is_native for kernel in native.KERNELS):
         used = "native"
     else:

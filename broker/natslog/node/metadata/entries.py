@@ -11,16 +11,17 @@ import msgspec
 
 from natslog.cluster.commands import FinalizeUpgrade, Proposal
 from natslog.cluster.encoding import decode_proposal, decode_state, written_by_newer
-from natslog.consensus import AppendRequest, Entry, Message, Ready, Term
+from natslog.consensus import AppendRequest, Entry, Index, Message, Ready, Term
 from natslog.consensus.membership import decode_membership
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The client of a change, and the id that is the same in a repeated request."""
+    """The client of a change, the id that is the same in a repeated request, and the address that it came from."""
 
     id: str
     client: str
+    address: str = ""
 
 
 def check_entries(entries: Iterable[Entry]) -> None:
@@ -43,7 +44,12 @@ def check_message(message: Message) -> None:
 
 def commands_of(entries: Iterable[Entry]) -> list[Proposal]:
     """Raises UpgradeRequired."""
-    return [decode_proposal(entry.data) for entry in entries if entry.kind == "command"]
+    return [proposal for _, proposal in numbered_commands_of(entries)]
+
+
+def numbered_commands_of(entries: Iterable[Entry]) -> list[tuple[Index, Proposal]]:
+    """The same, each with the index of its entry. Raises UpgradeRequired."""
+    return [(entry.index, decode_proposal(entry.data)) for entry in entries if entry.kind == "command"]
 
 
 def highest_level(ready: Ready) -> int:

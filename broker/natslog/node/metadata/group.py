@@ -54,8 +54,16 @@ from natslog.errors import (
 from natslog.model import BrokerId
 from natslog.node.clock import monotonic_ms
 from natslog.node.disk_reserve import DiskReserve
+from natslog.node.metadata.changes import RecentChanges
 from natslog.node.metadata.disk_pulse import DiskPulse
-from natslog.node.metadata.entries import ElapsedTime, Request, check_entries, check_message, commands_of, highest_level
+from natslog.node.metadata.entries import (
+    ElapsedTime,
+    Request,
+    check_entries,
+    check_message,
+    highest_level,
+    numbered_commands_of,
+)
 from natslog.node.metadata.raft_store import RaftStore
 
 logger = logging.getLogger("natslog.metadata")
@@ -106,6 +114,7 @@ class MetadataGroup:
         self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
         self._raise_level = raise_level
         self._elapsed = ElapsedTime()
+        self.changes = RecentChanges()
         self.elections = 0
         self._leader_seen_s = 0.0  # of the monotonic clock
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="raft")
@@ -218,8 +227,8 @@ class MetadataGroup:
             for proposal_id in list(self._waiting):
                 if (outcome := self.state.outcome_of(proposal_id)) is not None:
                     self._complete(proposal_id, outcome)
-        for proposal in commands_of(ready.committed):
-            outcome = self.state.decide(proposal)
+        for index, proposal in numbered_commands_of(ready.committed):
+            outcome = self.changes.decide(self.state, index, proposal)
             logger.debug("metadata: %s → %s", proposal.command, outcome)
             self._complete(proposal.id, outcome)
         if self.state.feature_level > level and level:
@@ -326,7 +335,9 @@ class MetadataGroup:
                 broker=self.me,
             )
         request = request or Request(secrets.token_hex(8), f"broker {self.me}")
-        proposal = Proposal(id=request.id, command=command, client=request.client if self._by_age else "")
+        proposal = Proposal(id=request.id, command=command)
+        if self._by_age:
+            proposal = msgspec.structs.replace(proposal, client=request.client, address=request.address)
         require_storable(msgspec.to_builtins(command))
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)

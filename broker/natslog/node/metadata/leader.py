@@ -81,6 +81,15 @@ class MetadataLeading:
         known = self._group.state.brokers
         return {one for one in active if one in known and is_life(known[one].incarnation, self.lives.get(one, ""))}
 
+    def sessions(self) -> set[BrokerId] | None:
+        """The brokers that have a session; None where this is not the metadata leader, or has not been for long."""
+        controller = self._controller
+        if not self._group.is_leader or controller is None or self._of_term != self._group.raft.term:
+            return None
+        alive = self._alive()
+        all_are = len(alive) == len(self._group.state.brokers)
+        return alive if all_are or controller.has_waited_for_brokers(monotonic_ms()) else None
+
     # ---- reports ----
 
     def reported_unresponsive(self, by: BrokerId, replicas: Iterable[tuple[StreamId, Epoch]]) -> None:

@@ -82,6 +82,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
         tombstones={key: one for key, one in state.tombstones.items() if one.broker == me},
         cursors={key: one for key, one in state.cursors.items() if one.stream in kept},
         feature_level=state.feature_level,
+        cursors_moved=state.cursors_moved,
     )
     member = Member(id=me, directory=identity.directory, url="" if known is None else known.url)
     snapshot = Snapshot(
@@ -119,6 +120,7 @@ def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
         target_min_isr=0,
         purged_below=Offset(0),  # the log of this broker may end below it
         holders=(me,) if me in record.holders else (),
+        companion_holders=(me,) if me in record.companion_holders else (),
         version=record.version + 1,
     )
 

@@ -129,7 +129,7 @@ async def _commit(stream: HostedStream, staging: Staging, requested: Commit) -> 
 async def _append_once(stream: HostedStream, requested: Commit, parts: list[StagedPart] | PartsMissing) -> Appended:
     leading, ingest = stream.leading, stream.ingest
     if leading is None or ingest is None or stream.is_transferring:
-        raise _not_leading(stream)
+        raise not_leading(stream)
     started = time.monotonic()
     work = _Work(stream, ingest, requested, parts, asyncio.get_running_loop().create_future())
     ingest.hand_to_writer(work)
@@ -137,7 +137,7 @@ async def _append_once(stream: HostedStream, requested: Commit, parts: list[Stag
     if isinstance(outcome, NatslogError):
         raise stream.as_told(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
     run, is_new = outcome
-    await _wait_until_committed(stream, leading, run.end)
+    await wait_until_committed(stream, leading, run.end)
     if is_new:
         ingest.stats.committed += run.end - run.start
         await _let_replicas_catch_up(stream, time.monotonic() - started)
@@ -152,13 +152,14 @@ async def _let_replicas_catch_up(stream: HostedStream, took_s: float) -> None:
         await asyncio.sleep(min(took_s, _PAUSE_AT_MOST_S))
 
 
-async def _wait_until_committed(stream: HostedStream, leading: LeaderReplica, end: int) -> None:
+async def wait_until_committed(stream: HostedStream, leading: LeaderReplica, end: int) -> None:
+    """Returns when the high watermark has passed `end`. Raises NoLeader, NotEnoughReplicas, ShuttingDown."""
     try:
         async with asyncio.timeout(_COMMITTED_WITHIN_S):
             while leading.high_watermark < end:
                 advanced = stream.advanced
                 if stream.leading is not leading:
-                    raise _not_leading(stream)
+                    raise not_leading(stream)
                 if advanced.is_set():
                     raise ShuttingDown("the broker is shutting down: repeat the request; another broker answers it")
                 await advanced.wait()
@@ -170,7 +171,8 @@ async def _wait_until_committed(stream: HostedStream, leading: LeaderReplica, en
         ) from error
 
 
-def _not_leading(stream: HostedStream) -> NoLeader:
+def not_leading(stream: HostedStream) -> NoLeader:
+    """The error while another broker is becoming leader."""
     return NoLeader(f"the leadership of stream {stream.name!r} is changing: repeat the request", stream=stream.name)
 
 
@@ -271,12 +273,14 @@ class _Work:
         ingest, time_us = self.ingest, self.ingest.stream_time.now_us()
         ids: list[tuple[int, Ids]] = []
         _, producer, batch = self.requested.key
+        rows, size_bytes = sum(part.receipt.rows for part in parts), sum(part.size_bytes for part in parts)
+        ingest.room.require(rows, size_bytes)
         run = ingest.log.append_run(
             producer,
             batch,
             self._chunks(parts, ids),
-            rows=sum(part.receipt.rows for part in parts),
-            size_bytes=sum(part.size_bytes for part in parts),
+            rows=rows,
+            size_bytes=size_bytes,
             now_us=time_us,
             digest=self.requested.digest if self.stream.feature_level >= RUN_DIGESTS_LEVEL else None,
             batch_format=self.stream.batch_format,

@@ -20,6 +20,7 @@ from natslog.log import ReplicaLog
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
+from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 
 _WAIT_S = 0.5
@@ -69,10 +70,12 @@ class FetchSession:
     """One follower's link.
 
     Args:
-        find: a stream by its id, where this broker has it.
+        find: a stream or a companion log by its id, where this broker has it.
     """
 
-    def __init__(self, follower: BrokerId, find: Callable[[StreamId], HostedStream | None], executor: Executor) -> None:
+    def __init__(
+        self, follower: BrokerId, find: Callable[[StreamId], HostedStream | Companion | None], executor: Executor
+    ) -> None:
         self.follower = follower
         self.incarnation = ""
         self.last_contact_s = time.monotonic()
@@ -205,15 +208,15 @@ class FetchSession:
                 stream_id,
                 leading.epoch,
                 verdict,
-                leading.high_watermark,
-                log.log_start_offset,
+                stream.high_watermark,
+                log.first_readable_offset,
                 sum(len(piece) for piece in data),
             ),
             data,
         )
 
     @staticmethod
-    def _records(stream: HostedStream, start: int, max_bytes: int) -> list[bytes]:
+    def _records(stream: HostedStream | Companion, start: int, max_bytes: int) -> list[bytes]:
         """As `records_from`. Empty if they cannot be read now."""
         try:
             return records_from(stream.usable_log(), start, max_bytes)

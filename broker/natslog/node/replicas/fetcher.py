@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from typing import TypeAlias
 
 from natslog.arrow import ipc
 from natslog.cluster.roles import Matching
@@ -22,6 +23,7 @@ from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
+from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 
@@ -32,6 +34,10 @@ _AGAIN_S = 0.2
 _SMALL_BYTES = 512 * 1024
 _QUICK_S = 0.003
 _COMPLAIN_EVERY_S = 10.0
+
+
+Followed: TypeAlias = HostedStream | Companion
+"""What is copied from a leader: the log of messages of a stream, or its companion log."""
 
 
 class Fetcher:
@@ -57,7 +63,7 @@ class Fetcher:
         self._link = link
         self._incarnation = incarnation
         self._executor = executor
-        self._streams: dict[StreamId, HostedStream] = {}
+        self._streams: dict[StreamId, Followed] = {}
         self._changed: dict[StreamId, None] = {}
         self._forget: set[StreamId] = set()
         self._number = 0
@@ -70,13 +76,13 @@ class Fetcher:
         self._on_bug = on_bug
         self._task.add_done_callback(self._ended)
 
-    def follow(self, stream: HostedStream) -> None:
+    def follow(self, stream: Followed) -> None:
         self._streams[stream.id] = stream
         self._forget.discard(stream.id)
         self._changed[stream.id] = None
         self._something.set()
 
-    def forget(self, stream: HostedStream) -> None:
+    def forget(self, stream: Followed) -> None:
         if self._streams.pop(stream.id, None) is not None:
             self._forget.add(stream.id)
             self._changed.pop(stream.id, None)
@@ -87,7 +93,7 @@ class Fetcher:
             self._on_bug(task.get_name(), error)
 
     @property
-    def streams(self) -> list[HostedStream]:
+    def streams(self) -> list[Followed]:
         return list(self._streams.values())
 
     async def _run(self) -> None:
@@ -136,19 +142,22 @@ class Fetcher:
             self._response.set_result((response, payload))
 
     async def _take(self, response: FetchResponse, payload: memoryview) -> None:
-        works, position = [], 0
+        works, position = list[Awaitable[None]](), 0
+        of_companions = list[Awaitable[None]]()
         for answer in response.answers:
             data = payload[position : position + answer.length]
             position += answer.length
             stream = self._streams.get(answer.stream_id)
             if stream is not None:
-                works.append(self._apply(stream, answer, data))
+                (of_companions if isinstance(stream, Companion) else works).append(self._apply(stream, answer, data))
         if len(works) == 1:
             await works[0]
         elif works:
             await asyncio.gather(*works)
+        if of_companions:  # afterwards: a replica takes one step at a time
+            await asyncio.gather(*of_companions)
 
-    async def _apply(self, stream: HostedStream, answer: FetchAnswer, data: memoryview) -> None:
+    async def _apply(self, stream: Followed, answer: FetchAnswer, data: memoryview) -> None:
         def append(log: ReplicaLog) -> Awaitable[None] | None:
             return self._append(log, stream, answer.epoch, data)
 
@@ -168,12 +177,12 @@ class Fetcher:
         elif not isinstance(answer.verdict, Matching) or answer.length or stream.is_behind(answer.high_watermark):
             self._again(stream)
 
-    def _complain(self, stream: HostedStream, error: NatslogError) -> None:
+    def _complain(self, stream: Followed, error: NatslogError) -> None:
         if time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error("stream %s is not copied from broker %d: %s", stream.name, self.leader, error.message)
 
-    def _again(self, stream: HostedStream) -> None:
+    def _again(self, stream: Followed) -> None:
         """Sends a new request in a moment."""
 
         def mark() -> None:
@@ -182,7 +191,7 @@ class Fetcher:
 
         asyncio.get_running_loop().call_later(_AGAIN_S, mark)
 
-    def _append(self, log: ReplicaLog, stream: HostedStream, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
+    def _append(self, log: ReplicaLog, stream: Followed, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
         """Small records are appended immediately if the disk was fast recently; large ones, or those that need a new
         file, in a thread.
         """

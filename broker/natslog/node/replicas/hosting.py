@@ -19,12 +19,13 @@ from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
 from natslog.log import StoreLimit
-from natslog.model import BrokerId, Epoch, StreamId
+from natslog.model import BrokerId, Epoch, StreamId, stream_of_companion
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
+from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.proposals import Proposals
@@ -93,6 +94,14 @@ class Hosting:
 
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
+
+    def find_log(self, log_id: StreamId) -> HostedStream | Companion | None:
+        """As brokers name it to each other: a stream, which stands for its log of messages, or a companion log."""
+        if (stream := self._by_id.get(log_id)) is not None:
+            return stream
+        stream_id = stream_of_companion(log_id)
+        owner = None if stream_id is None else self._by_id.get(stream_id)
+        return None if owner is None else owner.companion
 
     def start(self) -> None:
         self._spawn(self._tick(), "replicas")
@@ -175,7 +184,7 @@ class Hosting:
             )
         return self.fetchers[leader]
 
-    def _forget(self, stream: HostedStream) -> None:
+    def _forget(self, stream: HostedStream | Companion) -> None:
         for fetcher in self.fetchers.values():
             fetcher.forget(stream)
 
@@ -192,8 +201,7 @@ class Hosting:
 
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
-        found = ((stream.id, stream.unproven_position()) for stream in self.streams.values())
-        return [(stream_id, *where) for stream_id, where in found if where is not None]
+        return [where for stream in self.streams.values() for where in stream.unproven_positions()]
 
     # ---- the end ----
 
@@ -245,7 +253,7 @@ class Hosting:
         """The files of a stream that is not hosted; 0 where there are none. Blocks."""
         folder = self._data_dir.stream_folder(stream_id)
         try:
-            return sum(file.stat().st_size for file in folder.iterdir())
+            return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         except OSError:  # they are being removed
             return 0
 

@@ -97,8 +97,8 @@ class Lags:
         found = await self.everywhere(_offsets_by_stream(cursors))
         return list(_in_order(cursors, found))
 
-    async def of_cursors_led_here(self) -> list[CursorLag]:
-        cursors = list(self._cluster.state.cursors.values())
+    async def of_cursors_led_here(self, cursors: Sequence[CursorRecord]) -> list[CursorLag]:
+        """Of those on streams that are led here."""
         found = await self.here(_offsets_by_stream(cursors))
         pairs = zip(cursors, _in_order(cursors, found), strict=True)
         return [(cursor, lag) for cursor, lag in pairs if lag is not None]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from natslog.cluster.epochs import NO_EPOCH
 from natslog.errors import NatslogError, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import sync_folder
-from natslog.model import StreamRecord
+from natslog.model import StreamRecord, StreamSettings
 
 logger = logging.getLogger("natslog.node")
+
+COMPANION_FOLDER = "companion"
+_COMPANION_SEGMENT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,14 @@ class LogFolder:
 
     path: Path
     options: LogOptions
+    is_companion: bool = False
+
+    @property
+    def companion(self) -> LogFolder:
+        """The folder of the companion log. It lies in the stream's folder, and is deleted or set aside with it."""
+        segment_bytes = min(self.options.segment_bytes, _COMPANION_SEGMENT_BYTES)
+        options = replace(self.options, segment_bytes=segment_bytes, stores_scrub=False)
+        return LogFolder(self.path / COMPANION_FOLDER, options, is_companion=True)
 
     def open(self, record: StreamRecord, *, must_exist: bool) -> ReplicaLog:
         """The recovered log; a new one if there is none and none must exist.
@@ -33,7 +45,14 @@ class LogFolder:
         try:
             count = max(record.settings.replicas, len(record.replicas))  # while their number is being changed
             settings = msgspec.structs.replace(record.settings, replicas=count)
-            log = ReplicaLog(self.path, record.id, settings, self.options, must_exist=must_exist)
+            if self.is_companion:  # nothing in it expires, and no limit of the stream counts it
+                settings = StreamSettings(subject=record.settings.subject, replicas=count)
+            is_importing = record.import_state == "importing" and not self.is_companion
+            options = replace(self.options, appends_copies=is_importing)
+            log = ReplicaLog(self.path, record.id, settings, options, must_exist=must_exist)
+            first_offset = 0 if self.is_companion else record.first_offset
+            if log.failure is None and log.log_end_offset < first_offset:  # an imported stream's new log
+                log.begin_at(first_offset, NO_EPOCH)
         except OSError as error:
             raise storage_error(error, f"stream {record.name!r}: its folder {self.path} cannot be used") from error
         log.chain.committed = log.checkpointed

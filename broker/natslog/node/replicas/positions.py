@@ -8,11 +8,12 @@ A broker without a session may have been replaced as a leader: its high watermar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence, Set
 from typing import Any, TypeAlias
 
-from natslog.errors import NatslogError
+from natslog.errors import CorruptLog, NatslogError
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
@@ -32,6 +33,10 @@ class Positions:
         self._cluster, self._hosting = cluster, hosting
 
     def may_be_stated_by(self, stream: HostedStream) -> bool:
+        """Whether this broker leads the stream, and it can be read."""
+        return stream.record.import_state != "importing" and self.is_led_here(stream)
+
+    def is_led_here(self, stream: HostedStream) -> bool:
         """Whether this broker leads the stream, according to metadata that is recent enough to be certain."""
         is_current = stream.record.leader == stream.me and stream.record.leader_epoch == stream.leader_epoch
         return is_current and stream.is_leading and self._cluster.has_session()
@@ -40,18 +45,22 @@ class Positions:
     def of(stream: HostedStream) -> Position:
         """Raises why its log cannot be used."""
         log = stream.usable_log()
+        compressed = log.compression.totals(log.chain)
         return {
             "log_start_offset": log.first_readable_offset,
             "high_watermark": log.high_watermark,
+            "messages": log.reader.known_count(),
             "bytes": log.chain.size_bytes,
             "segments": len(log.chain.segments),
             "leader_epoch": stream.leader_epoch,
-        }
+        } | ({} if compressed is None else dict(zip(("compressed", "uncompressed"), compressed, strict=True)))
 
     async def here(self, name: str | None = None) -> dict[str, Position]:
         """Of the streams that this broker leads, or of that one."""
         streams = self._hosting.streams
         asked = streams.items() if name is None else [(name, streams[name])] if name in streams else []
+        if name is not None and asked:
+            await count_messages(streams[name])
         return {name: self.of(stream) for name, stream in asked if self.may_be_stated_by(stream)}
 
     async def of_one(self, record: StreamRecord) -> Position | None:
@@ -98,6 +107,17 @@ class Positions:
             elif not isinstance(answer, NatslogError):
                 logger.error("the positions of the streams that another broker leads are unknown: %s", answer)
         return found
+
+
+async def count_messages(stream: HostedStream) -> None:
+    """Rules that hide messages are applied to all that are committed: in a thread, if there is much to do. If a part is
+    damaged, to those before it.
+    """
+    log = stream.log
+    if log is None or log.visibility.is_applied(log.high_watermark):
+        return
+    with contextlib.suppress(CorruptLog):  # it is being repaired
+        await asyncio.get_running_loop().run_in_executor(None, log.visibility.removed_below, log.high_watermark)
 
 
 def _add_newer(found: dict[str, Position], answer: dict[str, Any]) -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeAlias
 
-from natslog.cluster.commands import BackgroundCommand, ChangeIsrs, DisableReplicas, HoldReplicas, IsrChange
+from natslog.cluster.commands import (
+    BackgroundCommand,
+    ChangeIsrs,
+    DisableReplicas,
+    HoldCompanions,
+    HoldReplicas,
+    IsrChange,
+)
 from natslog.model import BrokerId, StreamId
+
+_OfStreams: TypeAlias = DisableReplicas | HoldReplicas | HoldCompanions
 
 
 class Proposals:
@@ -16,12 +26,12 @@ class Proposals:
         self._me = me
         self._submit = submit
         self._changes: list[IsrChange] = []
-        self._of_streams: dict[tuple[type[DisableReplicas | HoldReplicas], str], list[StreamId]] = {}
+        self._of_streams: dict[tuple[type[_OfStreams], str], list[StreamId]] = {}
         self._is_due = False
 
     def propose(self, command: BackgroundCommand) -> None:
         match command:
-            case DisableReplicas() | HoldReplicas():
+            case DisableReplicas() | HoldReplicas() | HoldCompanions():
                 self._of_streams.setdefault((type(command), command.incarnation), []).extend(command.stream_ids)
                 self._flush_soon()
             case _:

@@ -5,8 +5,8 @@ file. Streams with a pass take turns of some seconds; one small step after anoth
 after each. A pause is so long that neither the configured rate nor a twentieth of the time is exceeded: a disk that is
 busy with commits, or slow, is read more slowly.
 
-What is damaged is reported once. If another replica is in sync, this one is then repaired like any other damaged one
-(`cluster.replica`). Where there is none, this one goes on serving all else: the exact offsets are shown until they are
+What is damaged is reported once. If another replica is in sync, the damaged range is fetched from it (`range_repair`).
+Until then, and where there is none, this one goes on serving all else: the exact offsets are shown until they are
 intact, and scrubbing continues behind them.
 """
 
@@ -29,6 +29,7 @@ from natslog.model import BrokerId, StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.range_repair import RangeRepairs
 from natslog.node.replicas.stream import HostedStream
 
 logger = logging.getLogger("natslog.node")
@@ -42,7 +43,7 @@ _SHARE = 0.05  # of the time, at most, is spent reading
 _ASK_WITHIN_S = 2.0
 
 ReplicaScrub: TypeAlias = dict[str, Any]
-"""`broker`, `completed_us` (0: never), `progress` (0 to 1, or null), `damaged` (ranges of offsets); or `problem`."""
+"""`broker`, `completed_us` (0: never), `progress` (0 to 1, or null), `damaged`, `lost` (ranges); or `problem`."""
 
 
 def pause_s(read_bytes: int, took_s: float, max_bytes_per_s: int) -> float:
@@ -55,6 +56,7 @@ class Scrubber:
 
     def __init__(self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
         self._config, self._cluster, self._hosting, self._readers = config, cluster, hosting, readers
+        self.repairs = RangeRepairs(cluster, hosting, readers)
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._stored_s: dict[ReplicaLog, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -70,6 +72,10 @@ class Scrubber:
 
         self._task = asyncio.create_task(self._run(), name="scrubbing")
         self._task.add_done_callback(ended)
+
+    def wake(self) -> None:
+        """There is something to be repaired."""
+        self._wanted.set()
 
     def stop_soon(self) -> None:
         """Work in progress ends after the present step."""
@@ -105,6 +111,7 @@ class Scrubber:
             "completed_us": scrub.completed_us,
             "progress": scrub.share(log.log_start_offset),
             "damaged": list(scrub.damaged),
+            "lost": list(scrub.lost),
         }
 
     async def everywhere(self, record: StreamRecord, *, begin: bool = False) -> list[ReplicaScrub]:
@@ -129,8 +136,11 @@ class Scrubber:
         is_behind = False
         while not await self._is_stopping_within(0.0 if is_behind else self._next_look_s()):
             self._wanted.clear()
-            self._repair_damaged()
             is_behind = False
+            try:
+                await self._repair_damaged()
+            except ShuttingDown:
+                return
             for stream in self._due():
                 try:
                     is_behind = await self._take_turn(stream) or is_behind
@@ -152,12 +162,10 @@ class Scrubber:
         reading = self._cluster.clock.reading()
         return reading.wall_us if reading.agreed_us is None else reading.agreed_us
 
-    def _repair_damaged(self) -> None:
-        """Replicas whose damage was found while no other one was in sync."""
-        for stream in self._hosting.streams.values():
-            problem = stream.scrub_problem
-            if problem is not None and stream.has_others_in_sync and not stream.is_to_be_repaired:
-                stream.note_damage(problem)
+    async def _repair_damaged(self) -> None:
+        """Replicas whose damage was found by readers, or while no other replica could repair it."""
+        for stream in [one for one in self._hosting.streams.values() if one.scrub_problem is not None]:
+            await self.repairs.repair(stream)
 
     def _due(self) -> list[HostedStream]:
         """Streams with a pass, requested ones first. Checking an idle one touches no file."""
@@ -210,8 +218,8 @@ class Scrubber:
         if not log.chain.is_current(segment):  # retention removed it meanwhile
             findings.clear()
         self._report(stream, log, segment, log.scrub.verified(segment.base_offset, end_offset, findings))
-        if findings and stream.has_others_in_sync:
-            stream.note_damage(findings[0].error)
+        if findings:
+            await self.repairs.repair(stream)
         if findings or time.monotonic() - self._stored_s.get(log, -_STORE_EVERY_S) >= _STORE_EVERY_S:
             await self._store(stream, log)
         return True
@@ -225,6 +233,7 @@ class Scrubber:
     def _report(self, stream: HostedStream, log: ReplicaLog, segment: SealedSegment, findings: list[Finding]) -> None:
         for finding in findings:
             logger.error("stream %s: scrubbing found damage: %s", stream.name, finding.error.message)
+            stream.report("activity.replica.damaged", finding.error.message)
         stream.scrub_damaged += len(findings)
         if findings:
             log.reader.forget_proofs(segment.path)

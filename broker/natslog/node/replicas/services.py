@@ -8,8 +8,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from natslog.cluster.activity import Kind
 from natslog.cluster.commands import BackgroundCommand, IsrChange
-from natslog.cluster.features import FOLDER_NAMES_LEVEL, SCRUB_LEVEL
+from natslog.cluster.features import BATCH_FORMAT_LEVEL, FOLDER_NAMES_LEVEL, SCRUB_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
 from natslog.model import BrokerId, StreamRecord
@@ -31,7 +32,9 @@ class Followed(Protocol):
 
 @dataclass(slots=True)
 class Services:
-    """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises."""
+    """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises.
+    `report`: an event of a stream's replica, for `__activity`.
+    """
 
     config: BrokerConfig
     data_dir: DataDir
@@ -48,7 +51,10 @@ class Services:
     propose: Callable[[BackgroundCommand], None]
     propose_isr: Callable[[IsrChange], None]
     store: StoreLimit
+    report: Callable[[Kind, str, str, str], None] = lambda kind, name, stream_id, message: None
     leaders_appointed: int = 0
+    wake_scrubber: Callable[[], None] = lambda: None
+    wake_upkeep: Callable[[], None] = lambda: None
 
     def log_folder(self, record: StreamRecord) -> LogFolder:
         config = self.config
@@ -60,6 +66,7 @@ class Services:
             trusts_log_start=not self.data_dir.last_life_was_older_version,
             store=self.store,
             stores_scrub=self.level >= SCRUB_LEVEL,
+            stores_gaps=self.level >= BATCH_FORMAT_LEVEL,
         )
         shown_name = record.name if self.level >= FOLDER_NAMES_LEVEL else ""
         return LogFolder(self.data_dir.stream_folder(record.id, shown_name), options)

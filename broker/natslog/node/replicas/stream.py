@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
-from natslog.cluster.features import BATCH_FORMAT_LEVEL
+from natslog.cluster.activity import Kind
+from natslog.cluster.features import BATCH_FORMAT_LEVEL, COMPANION_LEVEL
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     BeginEpoch,
@@ -27,6 +29,7 @@ from natslog.cluster.replica_steps import (
     Halted,
     Notice,
     Open,
+    OpenCompanion,
     Propose,
     ProposeIsr,
     Repair,
@@ -38,8 +41,10 @@ from natslog.cluster.replica_steps import (
     Unsubscribe,
 )
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
+from natslog.cluster.stream_changes import importing
 from natslog.errors import (
     CorruptLog,
+    InvalidRequest,
     NatslogError,
     NoLeader,
     ShuttingDown,
@@ -49,10 +54,16 @@ from natslog.errors import (
 )
 from natslog.ingest.ack_rules import AckRules
 from natslog.log import ReplicaLog
+from natslog.log.erasing import ErasedOffsets
+from natslog.log.removed import from_bytes
+from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.log.visibility import Expiry, Rule
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings, companion_id
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
+from natslog.node.replicas.companion import Companion, OnRecords
+from natslog.node.replicas.companion_log import Delivered, Record
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
 from natslog.node.threads import in_thread
@@ -62,9 +73,18 @@ from natslog.node.writes.stream_ingest import StreamIngest
 
 logger = logging.getLogger("natslog.node")
 
+REMOVED = "removed"
+"""Kind of the records of a companion log that name removed offsets, as a bitmap (`natslog.log.removed`)."""
+ERASED = "erased"
+"""Kind of those that name erased offsets (`natslog.log.erasing.ErasedOffsets`)."""
+
+RULES = "rules"
+"""Kind of those that state the settings version by which a rule was added: what is recorded before does not count."""
+
 _SUBSCRIBE_WITHIN_S = 2.0
 _TAIL_BYTES = 1024 * 1024
 _WRITTEN_POLL_S = 0.01
+_COMPANION_WITHIN_S, _COMPANION_POLL_S = 5.0, 0.02
 
 
 class SessionMark(Protocol):
@@ -84,8 +104,12 @@ class HostedStream:
         advanced: set, and replaced, whenever HW moves or the role changes.
         watchers: set at the same times, and not replaced.
         sent_bytes: to readers, from this replica, as far as answers were begun.
-        scrubbed_bytes: read back by scrubbing. scrub_damaged: damaged ranges that it found.
+        scrubbed_bytes: read back by scrubbing. scrub_damaged: damaged ranges that it found. scrub_repaired:
+            those that were repaired from another replica. lost_ranges: offsets that are damaged on every replica.
+            lost_offsets: how many of them were accepted as lost.
         leader_log_start: of a follower: the log start of its leader.
+        companion_committed: called with the committed records of the companion log (offset, kind, record), in order, on
+            every replica; see `Companion`. companion_from: the offset to begin with. Both are set before the log opens.
     """
 
     def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
@@ -94,16 +118,20 @@ class HostedStream:
         self.stats = IngestStats()
         self.sent_bytes = 0
         self.scrubbed_bytes = 0
-        self.scrub_damaged = 0
+        self.scrub_damaged = self.scrub_repaired = self.lost_offsets = 0
+        self.lost_ranges: set[tuple[int, int]] = set()
         self.sessions: set[SessionMark] = set()
         self.advanced = asyncio.Event()
         self.watchers: set[asyncio.Event] = set()
         self.leader_log_start = 0
+        self.companion_committed: OnRecords | None = self._take_records
+        self.companion_from = 0
         self._services = services
         self._nats = services.nats.lane(record.id)
         self._replica = Replica(me, record, services, monotonic_ms())
         self._folder = services.log_folder(record)
         self._log: ReplicaLog | None = None
+        self._companion: Companion | None = None
         self._ingest: StreamIngest | None = None
         self._subscription: object | None = None
         self._loop = asyncio.get_running_loop()
@@ -136,6 +164,30 @@ class HostedStream:
         return self._log
 
     @property
+    def companion(self) -> Companion | None:
+        """The companion log; None where there is none, or it is not open."""
+        return self._companion
+
+    @property
+    def logs(self) -> list[ReplicaLog]:
+        """Those that are open."""
+        companion = self._companion
+        return [log for log in (self._log, None if companion is None else companion.log) if log is not None]
+
+    @property
+    def companion_bytes(self) -> int:
+        """The size of the companion log; 0 where there is none."""
+        return 0 if self._companion is None else self._companion.log.chain.size_bytes
+
+    @property
+    def high_watermark(self) -> int:
+        return self._replica.high_watermark
+
+    @property
+    def companion_high_watermark(self) -> int:
+        return self._replica.companion_high_watermark
+
+    @property
     def folder(self) -> Path:
         """Where its files are."""
         return self.usable_log().folder
@@ -166,7 +218,7 @@ class HostedStream:
     @property
     def may_serve(self) -> bool:
         """Whether ranges below the HW known here may be served from here."""
-        return self._replica.may_serve
+        return self._replica.may_serve and self.record.import_state != "importing"
 
     @property
     def is_transferring(self) -> bool:
@@ -198,11 +250,11 @@ class HostedStream:
     @property
     def problem(self) -> NatslogError | None:
         """Why the replica does not serve, or not fully."""
-        return self._replica.problem or (self._log.failure if self._log is not None else None)
+        return self._replica.problem or next((log.failure for log in self.logs if log.failure is not None), None)
 
     def as_told(self, problem: NatslogError) -> NatslogError:
         """The error for clients if this replica has a problem: retriable if another replica may become leader."""
-        if not self._replica.others_hold_it:
+        if not self._replica.others_hold_it or self._is_lost(problem):
             return problem
         return NoLeader(
             f"broker {self.me} cannot use its replica of stream {self.name!r}: send the request to another broker, "
@@ -211,6 +263,13 @@ class HostedStream:
             broker=self.me,
             problem=problem.code,
         )
+
+    def _is_lost(self, problem: NatslogError) -> bool:
+        """Whether it is damage that every replica has."""
+        start, end = problem.facts.get("start"), problem.facts.get("end")
+        if not isinstance(problem, CorruptLog) or start is None or end is None:
+            return False
+        return any(first < end and start < last for first, last in self.lost_ranges)
 
     @property
     def outpaces_replica(self) -> bool:
@@ -239,8 +298,15 @@ class HostedStream:
     def unresponsive_leader(self, contact_ms: float) -> Epoch | None:
         return self._replica.unresponsive_leader(contact_ms)
 
-    def unproven_position(self) -> tuple[int, Epoch, int] | None:
-        return self._replica.unproven_position()
+    def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
+        """(log, record version, last epoch, log end offset) of each log, where the metadata leader has to know them."""
+        messages, companion = self._replica.unproven_position(), self._replica.unproven_companion_position()
+        found = [] if messages is None else [(self.id, *messages)]
+        return found if companion is None else [*found, (companion_id(self.id), *companion)]
+
+    def refusal(self) -> NatslogError | None:
+        """Why nothing may be appended now, to either log."""
+        return self._replica.refusal()
 
     def is_at_tail(self, offset: int) -> bool:
         """Whether the remaining records are few, and in the segment that was just written."""
@@ -264,6 +330,8 @@ class HostedStream:
         failure = self._log.failure if self._log is not None else None
         if isinstance(failure, StorageFailed):
             self._replica.damaged(failure)
+        if self._companion is not None and isinstance(failure := self._companion.log.failure, StorageFailed):
+            self._replica.damaged(failure, is_companion=True)
         self._replica.tick(monotonic_ms(), contact_ms)
         self._act()
         self._is_quiet = self._task is None and self._replica.is_quiet
@@ -271,6 +339,8 @@ class HostedStream:
     def is_quiet(self, away: frozenset[BrokerId]) -> bool:
         """Whether a tick may be replaced by `pass_time` while `Calm` goes on. `away`: followers without contact."""
         if not self._is_quiet or (away and self._replica.is_followed_by_any(away)):
+            return False
+        if self._companion is not None and self._companion.log.failure is not None:
             return False
         return self._log is None or self._log.failure is None
 
@@ -283,23 +353,46 @@ class HostedStream:
         self._mark_sessions()
         self._progress()
 
-    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> Verdict:
+    def fetched(
+        self, follower: BrokerId, position: FetchPosition, incarnation: str, *, is_companion: bool = False
+    ) -> Verdict:
         """A follower asks from this position on."""
-        verdict = self._replica.fetched(follower, position, incarnation, monotonic_ms())
+        verdict = self._replica.fetched(follower, position, incarnation, monotonic_ms(), is_companion=is_companion)
         self._progress()
         return verdict
 
-    def judged(self, position: FetchPosition) -> Verdict:
-        return self._replica.judged(position)
+    def judged(self, position: FetchPosition, *, is_companion: bool = False) -> Verdict:
+        return self._replica.judged(position, is_companion=is_companion)
 
-    def note_damage(self, error: NatslogError) -> None:
-        """Data on disk is damaged. From any thread."""
+    def report(self, kind: Kind, message: str) -> None:
+        """An event of this replica, for `__activity`."""
+        self._services.report(kind, self.name, self.id, message)
+
+    def note_damage(self, error: NatslogError, *, is_companion: bool = False) -> None:
+        """Data on disk is damaged. From any thread. A sealed segment is repaired in place (`range_repair`)."""
 
         def note() -> None:
-            self._replica.damaged(error)
-            self._act()
+            log = None if is_companion else self._log
+            if log is not None and self.has_others_in_sync and isinstance(error, CorruptLog) and _is_sealed(log, error):
+                if log.scrub.note(error):
+                    self.report("activity.replica.damaged", error.message)
+                    self._services.wake_scrubber()
+            else:
+                self.repair_all(error)
 
         self._loop.call_soon_threadsafe(note)
+
+    def _repairs_rows(self, error: CorruptLog) -> bool:
+        """See `Visibility.on_damage`. From any thread."""
+        if self._is_lost(error) or not self.has_others_in_sync:
+            return False
+        self.note_damage(error)
+        return True
+
+    def repair_all(self, error: NatslogError) -> None:
+        """The log is truncated at the damage, and the rest is fetched again. In the event loop."""
+        self._replica.damaged(error)
+        self._act()
 
     async def transfer_leadership(self, to: BrokerId) -> None:
         """Returns when it was transferred, or could not be in time: then this replica remains leader."""
@@ -336,38 +429,110 @@ class HostedStream:
         while not self._replica.is_finished:
             await self.reconciled.wait()
 
+    # ---- the companion log ----
+
+    async def append_companion(self, records: Sequence[Record]) -> int:
+        """Appends records (kind, bytes) to the companion log of a stream that is led here, as one commit; the log is
+        created if there is none. Returns the offset behind them when they are committed and delivered here.
+
+        Raises:
+            InvalidRequest: the cluster is at feature level 1, or the records are too large. StorageFull, …: nothing was
+                appended. NoLeader, NotEnoughReplicas: the message states whether the change may have taken effect.
+        """
+        return await (await self._writable_companion()).append(records)
+
+    async def shorten_companion(self, snapshot: Sequence[Record]) -> None:
+        """Appends records that stand for all that were delivered here until now, and removes those. The snapshot is
+        taken immediately before this call, without an `await` between. Records that are not delivered yet are kept.
+
+        Raises:
+            As `append_companion`; where it fails, nothing was removed.
+        """
+        covers = self._replica.companion_delivered
+        await (await self._writable_companion()).shorten(snapshot, covers)
+
+    async def _writable_companion(self) -> Companion:
+        """The companion log, which is created if necessary. Raises InvalidRequest, NoLeader."""
+        if self.feature_level < COMPANION_LEVEL:
+            raise InvalidRequest(
+                f"changes that are stored in a companion log require feature level {COMPANION_LEVEL}, but the cluster "
+                f"is at level {self.feature_level}: upgrade all brokers, then run natslog cluster finalize-upgrade"
+            )
+        try:
+            async with asyncio.timeout(_COMPANION_WITHIN_S):
+                while True:
+                    if self._replica.leading is None or self.is_transferring:
+                        raise NoLeader(
+                            f"the leadership of stream {self.name!r} is changing: repeat the request", stream=self.name
+                        )
+                    companion = self._companion
+                    if companion is not None and companion.is_writing and self._replica.is_companion_held:
+                        return companion
+                    self._replica.create_companion()
+                    self._dispatch_notices()
+                    await asyncio.sleep(_COMPANION_POLL_S)  # once in the life of a stream
+        except TimeoutError as error:
+            problem = self.problem
+            raise NoLeader(
+                f"the companion log of stream {self.name!r} could not be created in time, and nothing was changed: "
+                f"repeat the request{'' if problem is None else '. ' + problem.message}",
+                stream=self.name,
+            ) from error
+
+    def companion_appended(self, end_offset: int) -> None:
+        """The companion log that is led here ends here now, on stable storage."""
+        self._replica.companion_appended(end_offset)
+        self._progress()
+
+    def companion_delivered(self, offset: int) -> None:
+        """All committed records below were passed on."""
+        could_serve = self._replica.may_serve
+        self._replica.delivered(offset)
+        if could_serve != self._replica.may_serve:
+            self._wake()
+
     # ---- following: called by the fetcher ----
 
-    def position(self) -> FetchPosition | None:
-        return self._replica.position()
+    def position(self, *, is_companion: bool = False) -> FetchPosition | None:
+        return self._replica.position(is_companion=is_companion)
 
     def is_behind(self, leader_high_watermark: int) -> bool:
         """Whether the leader has committed more than the log here holds."""
         return self._log is not None and leader_high_watermark > self._log.log_end_offset
 
     async def answered(
-        self, epoch: Epoch, verdict: Verdict, append: Callable[[ReplicaLog], Any] | None, high_watermark: int
+        self,
+        epoch: Epoch,
+        verdict: Verdict,
+        append: Callable[[ReplicaLog], Any] | None,
+        high_watermark: int,
+        *,
+        companion: Companion | None = None,
     ) -> bool:
         """Processes a leader's answer. Returns whether the log has changed, so that the position is to be sent at once.
 
         Args:
             append: appends the records of the answer, where it has any; may return an awaitable.
+            companion: the log that the answer is for; None: the log of messages.
 
         Raises:
             NatslogError: the log could not be changed; it is asked for again later.
         """
+        if companion is None and self._log is not None and self._log.has_open_erased:
+            append = self._append_to_new_segment(append)
         step = self._replica.answered(
             epoch,
             verdict,
             high_watermark=high_watermark,
             has_records=append is not None,
             now_ms=monotonic_ms(),
+            is_companion=companion is not None,
         )
         if step is None:
             self._act()
             return False
         try:
-            await self._change_log(step, append)
+            await self._change_log(self.usable_log() if companion is None else companion.log, step, append)
         except NatslogError as error:
             self._replica.failed(error)
             raise
@@ -381,6 +546,22 @@ class HostedStream:
             self._act()
         return True
 
+    def _append_to_new_segment(self, append: Callable[[ReplicaLog], Any] | None) -> Callable[[ReplicaLog], Any]:
+        """Rolls the open segment of a follower first, so that it is sealed and its erased rows can go."""
+
+        async def rolled(log: ReplicaLog) -> None:
+            await self._in_thread(log.roll)
+            if append is not None and (work := append(log)) is not None:
+                await work
+
+        return rolled
+
+    def roll_soon(self) -> None:
+        """Of a follower: with the next answer of its leader, which is requested now."""
+        following = self._replica.following
+        if following is not None and (leader := following.record.leader) is not None:
+            self._services.fetcher_of(leader).follow(self)
+
     def leader_starts_at(self, epoch: Epoch, log_start_offset: int) -> None:
         """The leader of this epoch has removed messages below this offset: its retention decides, and maintenance
         applies it.
@@ -388,13 +569,16 @@ class HostedStream:
         following = self._replica.following
         if following is not None and following.epoch == epoch:
             self.leader_log_start = log_start_offset
+            if self._log is not None:
+                self._log.chain.limited_below = max(self._log.chain.limited_below, log_start_offset)
 
     def log_start_moved(self) -> None:
         """Retention has removed the oldest messages of the log that is led here. From any thread."""
         self._loop.call_soon_threadsafe(self._mark_sessions)
 
-    async def _change_log(self, step: Copy | CutTo | BeginAt, append: Callable[[ReplicaLog], Any] | None) -> None:
-        log = self.usable_log()
+    async def _change_log(
+        self, log: ReplicaLog, step: Copy | CutTo | BeginAt, append: Callable[[ReplicaLog], Any] | None
+    ) -> None:
         match step:
             case Copy():
                 assert append is not None, "records are copied where there are some"
@@ -402,14 +586,14 @@ class HostedStream:
                     await work
             case CutTo(end_offset=end):
                 logger.warning(
-                    "stream %s: truncated from %d to %d, where it differs from the leader's log",
-                    self.name,
+                    "%s: truncated from %d to %d, where it differs from the leader's log",
+                    log.folder,
                     log.log_end_offset,
                     end,
                 )
                 await self._in_thread(log.cut_to, end)
             case BeginAt(log_start_offset=start, epoch=epoch):
-                logger.warning("stream %s: the log starts again at %d, the start of the leader's log", self.name, start)
+                logger.warning("%s: the log starts again at %d, the start of the leader's log", log.folder, start)
                 await self._in_thread(log.begin_at, start, epoch)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
@@ -436,19 +620,39 @@ class HostedStream:
 
     def _release(self) -> None:
         """HW is here now."""
+        if self._companion is not None:
+            self._companion.advance(self._replica.companion_high_watermark)
         if self._log is None or self._log.chain.committed == self._replica.high_watermark:
             return
         self._log.chain.committed = self._replica.high_watermark
+        if not self._log.visibility.has_rules:  # with rules, as soon as they were applied
+            self._advance_start()
         self._wake()
         if self._replica.leading is not None:
             self._mark_sessions(has_records=False)
         if self._ingest is not None:
             self._ingest.release(self._replica.high_watermark)
 
+    def _advance_start(self) -> None:
+        """The leader applies limits of messages and bytes to what is committed now. From any thread."""
+        log = self._log
+        if log is None or self._replica.leading is None or self.record.sealed or self.record.import_state:
+            return
+        try:
+            log.advance_start()
+        except CorruptLog as error:
+            self.note_damage(error)
+
     def _mark_sessions(self, *, has_records: bool = True) -> None:
         """There is new data for the followers: records, another log start or role, or only another HW."""
         for session in self.sessions:
             session.mark(self.id, has_records=has_records)
+
+    def _mark_all_sessions(self) -> None:
+        """Of both logs."""
+        self._mark_sessions()
+        if self._companion is not None:
+            self._companion.mark_sessions()
 
     def _wake(self) -> None:
         self.advanced.set()
@@ -464,9 +668,11 @@ class HostedStream:
         services = self._services
         match notice:
             case Follow(leader=leader):
-                services.fetcher_of(leader).follow(self)
+                for one in self._followed:
+                    services.fetcher_of(leader).follow(one)
             case Unfollow():
-                services.forget(self)
+                for one in self._followed:
+                    services.forget(one)
             case Propose(command=command):
                 services.propose(command)
             case ProposeIsr(change=change):
@@ -475,8 +681,13 @@ class HostedStream:
                 logger.critical("%s", why)
             case Damaged(error=error):
                 logger.error("stream %s: %s", self.name, error.message)
+                self.report("activity.replica.damaged", error.message)
             case _:
                 assert_never(notice)
+
+    @property
+    def _followed(self) -> list[HostedStream | Companion]:
+        return [self] if self._companion is None else [self, self._companion]
 
     async def _carry_out(self, first: Step) -> None:
         step: Step | None = first
@@ -487,7 +698,7 @@ class HostedStream:
                 logger.error("stream %s: %s", self.name, error.message)
                 self._replica.failed(error)
             else:
-                if not isinstance(step, Open):
+                if not isinstance(step, Open | OpenCompanion):
                     self._replica.done()
             self._note_role()
             self._release()
@@ -524,7 +735,7 @@ class HostedStream:
             log("stream %s: this broker leads epoch %d from offset %d", self.name, leading.epoch, leading.epoch_start)
         else:
             logger.info("stream %s: this broker stopped leading", self.name)
-        self._mark_sessions()
+        self._mark_all_sessions()
         self._wake()
 
     async def _perform(self, step: Step) -> None:
@@ -532,12 +743,25 @@ class HostedStream:
         match step:
             case Open(must_exist=must_exist):
                 await self._open(must_exist)
+            case OpenCompanion(must_exist=must_exist, epoch=epoch):
+                await self._open_companion(must_exist, epoch)
             case SetAside():
                 await self._in_thread(self._folder.set_aside, self.name)
-            case Repair():
-                await self._in_thread(self._folder.repair, self.usable_log(), self.name)
+            case Repair(messages=messages, companion=companion):
+                if messages:
+                    await self._in_thread(self._folder.repair, self.usable_log(), self.name)
+                if companion:
+                    await self._close_companion()
+                    await self._in_thread(self._folder.companion.set_aside, self.name)
+                what = (
+                    "the companion log"
+                    if not messages
+                    else f"the log from offset {self.usable_log().log_end_offset} on"
+                )
+                self.report("activity.replica.repaired", f"{what} is fetched again from the leader")
             case Close():
                 log, self._log = self.usable_log(), None
+                await self._close_companion()
                 await self._in_thread(log.close)
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
@@ -550,6 +774,8 @@ class HostedStream:
             case Drain():
                 if self._ingest is not None:
                     await self._ingest.drained()
+                if self._companion is not None:
+                    await self._companion.drained()
             case StopWriting(abandon=abandon):
                 await self._stop_writing(abandon=abandon)
             case Copy() | CutTo() | BeginAt():
@@ -560,20 +786,46 @@ class HostedStream:
     async def _open(self, must_exist: bool) -> None:
         record = self.record
         log = await self._in_thread(lambda: self._folder.open(record, must_exist=must_exist))
-        log.chain.purged_below = record.purged_below
+        self._adopt_rules(log, record)
+        log.visibility.on_applied, log.visibility.on_damage = self._advance_start, self._repairs_rows
         self._services.store.add(log.chain.size_bytes)  # until all are measured again
         self._log = log
         self._replica.opened(log)
         if log.chain.damages:
             self._replica.damaged(log.failure or CorruptLog("a part of the log is damaged"))
-        elif (found := log.scrub.problem) is not None and self.has_others_in_sync:
-            self._replica.damaged(found)
+
+    async def _open_companion(self, must_exist: bool, epoch: Epoch | None) -> None:
+        """All committed records are delivered before the replica has the log: what was removed is hidden first."""
+        record, services = self.record, self._services
+        log = await self._in_thread(lambda: self._folder.companion.open(record, must_exist=must_exist))
+        services.store.add(log.chain.size_bytes)
+        companion = Companion(self, log, services, self.companion_from)
+        try:
+            if log.failure is not None:
+                raise log.failure
+            if epoch is not None:
+                await self._in_thread(log.begin_epoch, epoch)
+            await companion.deliver()
+        except (NatslogError, OSError) as error:
+            await companion.close()
+            what = f"stream {record.name!r}: its companion log cannot be used"
+            raise error if isinstance(error, NatslogError) else storage_error(error, what) from error
+        self._companion = companion
+        self._replica.companion_opened(log, companion.delivered)
+        if epoch is not None:
+            companion.begin_writing()
+
+    async def _close_companion(self) -> None:
+        if self._companion is not None:
+            companion, self._companion = self._companion, None
+            await companion.close()
 
     async def _begin_epoch(self, epoch: Epoch) -> None:
         log, record, services = self.usable_log(), self.record, self._services
         _require_what_was_purged(log, record)
         try:
-            await self._in_thread(log.begin_epoch, epoch)
+            for one in self.logs:
+                await self._in_thread(one.begin_epoch, epoch)
         except OSError as error:
             raise storage_error(error, f"stream {record.name!r}: its epoch could not begin") from error
         ingest = StreamIngest(
@@ -598,6 +850,8 @@ class HostedStream:
         self._ingest = ingest
         self._adopted = record
         ingest.start(services.on_bug)
+        if self._companion is not None:
+            self._companion.begin_writing()
 
     async def _subscribe(self, subjects: tuple[str, ...]) -> None:
         """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
@@ -614,6 +868,8 @@ class HostedStream:
                 logger.warning("stream %s: NATS did not confirm the subscription: %s", self.name, error.message)
 
     async def _stop_writing(self, *, abandon: bool) -> None:
+        if self._companion is not None:
+            await self._companion.stop_writing()
         if self._ingest is not None:
             await (self._ingest.abandon() if abandon else self._ingest.stop())
             self._ingest = None
@@ -625,16 +881,59 @@ class HostedStream:
         """What was edited, in force at once."""
         record, was = self.record, self._adopted
         if self._log is not None:
-            self._log.settings = record.settings
-            self._log.chain.purged_below = record.purged_below
+            self._adopt_rules(self._log, record)
         if self._ingest is None or record is was:
             return
+        self._advance_start()
         self._adopted = record
         self._ingest.refuses = _refusal_of(record)
         if record.settings != was.settings:
             self._ingest.ack_rules = self._ack_rules(record.settings)
-        if record.settings.dedupe_window_s != was.settings.dedupe_window_s:
+            self._ingest.max_message_bytes = record.settings.max_message_bytes
+        takes_messages_now = was.import_state and not record.import_state  # ids of imported ones count
+        if record.settings.dedupe_window_s != was.settings.dedupe_window_s or takes_messages_now:
             self._ingest.change_window(record.settings.dedupe_window_s)
+
+    def _take_records(self, records: list[Delivered]) -> None:
+        """Committed records of the companion log."""
+        log, source = self.usable_log(), f"companion log of stream {self.name!r}"
+        for _, kind, data in records:
+            if kind == REMOVED:
+                log.visibility.removed.record(from_bytes(data, source))
+            elif kind == ERASED:
+                erased = ErasedOffsets.from_bytes(data, source)
+                log.visibility.removed.record(erased.bitmap(source))  # first: views that begin now do not have them
+                log.erasures.add(erased, source)
+                self._services.wake_upkeep()
+            elif kind == RULES:
+                log.visibility.count_anew(int(data), log.log_start_offset)
+                self._adopt_rules(log, self.record)
+
+    @property
+    def removes_messages(self) -> bool:
+        """Whether single messages may be hidden or expire."""
+        log, settings = self._log, self.record.settings
+        return settings.ttl_s is not None or (log is not None and log.visibility.is_in_use)
+
+    @staticmethod
+    def _adopt_rules(log: ReplicaLog, record: StreamRecord) -> None:
+        """Which messages are hidden."""
+        log.settings = record.settings
+        log.chain.purged_below = record.purged_below
+        log.visibility.set_rules(rules_of(record), log.log_start_offset, record.rules_version)
+        settings = record.settings
+        tombstones_us = int(settings.tombstone_retention_s * 1e6) if settings.compact else None
+        log.visibility.set_expiry(Expiry(settings.allow_ttl, tombstones_us), log.log_start_offset)
+
+
+def rules_of(record: StreamRecord) -> tuple[Rule, ...]:
+    """Oldest first; the last one is in force for new messages. Roll-ups of imported messages have no effect."""
+    settings, rules, epoch = record.settings, [], Epoch(0)
+    rolls_up = settings.allow_rollup and not record.import_state
+    for former in record.former_rules:
+        rules.append(Rule(epoch, former.max_messages_per_subject, former.compact, former.allow_rollup))
+        epoch = former.until_epoch
+    return (*rules, Rule(epoch, settings.max_messages_per_subject, settings.compact, rolls_up))
 
 
 def _refusal_of(record: StreamRecord) -> NatslogError | None:
@@ -643,9 +942,22 @@ def _refusal_of(record: StreamRecord) -> NatslogError | None:
         return StreamSealed(
             f"stream {record.name!r} is sealed and therefore permanently read-only: write to another stream"
         )
+    if record.import_state == "importing":
+        return importing(record)
     if record.paused:
         return StreamPaused(f"stream {record.name!r} is paused: resume it, then send the message again")
     return None
+
+
+def _is_sealed(log: ReplicaLog, error: CorruptLog) -> bool:
+    """Whether the error names offsets of one sealed segment."""
+    start, end = error.facts.get("start"), error.facts.get("end")
+    if not isinstance(start, int) or not isinstance(end, int):
+        return False
+    return any(
+        isinstance(segment, SealedSegment) and segment.base_offset <= start and end <= following.base_offset
+        for segment, following in pairwise(log.chain.snapshot())
+    )
 
 
 def _require_what_was_purged(log: ReplicaLog, record: StreamRecord) -> None:

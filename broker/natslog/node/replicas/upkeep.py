@@ -18,7 +18,7 @@ from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, ShuttingDown
 from natslog.log import ReplicaLog
-from natslog.node.clock import wait_for_at_most
+from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_clock import CLOCKS_APART_S, ClusterClock
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.hosting import Hosting
@@ -158,11 +158,13 @@ class Upkeep:
 
     def _measure_store(self) -> None:
         """In a thread: the bytes of all streams, and of deleted ones whose files are still there."""
+        store = self._hosting.services.store
+        taken_bytes = store.taken_bytes
         mine = [one for one in list(self._group.state.tombstones.values()) if one.broker == self._hosting.me]
         self._deleted_bytes = {one.key: self._bytes_of_deleted(one) for one in mine}
-        logs = [log for stream in list(self._hosting.streams.values()) if (log := stream.log) is not None]
-        used_bytes = sum(log.chain.size_bytes for log in logs) + sum(self._deleted_bytes.values())
-        self._hosting.services.store.measured(used_bytes)
+        logs = [log for stream in list(self._hosting.streams.values()) for log in stream.logs]
+        used_bytes = sum(log.stored_bytes for log in logs) + sum(self._deleted_bytes.values())
+        store.measured(used_bytes, taken_bytes)
 
     def _bytes_of_deleted(self, tombstone: Tombstone) -> int:
         """Nothing is written to these files any more."""
@@ -211,6 +213,8 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
     for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
+        if stream.following is not None and stream.usable_log().has_open_erased:
+            stream.roll_soon()
         if ingest is not None and (excess > 0 or _is_roll_due(stream, ingest)):
             ingest.roll()
             excess -= recovery_bytes[stream.name]
@@ -224,6 +228,10 @@ def _is_roll_due(stream: HostedStream, ingest: StreamIngest) -> bool:
 
 
 def _is_due(stream: HostedStream, log: ReplicaLog) -> bool:
+    if (companion := stream.companion) is not None:
+        companion_start = companion.log.log_start_offset
+        if companion.log.needs_upkeep() or companion.leader_log_start > companion_start:
+            return True
     return log.needs_upkeep() or stream.leader_log_start > log.log_start_offset
 
 
@@ -239,7 +247,7 @@ def maintain(streams: list[HostedStream], pacer: Pacer, sealing_s: float = _SEAL
     for stream in streams:
         if pacer.is_stopping():
             return False
-        for work in (_checkpoint, _drop_expired):
+        for work in (_checkpoint, _apply_rules, _drop_expired, _keep_companion, _index_subjects):
             _tried(stream, work)
     until, waiting = time.monotonic() + sealing_s, streams
     while waiting:
@@ -249,7 +257,7 @@ def maintain(streams: list[HostedStream], pacer: Pacer, sealing_s: float = _SEAL
                 return False
             if time.monotonic() > until:
                 return True
-            if _tried(stream, lambda _, log: _seal_one(log, pacer)):
+            if _tried(stream, lambda stream, log: _next_segment(stream, log, pacer)):
                 left.append(stream)
         waiting = left
     return False
@@ -272,13 +280,23 @@ def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
     return True
 
 
+def _apply_rules(_: HostedStream, log: ReplicaLog) -> bool:
+    log.apply_rules()
+    return True
+
+
+def _index_subjects(_: HostedStream, log: ReplicaLog) -> bool:
+    log.subjects.keep_up()
+    return False
+
+
 def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     """Only the leader decides what expires; followers apply its log start."""
     ingest = stream.ingest
     if stream.following is not None:
         return bool(log.drop_before(stream.leader_log_start))
-    if ingest is None or not stream.is_leading:
-        return False
+    if ingest is None or not stream.is_leading or stream.record.import_state:
+        return False  # the messages of an imported stream expire only when it was resumed
     time_us, record = ingest.stream_time.now_us(), stream.record
     dropped = log.drop_before(record.purged_below) if record.sealed else log.enforce_retention(time_us)
     if dropped:
@@ -293,9 +311,35 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     return bool(dropped)
 
 
+def _keep_companion(stream: HostedStream, _: ReplicaLog) -> bool:
+    """Nothing in it expires: a follower removes what its leader has removed. Its segments are small."""
+    companion = stream.companion
+    if companion is not None:
+        companion.log.checkpoint()
+        if stream.following is not None:
+            companion.log.drop_before(companion.leader_log_start)
+        companion.log.seal_next()
+    return False
+
+
+def _next_segment(stream: HostedStream, log: ReplicaLog, pacer: Pacer) -> bool:
+    """Seals or rewrites one segment, if there is one to be. Erasure comes first, once the rows are sealed."""
+    return _erase_one(log, pacer) or _seal_one(log, pacer) or _rewrite_one(stream, log, pacer)
+
+
+def _erase_one(log: ReplicaLog, pacer: Pacer) -> bool:
+    return log.erasures.is_pending and log.erase_next(now_us(), pacer.pause)
+
+
 def _seal_one(log: ReplicaLog, pacer: Pacer) -> bool:
     pacer.adapt(len(log.chain.unsealed))
     return log.seal_next(pacer.pause)
+
+
+def _rewrite_one(stream: HostedStream, log: ReplicaLog, pacer: Pacer) -> bool:
+    """Only segments of which no message id is needed any more to recognise a repeated message."""
+    window_us = int(2 * stream.record.settings.dedupe_window_s * 1_000_000)
+    return log.rewrite_next(log.newest_timestamp_us + int(log.idle_s * 1_000_000) - window_us, pacer.pause)
 
 
 def clock_warnings(streams: list[HostedStream]) -> list[str]:

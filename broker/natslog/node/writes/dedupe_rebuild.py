@@ -1,14 +1,20 @@
-"""The deduplication window after a start or a change of its length: filled from the log itself."""
+"""Message ids of a log: the deduplication window after a start or a change of its length is filled from the log
+itself.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.ingest.dedupe import MAX_IDS, DedupeWindow, Ids, ids_of_headers
 from natslog.log import StreamLog
+from natslog.log.expiry import header_values
 from natslog.wire import own_ids
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
@@ -77,3 +83,30 @@ def _behind(start: int, error: CorruptLog, log: StreamLog) -> int:
         return damaged_to
     bases = (segment.base_offset for segment in list(log.chain.segments))
     return next((base for base in bases if base > start), log.log_end_offset)
+
+
+def last_message_id(log: StreamLog) -> str:
+    """The message id of the last row that was appended, committed or not; empty if it has none, or was removed.
+
+    Raises:
+        CorruptLog, OSError: it cannot be read.
+    """
+    end = log.log_end_offset
+    if end <= log.first_readable_offset:
+        return ""
+    with log.reader.plan_read(end - 1, end, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
+        for message in plan.headed_messages():
+            header, batch = ipc.proven_header(message), ipc.decode_batch(message)
+            assert header is not None, "a plan returns proven messages"
+            rows = ipc.rows_within(header, batch, end - 1, end)
+            if rows.start < rows.stop:
+                return message_id_of(batch.column("headers"), ipc.packed_ids_of(header, message), rows.start)
+    return ""
+
+
+def message_id_of(headers: pa.Array[Any], packed_ids: npt.NDArray[np.uint8] | None, row: int) -> str:
+    """Of one row; empty if it has none."""
+    if packed_ids is not None and packed_ids[row].any():
+        return own_ids.unpacked(packed_ids[row : row + 1]).tobytes().decode()
+    _, values = header_values(headers.slice(row, 1), "Nats-Msg-Id")
+    return values[0].as_py() if len(values) else ""

@@ -27,16 +27,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
+from natslog.arrow.row_buffers import RowBuffers
 from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
@@ -47,18 +48,27 @@ from natslog.ingest.batches import (
     survey_of,
 )
 from natslog.ingest.columns import Texts
+from natslog.ingest.conditions import begin_as_envelopes, conditions_of, demands_at, marked
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_messages, split_envelopes
-from natslog.ingest.unwanted import split_by_expectation, split_by_subject, split_by_text
+from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
+from natslog.ingest.unwanted import split_by_subject, split_by_text
 from natslog.log import RunLog
 from natslog.node.cluster_clock import StreamTime
+from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.writes.header_checks import refusal_of
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
+from natslog.node.writes.last_of_subjects import LastOfSubjects
+from natslog.node.writes.stream_room import StreamRoom
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire.frames import Frames
 from natslog.wire.layout import REPLY_LEN, Survey
 
 logger = logging.getLogger("natslog.ingest")
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Marks: TypeAlias = npt.NDArray[np.bool_]
 
 _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
@@ -84,7 +94,9 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The outcome of one builder's rows. All of them, including duplicates, are stored below `end_offset`."""
+    """The outcome of one builder's rows. All of them, including duplicates, are stored below `end_offset`, except those
+    that are refused (`unmet`): as acks, their answers wait until what they were compared with is committed.
+    """
 
     rows: int
     duplicates: int
@@ -93,6 +105,11 @@ class _Outcome:
     answers: bytes | memoryview | None
     refusal: NatslogError | None = None
     end_offset: int = 0
+    unmet: Sequence[Refusal] = ()
+
+    @property
+    def stored(self) -> int:
+        return self.rows - self.duplicates - len(self.unmet)
 
     @property
     def held_bytes(self) -> int:
@@ -117,6 +134,7 @@ class StreamIngest:
     Attributes:
         ack_rules: which messages are acked, and where to. The event loop's.
         refuses: why no message is taken: an operator has paused or sealed the stream.
+        max_message_bytes: larger messages are refused; None: no limit. room: where new messages are refused at limits.
     """
 
     def __init__(
@@ -141,7 +159,10 @@ class StreamIngest:
         self.stats = stats or IngestStats()
         self.refuses = refuses
         self.ack_rules = ack_rules
+        self.max_message_bytes = log.settings.max_message_bytes
         self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
+        self.room = StreamRoom(log)
+        self._last_of_subjects = LastOfSubjects(log)
         self._sender = sender
         self._executor = executor
         self._memory = memory
@@ -208,7 +229,7 @@ class StreamIngest:
         if (why_not := self.why_not()) is not None:
             self._refuse(frames, why_not)
             return
-        wanted = self._without_unwanted(frames, survey)
+        wanted, has_conditions = self._without_unwanted(frames, survey)
         if wanted is not frames:
             frames, survey = wanted, survey_of(wanted)
         if not len(frames.rows):
@@ -217,7 +238,8 @@ class StreamIngest:
             match received:
                 case Frames():
                     self.stats.unread_envelopes += is_unread
-                    self._gather(received, survey if received is frames else survey_of(received))
+                    part = survey if received is frames else survey_of(received)
+                    self._gather(received, part, has_conditions=has_conditions)
                 case Envelope():
                     self._gather_envelope(received)
                 case Refused(refused, error):
@@ -225,14 +247,18 @@ class StreamIngest:
 
     def why_not(self) -> NatslogError | None:
         """The reason why the stream accepts no messages now; None if it does. From any thread."""
+        if self.refuses is not None and not self._closing:
+            return self.refuses
+        return self.why_not_write()
+
+    def why_not_write(self) -> NatslogError | None:
+        """The same, but for what an operator decided."""
         if self._closing:
             return ShuttingDown("the broker is shutting down: send the message again")
-        if self.refuses is not None:
-            return self.refuses
         return self.log.failure or self._refusal()
 
-    def _without_unwanted(self, frames: Frames, survey: Survey) -> Frames:
-        """The same frames where all can be taken."""
+    def _without_unwanted(self, frames: Frames, survey: Survey) -> tuple[Frames, bool]:
+        """The same frames where all can be taken; and whether any of them may have a condition."""
         frames, not_plain = split_by_subject(frames)
         if len(not_plain.rows):
             error = InvalidRequest(
@@ -245,33 +271,71 @@ class StreamIngest:
             if len(garbled.rows):
                 error = InvalidRequest("subject and headers must be UTF-8: correct the message")
                 self._refuse(garbled, error, "not_utf8")
-        if survey.headed_rows:
-            frames, expecting = split_by_expectation(frames)
-            if len(expecting.rows):
-                error = InvalidRequest("this version of natslog does not check Nats-Expected-… headers")
-                self._refuse(expecting, error)
-        return frames
+        if survey.headed_rows and (marks := marked(frames)) is not None:
+            return self._without_refused_demands(frames, marks), True
+        return frames, False
 
-    def _gather(self, frames: Frames, survey: Survey) -> None:
+    def _without_refused_demands(self, frames: Frames, marks: Marks) -> Frames:
+        """Checks the headers of the marked frames that depend on the settings of the stream only."""
+        checks, settings = self._batch_format() > FIRST_FORMAT, self.log.settings
+        are_envelopes, refused = begin_as_envelopes(frames), np.zeros(len(frames.rows), np.bool_)
+        errors: dict[str, tuple[NatslogError, list[int]]] = {}
+        for at in np.flatnonzero(marks).tolist():
+            error = refusal_of(demands_at(frames, at), self.name, settings, checks=checks)
+            if error is None and checks and are_envelopes[at]:
+                error = InvalidRequest(
+                    "an envelope of rows has no Nats-Expected-…, Nats-TTL or Nats-Rollup header of its own: "
+                    "send its rows as messages"
+                )
+            if error is not None:
+                refused[at] = True
+                errors.setdefault(error.message, (error, []))[1].append(at)
+        for error, rows in errors.values():
+            self._refuse(frames.select(np.array(rows)), error)
+        return frames.select(~refused) if errors else frames
+
+    def _gather(self, frames: Frames, survey: Survey, *, has_conditions: bool) -> None:
+        if (max_bytes := self.max_message_bytes) is not None:
+            fitting, large = split_by_size(frames, max_bytes)
+            if len(large.rows):
+                self._refuse(large, too_large(max_bytes, "the message is larger"))
+                if not len(fitting.rows):
+                    return
+                frames, survey = fitting, survey_of(fitting)
         if not self._memory.take(survey.frame_bytes):
             self._refuse(
                 frames, Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
             )
             return
         packs_ids = self._batch_format() > FIRST_FORMAT
-        self._add(survey.frame_bytes, lambda builder: builder.add(frames, survey, packs_ids=packs_ids))
+        conditions = conditions_of(frames) if has_conditions and packs_ids else ()  # both from feature level 2 on
+
+        def add(builder: BatchBuilder) -> None:
+            builder.add_conditions(conditions)
+            builder.add(frames, survey, packs_ids=packs_ids)
+
+        self._add(survey.frame_bytes, add)
 
     def _gather_envelope(self, envelope: Envelope) -> None:
         size_bytes = envelope.rows.nbytes + BYTES_PER_ROW * envelope.rows.num_rows
+        max_bytes = self.max_message_bytes
+        if max_bytes is not None and (larger := first_larger(envelope.rows, max_bytes)) is not None:
+            row, row_bytes = larger
+            self._refuse_envelope(envelope, too_large(max_bytes, f"row {row} of the envelope has {row_bytes} bytes"))
+            return
         if not self._memory.take(size_bytes):
-            error = Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
-            self._count_refused(envelope.rows.num_rows, error)
-            if len(envelope.reply):
-                replies, correlations = Texts.of([envelope.reply.tobytes()]), Texts.of([envelope.correlation_id])
-                self._answer(acks.refused(replies, error, stream=self.name, correlations=correlations), 1)
+            self._refuse_envelope(
+                envelope, Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
+            )
             return
         given = (envelope.subject, envelope.reply, envelope.rows, envelope.message_id, envelope.correlation_id)
         self._add(size_bytes, lambda builder: builder.add_envelope(*given))
+
+    def _refuse_envelope(self, envelope: Envelope, error: NatslogError) -> None:
+        self._count_refused(envelope.rows.num_rows, error)
+        if len(envelope.reply):
+            replies, correlations = Texts.of([envelope.reply.tobytes()]), Texts.of([envelope.correlation_id])
+            self._answer(acks.refused(replies, error, stream=self.name, correlations=correlations), 1)
 
     def _add(self, size_bytes: int, add: Callable[[BatchBuilder], None]) -> None:
         """To the rows of the next commit."""
@@ -322,7 +386,9 @@ class StreamIngest:
         self.stats.commit_seconds += outcome.seconds
         self._uncommitted.append(outcome)
         self._memory.charge(outcome.held_bytes)
-        if outcome.duplicates < outcome.rows:
+        for _, error in outcome.unmet:
+            self._count_refused(1, error)
+        if outcome.stored:
             self._appended(outcome.end_offset)  # releases messages that are committed by it
         else:
             self.release(self.log.high_watermark)
@@ -333,7 +399,7 @@ class StreamIngest:
         while waiting and waiting[0].end_offset <= high_watermark:
             outcome = waiting.popleft()
             self._memory.give_back(outcome.held_bytes)
-            self.stats.committed += outcome.rows - outcome.duplicates
+            self.stats.committed += outcome.stored
             self.stats.duplicates += outcome.duplicates
             if outcome.answers is not None:
                 self._answer(outcome.answers, outcome.rows)
@@ -387,6 +453,8 @@ class StreamIngest:
             self._usual_s < _QUICK_S
             and len(self._gathered) == 1
             and self._gathered[0].frame_bytes <= _QUICK_BYTES
+            and not self._gathered[0].builder.has_conditions  # to check them may take a read of the log
+            and self.room.fits(self._gathered[0].builder.rows, 2 * _QUICK_BYTES)
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
             and self.log.is_quick_append(self.stream_time.now_us())
         )
@@ -466,7 +534,7 @@ class StreamIngest:
         try:
             if (refusal := self._refusal()) is not None:
                 raise refusal
-            offsets, duplicate = self._append(batch)
+            offsets, duplicate, unmet = self._append(batch)
         except NatslogError as error:
             if batch.replies is not None:
                 answers = self._refusals(batch, batch.replies, error)
@@ -474,38 +542,77 @@ class StreamIngest:
         seconds = time.perf_counter() - started
         self._usual_s += (seconds - self._usual_s) / 8
         if batch.replies is not None:
-            answers = acks.stored(
-                batch.replies,
-                offsets,
-                stream=self.name,
-                epoch=self.log.epoch,
-                duplicate=duplicate,
-                counts=batch.spans,
-                correlations=batch.correlations,
-            )
+            answers = self._answers(batch, batch.replies, offsets, duplicate, unmet)
         repeated = 0 if duplicate is None else int(duplicate.sum())
-        return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset)
+        return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset, unmet=unmet)
 
-    def _append(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-        """Drops duplicates, appends the rest. Returns each row's offset, and which were duplicates."""
-        time_us = self.stream_time.now_us()
-        if batch.ids is None:
-            base_offset, _ = self.log.append(batch.rows, time_us, self._batch_format())
-            return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None
+    def _answers(
+        self, batch: Batch, replies: Texts, offsets: Offsets, duplicate: Marks | None, unmet: Sequence[Refusal]
+    ) -> bytes | memoryview:
+        """Acks, and the refusals of rows whose condition is not met."""
+        correlations, counts = batch.correlations, batch.spans
+        refusals: list[memoryview] = []
+        if unmet:
+            refusals = self._unmet_answers(replies, correlations, unmet)
+            kept = offsets != REFUSED
+            replies, offsets = replies.filter(kept), offsets[kept]
+            correlations = None if correlations is None else correlations.filter(kept)
+            duplicate = None if duplicate is None else duplicate[kept]
+            counts = None if counts is None else counts[kept]
+        stored = acks.stored(
+            replies,
+            offsets,
+            stream=self.name,
+            epoch=self.log.epoch,
+            duplicate=duplicate,
+            counts=counts,
+            correlations=correlations,
+        )
+        return b"".join((stored, *refusals)) if refusals else stored
+
+    def _unmet_answers(self, replies: Texts, correlations: Texts | None, unmet: Sequence[Refusal]) -> list[memoryview]:
+        """One piece for all rows with the same reason."""
+        reasons: dict[str, tuple[NatslogError, list[int]]] = {}
+        for row, error in unmet:
+            reasons.setdefault(error.message, (error, []))[1].append(row)
+        pieces = []
+        for error, rows in reasons.values():
+            marks = np.zeros(len(replies.offsets) - 1, np.bool_)
+            marks[rows] = True
+            ids = None if correlations is None else correlations.filter(marks)
+            pieces.append(acks.refused(replies.filter(marks), error, stream=self.name, correlations=ids))
+        return pieces
+
+    def _append(self, batch: Batch) -> tuple[Offsets, Marks | None, Sequence[Refusal]]:
+        """Drops duplicates, rows whose condition is not met, and those that have no room; appends the rest. Returns
+        each row's offset, which were duplicates, and which are refused.
+        """
+        time_us, ids, room = self.stream_time.now_us(), batch.ids, self.room.of_commit(batch.rows)
+        if ids is None and not batch.conditions and room is None:
+            base_offset = self._append_rows(batch.rows, time_us)
+            return np.arange(base_offset, base_offset + batch.rows.rows, dtype=np.int64), None, ()
         window = self.dedupe
-        offsets = window.find(batch.ids, time_us)
+        offsets = np.full(batch.rows.rows, NEW, np.int64) if ids is None else window.find(ids, time_us)
         if batch.spans is not None:
             _spread(offsets, batch.spans)
-        fresh = offsets == NEW
+        is_visited = room is not None or batch.conditions
+        unmet = refusals_of(batch, offsets, self.log, self._last_of_subjects, room) if is_visited else ()
+        fresh, duplicate = offsets == NEW, (offsets != NEW) & (offsets != REFUSED)
         if fresh.any():
             rows = batch.rows if fresh.all() else batch.rows.filter(fresh)
-            base_offset, _ = self.log.append(rows, time_us, self._batch_format())
+            base_offset = self._append_rows(rows, time_us)
             offsets[fresh] = np.arange(base_offset, base_offset + rows.rows, dtype=np.int64)
-            window.remember(batch.ids[fresh], offsets[fresh], time_us)
+            if ids is not None:
+                window.remember(ids[fresh], offsets[fresh], time_us)
         repeated = offsets == REPEATED
-        if repeated.any():
-            offsets[repeated] = window.find(batch.ids[repeated], time_us)
-        return offsets, ~fresh if not fresh.all() else None
+        if ids is not None and repeated.any():
+            offsets[repeated] = window.find(ids[repeated], time_us)
+        return offsets, duplicate if duplicate.any() else None, unmet
+
+    def _append_rows(self, rows: RowBuffers, time_us: int) -> int:
+        base_offset, _ = self.log.append(rows, time_us, self._batch_format())
+        self._last_of_subjects.appended(rows, base_offset)
+        return base_offset
 
 
 def _spread(offsets: npt.NDArray[np.int64], spans: npt.NDArray[np.int64]) -> None:

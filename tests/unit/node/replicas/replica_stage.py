@@ -66,29 +66,39 @@ class Fetching:
 class ReplicaStage:
     """Broker 1 with its folder; the test is the metadata.
 
+    Args: `me`: another broker. `state`: metadata that several stages share.
+
     Attributes:
         proposed: commands and ISR changes, in order. `bugs`: errors that must have stopped the broker.
     """
 
-    def __init__(self, folder: Path, executor: Executor, readers: Executor | None = None) -> None:
-        self.folder = folder
-        self.config = BrokerConfig(data_dir=str(folder), min_free_bytes=0)
+    def __init__(
+        self,
+        folder: Path,
+        executor: Executor,
+        readers: Executor | None = None,
+        *,
+        me: BrokerId = ME,
+        state: Metadata | None = None,
+    ) -> None:
+        self.folder, self.me = folder, me
+        self.config = BrokerConfig(broker_id=me, data_dir=str(folder), min_free_bytes=0)
         broker = BrokerRecord(id=ME, url="", directory="folder", life=1)
-        self.state = Metadata(cluster_id="c", feature_level=LATEST_LEVEL, brokers={ME: broker})
+        self.state = state or Metadata(cluster_id="c", feature_level=LATEST_LEVEL, brokers={ME: broker})
         self.has_session = True
         self.disk = SimpleNamespace(free_bytes=2**60)
         self.nats, self.fetching = Nats(), Fetching()
         self.proposed: list[Command | IsrChange] = []
         self.bugs: list[BaseException] = []
         data_dir = SimpleNamespace(
-            incarnation=INCARNATION,
+            incarnation=self.state.brokers[me].incarnation,
             after="",
             last_life_was_older_version=False,
             stream_folder=lambda stream_id, _: folder / stream_id,
         )
         group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)
-        clock = ClusterClock(ME, folder / "clock")
-        clock.refresh([ME])
+        clock = ClusterClock(me, folder / "clock")
+        clock.refresh([me])
         self.services = Services(
             config=self.config,
             data_dir=data_dir,  # type: ignore[arg-type]
@@ -114,7 +124,7 @@ class ReplicaStage:
 
     async def host(self, record: StreamRecord) -> HostedStream:
         """A replica, reconciled with its record."""
-        stream = HostedStream(record, ME, self.services)
+        stream = HostedStream(record, self.me, self.services)
         await self.change(stream, record)
         return stream
 

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import os
+import shutil
 import time
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from natslog.cluster.commands import DisableReplicas
 from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
 from natslog.config import BrokerConfig, load_config
-from natslog.errors import ConfigError, CorruptLog
-from natslog.log.scrub import Finding
+from natslog.errors import BrokerUnavailable, ConfigError, CorruptLog
+from natslog.log import ReplicaLog
+from natslog.log.repairing import FetchedBatches
 from natslog.model import BrokerId, Epoch
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas import scrubbing
+from natslog.node.replicas.range_repair import _piece
 from natslog.node.replicas.scrubbing import Scrubber, pause_s
-from tests.conftest import open_log, rows
+from natslog.node.replicas.stream import HostedStream
+from tests.conftest import open_log, rows, stored_values
 from tests.unit.log.test_scrub import flip, segment_at
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
 from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
@@ -44,13 +51,19 @@ class ScrubbedStream(UpkeepStream):
         stream = hosted(folder, 0)
         super().__init__(stream.record, stream.log)
         self.me, self.is_to_be_repaired, self.has_others_in_sync = BrokerId(1), False, True
-        self.scrubbed_bytes = self.scrub_damaged = 0
+        self.scrubbed_bytes = self.scrub_damaged = self.scrub_repaired = 0
+        self.feature_level = LATEST_LEVEL
+        self.lost_ranges: set[tuple[int, int]] = set()
         self.damage: list[Any] = []
+        self.reported: list[str] = []
         for _ in range(segments):
             log = self.usable_log()
             log.append(rows([os.urandom(1000) for _ in range(3)]), 1_000_000)
             log.roll()
             assert log.seal_next()
+
+    def report(self, kind: str, message: str) -> None:
+        self.reported.append(kind)
 
     @property
     def scrub_problem(self) -> Any:
@@ -186,8 +199,12 @@ def test_a_replica_that_is_the_only_one_in_sync_goes_on_until_another_one_is(
     async def story(scrubber: Scrubber) -> None:
         await until(lambda: log.scrub.completed_us)
         assert (len(log.scrub.damaged), stream.damage) == (1, [])
+        asked: list[BrokerId] = []
+        scrubber.repairs._cluster.link_to = asked.append  # type: ignore[assignment, method-assign]
+        stream.record = msgspec.structs.replace(stream.record, replicas=(ME, OTHER), isr=(ME, OTHER))
         stream.has_others_in_sync = True
-        await until(lambda: stream.damage)
+        await until(lambda: asked)
+        assert set(asked) == {OTHER}
 
     scrubbing_of(tmp_path, {"orders": stream}, story)
 
@@ -252,55 +269,188 @@ def test_idle_streams_touch_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log.close()
 
 
-def test_damage_found_by_scrubbing_is_repaired_from_another_replica(tmp_path: Path) -> None:
+class Peer:
+    """Another broker with a replica of the stream; asked as over a link."""
+
+    def __init__(self, log: ReplicaLog) -> None:
+        self.log, self.is_connected = log, True
+        self.asked: list[tuple[int, int]] = []
+
+    async def ask(self, what: str, timeout_s: float, **asked: Any) -> Any:
+        assert what == "stored_batches"
+        if not self.is_connected:
+            raise BrokerUnavailable("not connected")
+        self.asked.append((asked["start"], asked["end"]))
+        return json.loads(json.dumps(_piece(self.log, asked["start"], asked["end"], asked["at"])))
+
+
+async def damaged_stream(stage: ReplicaStage, at: int = 1) -> tuple[HostedStream, Peer, list[bytes]]:
+    """A leader with a damaged segment, and a follower that is in sync."""
+    stream = await stage.host(new_record())
+    await stage.change(stream, holders=stream.record.replicas)
+    log = stream.usable_log()
+    for _ in range(3):
+        append(stream, os.urandom(5000))
+        log.chain.committed = log.log_end_offset
+        log.roll()
+        assert log.seal_next()
+    values = stored_values(log)
+    shutil.copytree(stream.folder, stage.folder / "other")
+    path = segment_at(log, at).path
+    flip(path, path.stat().st_size // 3)
+    return stream, Peer(open_log(stage.folder / "other")), values
+
+
+def scrubber_with(tmp_path: Path, stream: HostedStream, peer: Peer, executor: ThreadPoolExecutor) -> Scrubber:
+    scrubber = scrubber_of(tmp_path, {"orders": stream}, executor)
+    scrubber.repairs._cluster.link_to = lambda broker: peer  # type: ignore[assignment, return-value, method-assign]
+    return scrubber
+
+
+def test_damage_found_by_scrubbing_is_repaired_in_place_while_the_replica_leads(tmp_path: Path) -> None:
     async def story(stage: ReplicaStage) -> None:
-        stream = await stage.host(new_record())
-        await stage.change(stream, holders=stream.record.replicas)
+        stream, peer, values = await damaged_stream(stage)
         log = stream.usable_log()
-        for _ in range(3):
-            append(stream, os.urandom(5000))
-            log.chain.committed = log.log_end_offset
-            log.roll()
-            assert log.seal_next()
-        path = segment_at(log, 1).path
-        flip(path, path.stat().st_size // 3)
         stage.proposed.clear()
         with ThreadPoolExecutor(1) as executor:
-            scrubber = scrubber_of(tmp_path, {"orders": stream}, executor)
+            scrubber = scrubber_with(tmp_path, stream, peer, executor)
             await scrubber._take_turn(stream)
-            await asyncio.sleep(0)
-            assert isinstance(stream.damage, CorruptLog)
-            assert "offsets 1 to 2" in stream.damage.message
-            assert stream.scrub_damaged == 1
-            stream.tick({})
-            assert DisableReplicas in [type(one) for one in stage.proposed]
-            assert scrubber._due() == [], "the repair comes first"
-        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
-        assert (stream.damage, log.log_end_offset, log.scrub.damaged) == (None, 1, ())
+        assert (peer.asked, stored_values(log), log.scrub.damaged) == ([(1, 2)], values, ())
+        assert (stream.scrub_damaged, stream.scrub_repaired) == (1, 1)
+        stream.tick({})
+        assert (stream.damage, stream.is_leading) == (None, True)
+        assert DisableReplicas not in [type(one) for one in stage.proposed]
         await stream.stop()
 
     run(tmp_path, story)
 
 
-def test_damage_that_was_not_repaired_before_a_restart_is_known_after_it(tmp_path: Path) -> None:
+def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path) -> None:
     async def story(stage: ReplicaStage) -> None:
-        stream = await stage.host(new_record())
-        await stage.change(stream, holders=stream.record.replicas)
-        append(stream, b"acked")
+        stream, peer, values = await damaged_stream(stage)
+        log, woken = stream.usable_log(), list[bool]()
+        stage.services.wake_scrubber = lambda: woken.append(True)
+        log.reader.forget_proofs(segment_at(log, 1).path)
+        with pytest.raises(CorruptLog) as found:
+            log.reader.plan_read(1, max_bytes=1)
+        for _ in range(2):
+            stream.note_damage(found.value)
+            await asyncio.sleep(0)
+        assert (stream.damage, log.scrub.damaged, woken) == (None, ((1, 2),), [True])
+        with ThreadPoolExecutor(1) as executor:
+            await scrubber_with(tmp_path, stream, peer, executor)._repair_damaged()
+        assert (stored_values(log), stream.scrub_repaired) == (values, 1)
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_repair_waits_for_the_other_replica_also_after_a_restart(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream, peer, values = await damaged_stream(stage)
+        peer.is_connected = False
+        with ThreadPoolExecutor(1) as executor:
+            scrubber = scrubber_with(tmp_path, stream, peer, executor)
+            await scrubber._take_turn(stream)
+            assert stream.usable_log().scrub.damaged == ((1, 2),)
+            await stream.stop()
+            stream = await stage.host(stream.record)
+            assert (stream.damage, stream.usable_log().scrub.damaged) == (None, ((1, 2),))
+            peer.is_connected = True
+            await scrubber_with(tmp_path, stream, peer, executor)._repair_damaged()
+        stream.usable_log().chain.committed = len(values)
+        assert stored_values(stream.usable_log()) == values
+        await stream.stop()
+        stream = await stage.host(stream.record)
+        assert stream.usable_log().scrub.damaged == (), "the repair was stored"
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_damage_at_the_same_place_drops_nothing_and_names_the_offsets_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream, peer, values = await damaged_stream(stage)
         log = stream.usable_log()
-        log.scrub.verified(0, 1, [Finding(0, 1, CorruptLog("damaged"))])
-        log.scrub.store()
+        path = segment_at(peer.log, 1).path
+        flip(path, path.stat().st_size // 3)
+        with ThreadPoolExecutor(1) as executor:
+            scrubber = scrubber_with(tmp_path, stream, peer, executor)
+            await scrubber._take_turn(stream)
+            await scrubber._repair_damaged()
+        assert (stream.damage, log.scrub.damaged, log.log_end_offset) == (None, ((1, 2),), 3)
+        assert stored_values(log, 2) == values[2:]
+        log.reader.forget_proofs(segment_at(log, 1).path)
+        with pytest.raises(CorruptLog) as found:
+            log.reader.plan_read(1, max_bytes=1)
+        assert stream.as_told(found.value) is found.value, "no other broker has it"
         await stream.stop()
-        stage.proposed.clear()
+
+    run(tmp_path, story)
+    reported = [one.getMessage() for one in caplog.records if "damaged on every replica" in one.getMessage()]
+    assert len(reported) == 1
+    assert "offsets 1 to 2 are damaged on every replica" in reported[0]
+
+
+@pytest.mark.parametrize("has_peer", [False, True])
+def test_accepted_loss_becomes_removed_offsets_that_are_the_same_on_all_replicas(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has_peer: bool
+) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream, peer, values = await damaged_stream(stage)
+        log = stream.usable_log()
+        if has_peer:
+            path = segment_at(peer.log, 1).path
+            flip(path, path.stat().st_size // 2)
+        else:
+            stream.record = msgspec.structs.replace(stream.record, replicas=(ME,), isr=(ME,))
+        with ThreadPoolExecutor(1) as executor:
+            scrubber = scrubber_with(tmp_path, stream, peer, executor)
+            await scrubber._take_turn(stream)
+            assert log.scrub.damaged == ((1, 2),)
+            peer.is_connected = False
+            if has_peer:  # it may have what is damaged here
+                with pytest.raises(BrokerUnavailable):
+                    await scrubber.repairs.accept_loss("orders")
+                assert log.scrub.damaged == ((1, 2),)
+                peer.is_connected = True
+            assert await scrubber.repairs.accept_loss("orders") == {"broker": ME, "lost": [(1, 2)]}
+            assert await scrubber.repairs.accept_loss("orders") == {"broker": ME, "lost": []}
+        assert (log.scrub.damaged, log.scrub.lost, stream.lost_offsets) == ((), ((1, 2),), 1)
+        with log.reader.plan_read(0, max_bytes=1 << 30) as plan:
+            assert (plan.next_offset, plan.removed_rows) == (3, 1)
+            assert b"".join(plan.messages()).count(values[0]) == 1
+        append(stream, b"more")
+        await stream.stop()
         stream = await stage.host(stream.record)
-        stream.tick({})
-        assert "offsets 0 to 1 are damaged" in str(stream.damage)
-        assert DisableReplicas in [type(one) for one in stage.proposed]
+        log = stream.usable_log()
+        assert (log.failure, log.scrub.lost, log.log_end_offset) == (None, ((1, 2),), 4)
+        log.chain.committed = log.log_end_offset
+        answer = _piece(log, 1, 2, 0)
+        with FetchedBatches(tmp_path) as fetched:  # the other replica fetches it as any batch
+            assert fetched.add(b64decode(answer["data"]), 1, 2) == 2
+            assert fetched.entries[0].rows == 0
+        await stream.stop()
+
+    run(tmp_path, story)
+    assert "the loss of offsets 1 to 2 was accepted" in caplog.text
+
+
+def test_at_level_1_a_damaged_log_is_fetched_again_from_the_damage_on(tmp_path: Path) -> None:
+    async def story(stage: ReplicaStage) -> None:
+        stream, peer, _ = await damaged_stream(stage)
+        stage.state.feature_level = FIRST_LEVEL
+        with ThreadPoolExecutor(1) as executor:
+            scrubber = scrubber_with(tmp_path, stream, peer, executor)
+            await scrubber._take_turn(stream)
+            assert isinstance(stream.damage, CorruptLog)
+            stream.tick({})
+            assert DisableReplicas in [type(one) for one in stage.proposed]
+            assert scrubber._due() == [], "the repair comes first"
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
-        assert (stream.damage, stream.usable_log().scrub.damaged) == (None, ())
-        await stream.stop()
-        stream = await stage.host(stream.record)
-        assert stream.damage is None, "the repair was stored"
+        assert (stream.damage, stream.usable_log().log_end_offset) == (None, 1)
         await stream.stop()
 
     run(tmp_path, story)

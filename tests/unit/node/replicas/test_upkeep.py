@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from natslog.cluster.metadata import Metadata
@@ -126,7 +127,7 @@ def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_
                 stream.usable_log().roll()
     quiet.usable_log().settings = StreamSettings(subject="orders.>", max_messages=10)
     pacer = _Overwhelmed(flooded)
-    assert maintain([flooded, quiet], pacer, sealing_s=0.3), "there is more to be sealed: the next round is due at once"
+    assert maintain([flooded, quiet], pacer, sealing_s=2.0), "there is more to be sealed: the next round is due at once"
     assert quiet.usable_log().checkpointed == quiet.usable_log().high_watermark
     assert quiet.usable_log().log_start_offset > 10, "what is past retention need not be sealed first"
     assert not quiet.usable_log().chain.has_unsealed, "streams take turns"
@@ -194,3 +195,18 @@ def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_
         broker._data_dir.release()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("import_state", "start"), [("importing", 0), ("imported", 0), ("", 2)])
+def test_messages_of_an_imported_stream_expire_only_when_it_was_resumed(
+    import_state: str, start: int, tmp_path: Path
+) -> None:
+    stream = hosted(tmp_path / "s", 2)
+    log = stream.usable_log()
+    log.roll()
+    log.settings = msgspec.structs.replace(log.settings, max_age_s=1.0)
+    stream.record = msgspec.structs.replace(stream.record, import_state=import_state)
+    stream.ingest.time_us = 10_000_000
+    maintain([stream], Pacer(lambda: False))
+    assert log.log_start_offset == start
+    log.close()

@@ -35,10 +35,15 @@ class UpkeepStream:
         self.ingest = Ingest()
         self.is_leading, self.is_ready, self.following = True, True, None
         self.problem: Any = None
+        self.companion: Any = None
         self.leader_log_start = 0
 
     def log_start_moved(self) -> None:
         """No follower is there."""
+
+    @property
+    def logs(self) -> list[ReplicaLog]:
+        return [] if self.log is None else [self.log]
 
     def usable_log(self) -> ReplicaLog:
         if self.log is None:

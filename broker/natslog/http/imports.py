@@ -1,0 +1,269 @@
+"""Imports of exported streams, and what a backup of a whole cluster has besides streams.
+
+    POST /v1/streams/{name}/import          {"settings", "lineage", "first_offset", "subjects"}: creates the stream, or
+                                            continues
+    GET  /v1/streams/{name}/import          → how far it is
+    PUT  /v1/streams/{name}/import?id=      the next batches, as they were exported
+    POST /v1/streams/{name}/import/removed  {"id", "removals"}: what the original does not have any more
+    GET  /v1/streams/{name}/removed?start=&end=     → such removals, for an export
+    POST /v1/streams/{name}/import/finish   {"id", "lineage", "resume"}
+
+All but the first one are answered by the stream's leader. See `node.replicas.importing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from pyroaring import BitMap64
+
+from natslog.arrow.restamping import checked_batches
+from natslog.cluster.security_commands import AddRule, AssignRole, CreateToken, SecurityCommand, SetQuota
+from natslog.errors import CorruptLog, Forbidden, InvalidRequest, SecurityConflict, StreamConflict, StreamRecreated
+from natslog.http import shapes
+from natslog.http.access import access, limits_of, rights_of
+from natslog.http.bodies import read_body
+from natslog.http.context import broker_of, leading, leading_any, position, query, read_from_log, request_id, stated
+from natslog.http.shapes import shape_response
+from natslog.log import StreamLog
+from natslog.log.removed import from_bytes, offset_range, to_bytes
+from natslog.model import Fork, Offset, StreamRecord, parse_settings
+from natslog.node.replicas.importing import append_batches, require_complete
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.stream_operations import Origin
+from natslog.security import tokens
+from natslog.security.records import (
+    EVERYONE,
+    Security,
+    check_action,
+    check_identity,
+    check_role,
+    check_stream_pattern,
+    check_subject_pattern,
+    check_who,
+)
+from natslog.subjects import check_name, check_subject
+
+routes = web.RouteTableDef()
+
+MOST_BYTES = 80 * 1024 * 1024
+"""Of the batches of one request: one of the largest fits."""
+_MOST_OFFSETS = 1 << 27
+_MOST_SECURITY_BYTES = 16 * 1024 * 1024
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+async def _body(request: web.Request, kind: type[Any], most_bytes: int = 64 * 1024) -> Any:
+    query(request)
+    try:
+        return msgspec.json.decode(await read_body(request, most_bytes), type=kind)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise InvalidRequest(f"the body is not as described in /openapi.json: {error}") from error
+
+
+@routes.post("/v1/streams/{name}/import")
+@access("cluster", "admin")
+async def begin_import(request: web.Request) -> web.Response:
+    body: shapes.NewImport = await _body(request, shapes.NewImport)
+    broker, name = broker_of(request), check_name(request.match_info["name"])
+    origin = Origin(Offset(body.first_offset), _checked_lineage(body.lineage, body.first_offset), tuple(body.subjects))
+    for subject in origin.subjects:
+        check_subject(subject, wildcards=True)
+    settings, owner = parse_settings(body.settings), rights_of(request).owner
+    importing = broker.stream_operations.begin_import(name, origin, settings, request_id(request), owner=owner)
+    created = await broker.change_cluster(importing)
+    return shape_response(_shown(broker.state.stream(name)), status=201 if created else 200)
+
+
+def _checked_lineage(lineage: tuple[Fork, ...], first_offset: int) -> tuple[Fork, ...]:
+    """Raises InvalidRequest."""
+    forks = [fork.offset for fork in lineage]
+    if forks != sorted(forks) or not first_offset <= forks[-1] or len({fork.id for fork in lineage}) < len(forks):
+        raise InvalidRequest("the offsets of a lineage must ascend, none be named twice, and first_offset not be above")
+    return lineage
+
+
+def _shown(record: StreamRecord, stream: HostedStream | None = None) -> shapes.Import:
+    shown = shapes.Import(
+        record.name, record.id, record.import_state or "resumed", record.first_offset, list(record.lineage)
+    )
+    if stream is not None:
+        shown.next_offset = stream.usable_log().log_end_offset
+    return shown
+
+
+@routes.get("/v1/streams/{name}/import")
+@access("cluster", "admin")
+async def show_import(request: web.Request) -> web.Response:
+    query(request)
+    await broker_of(request).require_up_to_date()  # the leader has the beginning of the import when it states this
+    stream = await leading_any(request)
+    return shape_response(_shown(stream.record, stream))
+
+
+@routes.put("/v1/streams/{name}/import")
+@access("cluster", "admin", changes=False)
+async def append_import(request: web.Request) -> web.Response:
+    """The next batches. Those that are there already are passed over."""
+    values, broker = query(request, "id"), broker_of(request)
+    stream = await leading_any(request)
+    _require_id(stream, values.get("id"))
+    data = await read_body(request, MOST_BYTES)
+    subjects, loop = stream.record.recorded_subjects, asyncio.get_running_loop()
+    batches = await loop.run_in_executor(broker.readers, checked_batches, data, subjects)
+    await append_batches(stream, batches)
+    return shape_response(_shown(stream.record, stream))
+
+
+@routes.get("/v1/streams/{name}/removed")
+@access("stream", "read")
+async def show_removed(request: web.Request) -> web.Response:
+    """Offsets that the stream does not have any more, for an export of it; not those that only retention removed."""
+    values = query(request, "start", "end")
+    stream = await leading(request)
+    if limits_of(request, "read", stream.record) is not None:
+        raise Forbidden(f"removed messages are shown to those who may read all subjects of stream {stream.name!r}")
+    log = stream.usable_log()
+    start = position(values, "start", log.first_readable_offset, log)
+    end = position(values, "end", log.high_watermark, log)
+    if end - start > _MOST_OFFSETS:
+        raise InvalidRequest(f"at most {_MOST_OFFSETS} offsets can be requested at once", parameter="end")
+    purged = offset_range(start, min(end, stream.record.purged_below))
+    removed, subjects, keys = await read_from_log(request, stream, lambda log: _removed(log, start, end))
+    shown = shapes.Removals(*(_base64(one) for one in (removed | purged, subjects, keys)))
+    return stated(request, stream, shown)
+
+
+def _removed(log: StreamLog, start: int, end: int) -> tuple[BitMap64, BitMap64, BitMap64]:
+    """In a thread."""
+    erased, within = log.erasures.all_rows(), offset_range(start, end)
+    hidden = log.visibility.removed_below(log.high_watermark).hidden_within(start, end)
+    return hidden | (erased.all & within), erased.dropped & within, erased.emptied & within
+
+
+def _bitmap(text: str) -> BitMap64:
+    """Raises binascii.Error, CorruptLog."""
+    return from_bytes(base64.b64decode(text, validate=True), "the request") if text else BitMap64()
+
+
+def _base64(offsets: BitMap64) -> str:
+    return base64.b64encode(to_bytes(offsets)).decode() if offsets else ""
+
+
+@routes.post("/v1/streams/{name}/import/removed")
+@access("cluster", "admin")
+async def remove_imported(request: web.Request) -> web.Response:
+    """Messages that are imported already, and that the original does not have any more."""
+    body: shapes.RemovedImports = await _body(request, shapes.RemovedImports, MOST_BYTES)
+    stream, broker = await leading_any(request), broker_of(request)
+    _require_id(stream, body.id)
+    if stream.record.import_state != "importing":
+        raise StreamConflict(f"stream {stream.name!r} is not being imported: repeat the import", stream=stream.name)
+    removals = body.removals
+    try:
+        removed, subjects, keys = map(_bitmap, (removals.removed, removals.erased_subjects, removals.erased_keys))
+    except (binascii.Error, CorruptLog) as error:
+        raise InvalidRequest(f"the removed offsets cannot be read: {error}", parameter="removals") from error
+    await broker.stream_operations.remove_imported(stream, removed, subjects, keys)
+    return shape_response(_shown(stream.record, stream))
+
+
+@routes.post("/v1/streams/{name}/import/finish")
+@access("cluster", "admin")
+async def finish_import(request: web.Request) -> web.Response:
+    """All is there: the stream may be read, and resumed, if that is not asked for now."""
+    body: shapes.FinishedImport = await _body(request, shapes.FinishedImport)
+    stream, broker = await leading_any(request), broker_of(request)
+    _require_id(stream, body.id)
+    lineage = _checked_lineage(body.lineage, stream.record.first_offset)
+    if stream.record.import_state == "importing":
+        require_complete(stream, lineage)
+        await broker.stream_operations.record_gaps(stream)
+    finishing = broker.stream_operations.finish_import(
+        stream, lineage, resumes=body.resume, request=request_id(request)
+    )
+    await broker.change_cluster(finishing)
+    return shape_response(_shown(broker.state.stream(stream.name), stream))
+
+
+def _require_id(stream: HostedStream, expected: str | None) -> None:
+    if expected != stream.id:
+        raise StreamRecreated(
+            f"stream {stream.name!r} has the id {stream.id}, not {expected}: it was deleted and created again. Repeat "
+            "the import",
+            stream=stream.name,
+            id=stream.id,
+        )
+
+
+# ---- tokens, rules, roles and quotas ----
+
+
+@routes.get("/v1/security")
+@access("cluster", "admin")
+async def show_security(request: web.Request) -> web.Response:
+    """All of it, for a backup: of tokens the SHA-256 digests, by which a broker recognises them, and no secret."""
+    query(request)
+    broker = broker_of(request)
+    await broker.require_up_to_date()
+    security = broker.state.security
+    return shape_response(
+        shapes.StoredSecurity(security is not None, security or Security()), headers={"Cache-Control": "no-store"}
+    )
+
+
+@routes.post("/v1/security")
+@access("cluster", "admin")
+async def restore_security(request: web.Request) -> web.Response:
+    """Adds what is missing; what exists stays as it is."""
+    restored: shapes.StoredSecurity = await _body(request, shapes.StoredSecurity, _MOST_SECURITY_BYTES)
+    broker, added = broker_of(request), shapes.RestoredSecurity()
+    known = broker.state.security
+    if known is None:
+        raise InvalidRequest(
+            "security is not enabled in this cluster: set security = true in the configuration of its brokers, or "
+            "leave out tokens and rules (--no-access)"
+        )
+    for kind, command in list(_additions(known, restored.security)):  # all are checked before one is made
+        made = await broker.change_cluster(broker.cluster.group.propose(command, None))
+        setattr(added, kind, getattr(added, kind) + made)
+    return shape_response(added)
+
+
+def _additions(known: Security, asked: Security) -> Iterator[tuple[str, SecurityCommand]]:
+    """What is not known, checked as any request. Raises InvalidRequest, SecurityConflict."""
+    for token in asked.tokens.values():
+        check_identity(token.identity)
+        if not _DIGEST.fullmatch(token.digest) or not token.note.isprintable():
+            raise InvalidRequest(f"token {token.id[:40]!r} is not valid")
+        stored = known.tokens.get(tokens.checked_id(token.id))
+        if stored is None:
+            yield "tokens", CreateToken(token=token, roles=())
+        elif stored.digest != token.digest:
+            raise SecurityConflict(f"token {token.id} exists with another secret: revoke it, then repeat the import")
+    for identity, roles in asked.roles.items():
+        for role in roles:
+            command = AssignRole(identity=check_identity(identity), role=check_role(role), is_assigned=True)
+            yield "roles", command
+    for rule in asked.rules.values():
+        yield (
+            "rules",
+            AddRule(
+                who=check_who(rule.who),
+                action=check_action(rule.action),
+                stream=check_stream_pattern(rule.stream),
+                subject=check_subject_pattern(rule.subject),
+            ),
+        )
+    for identity, quota in asked.quotas.items():
+        if any(limit is not None and limit < 0 for limit in msgspec.structs.astuple(quota)):
+            raise InvalidRequest(f"the quota of {identity[:40]!r} has a negative limit")
+        if (identity if identity == EVERYONE else check_identity(identity)) not in known.quotas:
+            yield "quotas", SetQuota(identity=identity, quota=quota)

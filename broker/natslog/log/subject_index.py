@@ -1,0 +1,237 @@
+"""Which messages of a log are on which subject.
+
+Theory of operation. The index consists of parts (`subject_part`). Each sealed segment has one, in a file beside it; the
+messages behind them have parts in memory, made of the messages since the last lookup, and joined so that there are
+few. The index is made when it is used for the first time, which reads the subjects of the whole log. From then on,
+also after a restart, maintenance makes the part of each segment that is sealed, so that a lookup reads little.
+
+A lookup searches one part after the other, and leaves out what readers do not get. Messages count up to a high
+watermark, so that what is found is of one moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from natslog.errors import OffsetOutOfRange
+from natslog.log.chain import Segment, SegmentChain
+from natslog.log.removed import Hidden, HiddenThen
+from natslog.log.sealed import SealedSegment
+from natslog.log.segment import SUBJECTS_SUFFIX
+from natslog.log.subject_counts import SubjectCounts, combined
+from natslog.log.subject_part import SubjectPart, file_identity, newest_visible, oldest_visible
+from natslog.log.visibility import StoredRows, Visibility
+
+logger = logging.getLogger("natslog.log")
+
+_JOINED = 2
+"""A part in memory is joined with the next one, unless it has more than so many times as many messages."""
+_TRIED = 5
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleState:
+    """The visible messages at one time: those in `[start, end)` that are not hidden."""
+
+    start: int
+    end: int
+    hidden: Hidden
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The same at two times if the same messages are visible: sets of hidden offsets only grow."""
+        return self.end, self.start, self.hidden.count(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class OnSubject:
+    """The visible messages on a subject: how many, and the offsets of the first and the last one (-1: none)."""
+
+    count: int
+    first: int
+    last: int
+    state: VisibleState
+
+
+class SubjectIndex:
+    """See the module. Thread-safe; calls block.
+
+    Args:
+        rows: reads the log's rows.
+    """
+
+    def __init__(self, folder: Path, chain: SegmentChain, visibility: Visibility, rows: StoredRows) -> None:
+        self._chain, self._visibility, self._rows = chain, visibility, rows
+        self._lock = threading.Lock()
+        self._sealed: dict[int, tuple[Segment, SubjectPart]] = {}  # by base offset
+        self._recent: dict[int, list[SubjectPart]] = {}  # by base offset of the segment
+        self._covered: tuple[list[Segment], list[SubjectPart]] = ([], [])  # all segments but the last, if sealed
+        self.is_used = any(folder.glob(f"*{SUBJECTS_SUFFIX}"))
+
+    # ---- lookups ----
+
+    def on_subject(self, subject: str) -> OnSubject:
+        """Raises CorruptLog: a part of the log is damaged."""
+        text = subject.encode()
+
+        def look_up(parts: Sequence[SubjectPart], state: VisibleState) -> OnSubject:
+            count, first, last = 0, -1, -1
+            for part in parts:
+                offsets = part.offsets_of(text, state.start, state.end)
+                if not len(offsets):
+                    continue
+                if state.hidden.count(int(offsets[0]), int(offsets[-1]) + 1):
+                    offsets = offsets[~state.hidden.marks(offsets)]
+                if len(offsets):
+                    count, last = count + len(offsets), int(offsets[-1])
+                    first = first if first >= 0 else int(offsets[0])
+            return OnSubject(count, first, last, state)
+
+        return self._at_one_moment(look_up)
+
+    def last(self, subject: str) -> int:
+        """The offset of the newest visible message on a subject; -1 if there is none. Raises as `on_subject`."""
+        text = subject.encode()
+
+        def look_up(parts: Sequence[SubjectPart], state: VisibleState) -> int:
+            found = (newest_visible(one.offsets_of(text, state.start, state.end), state.hidden) for one in parts[::-1])
+            return next((one for one in found if one >= 0), -1)
+
+        return self._at_one_moment(look_up)
+
+    def next(self, subject: str, start: int) -> int:
+        """The offset of the first visible message on a subject at or after `start`; -1 if there is none. Raises as
+        `on_subject`.
+        """
+        text = subject.encode()
+
+        def look_up(parts: Sequence[SubjectPart], state: VisibleState) -> int:
+            low = max(start, state.start)
+            following = (one for one in parts if one.end > low)
+            found = (oldest_visible(one.offsets_of(text, low, state.end), state.hidden) for one in following)
+            return next((one for one in found if one >= 0), -1)
+
+        return self._at_one_moment(look_up)
+
+    def counts(self) -> tuple[VisibleState, SubjectCounts]:
+        """All subjects of the messages that are visible now. Raises as `on_subject`."""
+        state = self.visible_state()
+        parts = self._parts(state.end)
+        tables = (one.counts(state.hidden, state.start, state.end) for one in parts if one.end > state.start)
+        return state, SubjectCounts(combined(tables), state.end)
+
+    def visible_state(self) -> VisibleState:
+        """Which messages are visible now, whatever happens later."""
+        end = self._chain.high_watermark
+        hidden, end = self._visibility.hidden_as_of(end)
+        return VisibleState(self._chain.first_readable_offset, end, HiddenThen(hidden))
+
+    def _at_one_moment(self, look_up: Callable[[Sequence[SubjectPart], VisibleState], Found]) -> Found:
+        """With what is hidden now, which is not copied; again where newer messages have hidden more meanwhile."""
+        for _ in range(_TRIED):
+            end = self._chain.high_watermark
+            state = VisibleState(self._chain.first_readable_offset, end, self._visibility.removed_below(end))
+            found = look_up(self._parts(end), state)
+            if not self._visibility.has_rules or self._visibility.applied <= end:
+                return found
+        state = self.visible_state()
+        return look_up(self._parts(state.end), state)
+
+    # ---- parts ----
+
+    def keep_up(self) -> None:
+        """For maintenance: the parts of sealed segments, if the index was ever used. Raises as `on_subject`."""
+        if self.is_used:
+            with self._lock:
+                self._of_sealed(self._chain.snapshot())
+
+    def forget(self, path: Path) -> None:
+        """This segment file was written again: nothing of the former one is stored any more. Raises OSError."""
+        with self._lock:
+            path.with_suffix(SUBJECTS_SUFFIX).unlink(missing_ok=True)
+
+    def _parts(self, end: int) -> list[SubjectPart]:
+        """Of the messages below `end`, and perhaps of some behind it."""
+        self.is_used = True
+        for tried in range(_TRIED):
+            try:
+                with self._lock:
+                    return self._parts_of(self._chain.snapshot(), end)
+            except (OffsetOutOfRange, FileNotFoundError):  # retention has removed a segment meanwhile
+                if tried == _TRIED - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _parts_of(self, segments: list[Segment], end: int) -> list[SubjectPart]:
+        parts = list(self._of_sealed(segments))
+        for segment, following in pairwise([*segments[len(parts) :], None]):
+            assert segment is not None, "only the last one is missing"
+            parts += self._of_unsealed(segment, end if following is None else min(end, following.base_offset))
+        return parts
+
+    def _of_sealed(self, segments: list[Segment]) -> list[SubjectPart]:
+        """Of the segments before the first one that is not sealed."""
+        unsealed = (at for at, one in enumerate(segments) if not isinstance(one, SealedSegment))
+        count = next(unsealed, len(segments))
+        if self._covered[0] != segments[:count]:
+            ends = [one.base_offset for one in segments[1 : count + 1]]
+            if count == len(segments):
+                ends.append(segments[-1].end_offset)
+            sealed = [self._part_of(*one) for one in zip(segments[:count], ends, strict=True)]
+            self._sealed = {segment.base_offset: (segment, part) for segment, part in sealed}
+            self._covered = segments[:count], [part for _, part in sealed]
+            bases = {one.base_offset for one in segments[count:]}
+            self._recent = {base: parts for base, parts in self._recent.items() if base in bases}
+        return self._covered[1]
+
+    def _part_of(self, segment: Segment, end: int) -> tuple[Segment, SubjectPart]:
+        known = self._sealed.get(segment.base_offset)
+        if known is not None and known[0] is segment:
+            return known
+        start, path = segment.base_offset, segment.path
+        part = SubjectPart.stored(path, start, end)
+        if part is not None:
+            return segment, part
+        identity = file_identity(path)  # before it is read: it may be written again meanwhile
+        recent = self._recent.get(start, [])
+        if recent and recent[-1].end == end and not self._visibility.removed.count(start, end):
+            made = SubjectPart.joined(recent)
+        else:
+            made = SubjectPart.of_rows(start, end, self._visible_rows(start, end))
+        try:
+            made.store(path, identity)
+        except OSError as error:
+            logger.warning("%s: the index of its subjects is kept in memory: %s", path, error)
+        return segment, SubjectPart.stored(path, start, end) or made
+
+    def _visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """What is hidden now stays hidden: it need not be in a part."""
+        removed = self._visibility.removed
+        for _, batch in self._rows(start, end):
+            if removed.count(batch.column("offset")[0].as_py(), batch.column("offset")[-1].as_py() + 1):
+                batch = batch.filter(pa.array(~removed.marks(batch.column("offset").to_numpy())))
+            if len(batch):
+                yield batch
+
+    def _of_unsealed(self, segment: Segment, end: int) -> list[SubjectPart]:
+        """In memory, up to `end` at least."""
+        start = segment.base_offset
+        parts = self._recent.setdefault(start, [])
+        while parts and parts[-1].end > max(end, segment.end_offset):  # the log was cut
+            parts.pop()
+        known = parts[-1].end if parts else start
+        if known < end:
+            parts.append(SubjectPart.of_rows(known, end, self._visible_rows(known, end)))
+            while len(parts) > 1 and len(parts[-2]) <= _JOINED * len(parts[-1]):
+                parts[-2:] = [SubjectPart.joined(parts[-2:])]
+        return parts

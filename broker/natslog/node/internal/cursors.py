@@ -1,0 +1,229 @@
+"""Cursors, from any broker: in the stream `__cursors` from feature level 2 on, in the metadata before.
+
+Theory of operation. A call goes to the leader of `__cursors`: to `CursorLeader` here, or over the link to another
+broker. While there is no leader, it is repeated for some seconds, as a change of the metadata is; the id of the request
+makes a repetition harmless. The stream is created with the first cursor. When the feature level is raised, the
+metadata leader copies the cursors of the metadata into the stream, then removes them there. In between no broker
+changes or shows a cursor, so that a copy never replaces anything newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from natslog.cluster.commands import DropCursor, DropMovedCursors, SetCursor
+from natslog.cluster.cursor_table import STREAM, SUBJECT, Change, not_found
+from natslog.cluster.cursors import CursorRecord, cursor_key
+from natslog.cluster.metadata import Metadata
+from natslog.consensus import Index
+from natslog.errors import BrokerUnavailable, InvalidRequest, NatslogError, NoLeader, NotLeader, NotReady, ShuttingDown
+from natslog.model import BrokerId, StreamSettings
+from natslog.node.clock import wait_for_at_most
+from natslog.node.cluster_node import ClusterNode
+from natslog.node.internal.cursor_leader import CursorLeader
+from natslog.node.internal.keeper import Keeper
+from natslog.node.metadata.entries import Request
+
+logger = logging.getLogger("natslog.node")
+
+SETTINGS = StreamSettings(subject=SUBJECT, compression="zstd", dedupe_window_s=0.0, acks="never")
+_WITHIN_S = 10.0
+_ASK_WITHIN_S = 35.0
+_EVERY_S = 1.0
+_AGAIN_S = 0.05
+_PASSING = (NoLeader, NotLeader, NotReady, BrokerUnavailable, ShuttingDown)
+"""Errors while another leader is being chosen, or this one is not ready."""
+_AT_ONCE = 500  # cursors in one message to another broker
+
+
+class Cursors:
+    """Of one broker; `start` and `stop` it in the event loop."""
+
+    def __init__(self, cluster: ClusterNode, leader: CursorLeader, keeper: Keeper) -> None:
+        self._cluster, self._leader, self._keeper = cluster, leader, keeper
+        self._task: asyncio.Task[None] | None = None
+        cluster.questions.answerers |= {
+            "cursors": self._answer_find,
+            "change_cursors": self._answer_change,
+            "add_cursors": self._answer_add,
+            "create_cursors": self._answer_create,
+        }
+
+    @property
+    def _state(self) -> Metadata:
+        return self._cluster.state
+
+    @property
+    def are_in_stream(self) -> bool:
+        """Whether the cluster keeps its cursors in the stream."""
+        return self._state.cursors_moved
+
+    # ---- calls: the metadata here is up to date ----
+
+    async def find(
+        self, *, consumer: str | None = None, stream: str | None = None, within_s: float = _WITHIN_S
+    ) -> list[CursorRecord]:
+        """The cursors, by name; of a consumer, or on a stream, where these are given.
+
+        Raises:
+            NoLeader, MetadataUnavailable, …: repeat the call.
+        """
+        if not self.are_in_stream:
+            return [
+                cursor
+                for _, cursor in sorted(self._state.cursors.items())
+                if consumer in (None, cursor.consumer) and stream in (None, cursor.stream)
+            ]
+        if STREAM not in self._state.streams and not self._state.cursors:
+            return []
+        found = await self._of_leader("cursors", within_s, consumer=consumer, stream=stream)
+        return msgspec.convert(found, list[CursorRecord])
+
+    async def one(self, consumer: str, stream: str) -> CursorRecord:
+        """Raises StreamNotFound, CursorNotFound; as `find`."""
+        if not self.are_in_stream:
+            return self._state.cursor(consumer, stream)
+        self._state.stream(stream)
+        found = await self.find(consumer=consumer, stream=stream)
+        if not found:
+            raise not_found(consumer, stream)
+        return found[0]
+
+    async def set(self, command: SetCursor, request: Request) -> CursorRecord:
+        """Sets one cursor. Returns it as it is afterwards.
+
+        Raises:
+            StreamNotFound, StreamRecreated, TooManyCursors, StorageQuotaExceeded; as `find`.
+        """
+        if not self.are_in_stream:
+            await self._cluster.group.propose(command, request)
+            return self._state.cursor(command.consumer, command.stream)
+        (found,) = await self._change([command], request.id)
+        if found is None:
+            raise not_found(command.consumer, command.stream)
+        return found
+
+    async def set_many(self, commands: Sequence[SetCursor], request: Request) -> None:
+        """Sets all of them or none. Raises as `set`; InvalidRequest: the cluster is at feature level 1."""
+        if not self.are_in_stream:
+            raise InvalidRequest(
+                "many cursors in one request require feature level 2, but the cluster is at level "
+                f"{self._state.feature_level}: upgrade all brokers, then run natslog cluster finalize-upgrade"
+            )
+        if len({cursor_key(one.consumer, one.stream) for one in commands}) < len(commands):
+            raise InvalidRequest("a cursor is named twice: name each consumer and stream once")
+        if commands:
+            await self._change(commands, request.id)
+
+    async def drop(self, command: DropCursor, request: Request) -> None:
+        """Raises StreamNotFound, CursorNotFound; as `find`."""
+        if not self.are_in_stream:
+            await self._cluster.group.propose(command, request)
+            return
+        await self._change([command], request.id)
+
+    async def _change(self, changes: Sequence[Change], request: str) -> list[CursorRecord | None]:
+        given = [msgspec.to_builtins(one) for one in changes]
+        found = await self._of_leader("change_cursors", _WITHIN_S, changes=given, request=request)
+        return msgspec.convert(found, list[CursorRecord | None])
+
+    async def _of_leader(self, what: str, within_s: float, **arguments: Any) -> Any:
+        """The answer of the leader of the stream. Raises its refusal, or why there is none in time."""
+        give_up_at = time.monotonic() + within_s
+        while True:
+            try:
+                return await self._ask_leader(what, arguments)
+            except NatslogError as error:
+                if not isinstance(error, _PASSING) or time.monotonic() > give_up_at:
+                    raise
+                logger.debug("%s is repeated: %s", what, error.message)
+            await wait_for_at_most(_AGAIN_S, self._cluster.group.changed())
+
+    async def _ask_leader(self, what: str, arguments: dict[str, Any]) -> Any:
+        record = self._state.streams.get(STREAM)
+        if record is None:
+            await self._create()
+        leader = None if record is None else record.leader
+        arguments = arguments | {"as_of": self._cluster.group.raft.applied}
+        if leader == self._cluster.me:
+            return await self._cluster.questions.answerers[what](**arguments)
+        return await self._ask(leader, what, **arguments)
+
+    async def _ask(self, broker: BrokerId | None, what: str, **arguments: Any) -> Any:
+        link = None if broker is None else self._cluster.link_to(broker)
+        if link is None:
+            raise NoLeader(f"stream {STREAM!r} has no available leader: repeat the request in a moment", stream=STREAM)
+        return await link.ask(what, _ASK_WITHIN_S, **arguments)
+
+    async def _create(self) -> None:
+        """By the metadata leader."""
+        group = self._cluster.group
+        if group.is_leader:
+            await self._answer_create()
+        elif group.leader is None:
+            raise group.unavailable()
+        else:
+            await self._ask(group.leader, "create_cursors")
+
+    # ---- answers to other brokers. `as_of`: what the other broker has applied of the metadata is applied here ----
+
+    async def _answer_find(self, consumer: str | None, stream: str | None, as_of: int) -> Any:
+        await self._cluster.group.applied(Index(as_of))
+        return msgspec.to_builtins(await self._leader.find(consumer=consumer, stream=stream))
+
+    async def _answer_change(self, changes: list[Any], request: str, as_of: int) -> Any:
+        await self._cluster.group.applied(Index(as_of))
+        commands = [msgspec.convert(one, SetCursor | DropCursor) for one in changes]
+        return msgspec.to_builtins(await self._leader.change(commands, request))
+
+    async def _answer_add(self, cursors: list[Any], as_of: int) -> None:
+        await self._cluster.group.applied(Index(as_of))
+        await self._leader.add_missing(msgspec.convert(cursors, list[CursorRecord]))
+
+    async def _answer_create(self) -> None:
+        await self._keeper.create(STREAM, SETTINGS)
+
+    # ---- life ----
+
+    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
+        """`on_bug` is called with the error that ended it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                on_bug("cursors", error)
+
+        self._task = asyncio.create_task(self._run(), name="cursors of the metadata")
+        self._task.add_done_callback(ended)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            try:
+                if self.are_in_stream:
+                    await self._keeper.resize(STREAM)
+                    await self._move()
+                    await self._leader.remove_stale()
+            except NatslogError as error:
+                logger.debug("the cursors are kept as they are: %s", error.message)
+
+    async def _move(self) -> None:
+        """Of the metadata leader: copies the cursors of the metadata into the stream, then removes them there."""
+        cursors = list(self._state.cursors.values())
+        if not cursors or not self._cluster.group.is_leader:
+            return
+        for at in range(0, len(cursors), _AT_ONCE):
+            part = msgspec.to_builtins(cursors[at : at + _AT_ONCE])
+            await self._of_leader("add_cursors", _WITHIN_S, cursors=part)
+        await self._cluster.group.propose(DropMovedCursors())
+        logger.info("%d cursors were moved from the metadata to stream %s", len(cursors), STREAM)

@@ -1,0 +1,350 @@
+"""Removal of single messages: on request, when they expire, and of what newer messages hide.
+
+Theory of operation. The leader determines exact offsets, and appends them as bitmaps to the companion log of the stream
+(`removed` records). When a record is committed, every replica hides these offsets. So a request is answered when the
+messages are hidden, on stable storage of all in-sync replicas. Once a second the leader takes what has expired by
+stream time. When newer messages hide many older ones in sealed segments (by a limit per subject or by key), their
+offsets are recorded too: segments are rewritten only without recorded messages, and so the same ones on each replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from natslog.arrow.covered import covered
+from natslog.errors import CorruptLog, MessageNotFound, NatslogError
+from natslog.log import ReplicaLog
+from natslog.log.erasing import ErasedOffsets, Erases
+from natslog.log.removed import offset_range, offset_set, to_array, to_bytes
+from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.stream import ERASED, REMOVED, RULES, HostedStream
+from natslog.node.threads import in_thread
+
+logger = logging.getLogger("natslog.node")
+
+_EVERY_S = 1.0
+_OFFSETS_OF_A_RECORD = 1 << 22
+"""A bitmap of so many offsets takes at most 0.5 MiB."""
+_RECORDS_AT_ONCE = 32
+_RECORDED_AT_LEAST = 1000
+_RECORDED_SHARE = 16
+_SHORTEN_FROM_BYTES = 4 * 1024 * 1024
+_SNAPSHOT_SHARE = 4
+
+Chosen = Callable[[pa.RecordBatch], Any]
+"""Which rows of a batch are meant: a boolean array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What is erased. `marks`: of a column of subjects or keys. `marks_of_bytes`: of the same texts as binaries."""
+
+    erases: Erases
+    marks: Callable[[Any], Any]
+    marks_of_bytes: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureBegun:
+    """`messages`: how many rows were stored."""
+
+    id: str
+    messages: int
+
+
+class Removing:
+    """See the module."""
+
+    def __init__(self, hosting: Hosting, executor: Executor) -> None:
+        self._hosting, self._executor = hosting, executor
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
+        """`on_bug` is called with the error that ended it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                on_bug("removing", error)
+
+        self._task = asyncio.create_task(self._run(), name="removing")
+        self._task.add_done_callback(ended)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            for stream in list(self._hosting.streams.values()):
+                if stream.log is None or not stream.removes_messages:
+                    continue
+                try:
+                    await self._maintain(stream, stream.log)
+                except (NatslogError, OSError) as error:
+                    if isinstance(error, CorruptLog) and stream.has_others_in_sync:
+                        stream.note_damage(error)
+                    logger.warning("stream %s: removed messages could not be recorded yet: %s", stream.name, error)
+
+    async def _maintain(self, stream: HostedStream, log: ReplicaLog) -> None:
+        ingest = stream.ingest
+        if not stream.is_leading or ingest is None or stream.record.sealed or stream.record.import_state:
+            return
+        now_us = ingest.stream_time.now_us()
+        if log.visibility.rules_version < (version := stream.record.rules_version):
+            await self.count_anew(stream, version)
+        await self._expire(stream, log, now_us)
+        hidden = await in_thread(self._executor, _recordable, log)
+        if hidden:
+            await self.record(stream, hidden)
+        await self._shorten(stream, log)
+
+    async def count_anew(self, stream: HostedStream, version: int) -> None:
+        """A rule was added that hides messages: removals of before do not count for it on any replica. What they hide
+        here stays hidden. Raises as `HostedStream.append_companion`.
+        """
+        log = stream.usable_log()
+        hidden = await in_thread(self._executor, _derived, log)
+        records = [*_records(hidden), (RULES, b"%d" % version)]
+        for first in range(0, len(records), _RECORDS_AT_ONCE):
+            await stream.append_companion(records[first : first + _RECORDS_AT_ONCE])
+
+    # ---- what expires ----
+
+    async def _expire(self, stream: HostedStream, log: ReplicaLog, now_us: int) -> None:
+        settings = stream.record.settings
+        if settings.ttl_s is not None:
+            past_us = now_us - int(settings.ttl_s * 1e6)
+            start = log.first_readable_offset
+            upto, _ = await in_thread(self._executor, log.reader.offset_at, past_us, start)
+            if not settings.allow_ttl:
+                log.limit_start(upto)
+            elif upto > start:
+                await in_thread(self._executor, log.apply_rules)
+                expired = log.visibility.without_own_ttl(start, upto)
+                if expired:
+                    await self.record(stream, expired)
+        if log.visibility.has_rules:
+            await in_thread(self._executor, log.apply_rules)
+            due = log.visibility.expired(now_us, leads=True)
+            try:
+                if due:
+                    await self.record(stream, due)
+            except BaseException:
+                log.visibility.not_recorded(due, now_us)
+                raise
+
+    # ---- on request ----
+
+    async def delete(self, stream: HostedStream, offset: int) -> None:
+        """Removes one message of a stream that is led here.
+
+        Raises:
+            MessageNotFound: there is no message at this offset. As `HostedStream.append_companion`.
+        """
+        log = stream.usable_log()
+        removed = await in_thread(self._executor, log.visibility.removed_below, log.high_watermark)
+        start, end = log.first_readable_offset, log.high_watermark
+        if not start <= offset < end or removed.is_hidden(offset):
+            raise MessageNotFound(
+                f"stream {stream.name!r} has no message at offset {offset}: its offsets are {start} to {end - 1}, "
+                "and messages among them may have been removed",
+                offset=offset,
+                log_start_offset=start,
+                high_watermark=end,
+            )
+        await self.record(stream, offset_range(offset, offset + 1))
+
+    async def remove_where(self, stream: HostedStream, chosen: Chosen, end: int, *, keep: int = 0) -> int:
+        """Removes the visible messages below `end` that are meant, but for the newest `keep` of them. Returns how many.
+
+        Raises:
+            CorruptLog: the log must be read for it, and cannot be. As `HostedStream.append_companion`.
+        """
+        log = stream.usable_log()
+        found = await in_thread(self._executor, _found, log, chosen, end)
+        if keep:
+            found = offset_set(to_array(found)[: max(0, len(found) - keep)])
+        if found:
+            await self.record(stream, found)
+        return len(found)
+
+    # ---- erasure ----
+
+    async def erase(self, stream: HostedStream, what: Erased, now_us: int) -> ErasureBegun | None:
+        """Hides the messages with this key, or on these subjects, that are committed now, also those that are hidden
+        already; replicas remove their bytes from then on. None: there is nothing of them here.
+
+        Raises:
+            CorruptLog: the log must be read for it, and cannot be. As `HostedStream.append_companion`.
+        """
+        log = stream.usable_log()
+        end = log.high_watermark
+        rows, known, derived = await in_thread(self._executor, _stored_rows_of, log, what, end)
+        if not rows and not known:
+            return None
+        begun = ErasureBegun(secrets.token_hex(8), len(rows))
+        hidden = derived | offset_range(log.log_start_offset, log.chain.limited_below)
+        records = _erasure_records(begun, what.erases, rows | known, end, now_us)
+        await stream.append_companion([*_records(hidden - rows), *records])
+        return begun
+
+    # ---- imports ----
+
+    async def remove_imported(
+        self, stream: HostedStream, removed: BitMap64, subjects: BitMap64, keys: BitMap64, now_us: int
+    ) -> None:
+        """What the original of an imported stream does not have any more; `subjects` and `keys` of it were erased.
+
+        Raises:
+            As `HostedStream.append_companion`.
+        """
+        log = stream.usable_log()
+        stored, end = offset_range(log.log_start_offset, log.log_end_offset), log.log_end_offset
+        records = list(_records((removed & stored) - log.visibility.removed.recorded))
+        known = log.erasures.all_rows()
+        erased: list[tuple[Erases, BitMap64]] = [
+            ("subject", (subjects & stored) - known.dropped),
+            ("key", (keys & stored) - known.emptied),
+        ]
+        for erases, offsets in erased:
+            begun = ErasureBegun(secrets.token_hex(8), len(offsets))
+            records += _erasure_records(begun, erases, offsets, end, now_us)
+        if records:
+            await stream.append_companion(records)
+
+    async def record_gaps(self, stream: HostedStream) -> None:
+        """Raises CorruptLog; as `HostedStream.append_companion`."""
+        log = stream.usable_log()
+        gaps = await in_thread(self._executor, log.gaps)
+        records = list(_records(gaps - log.visibility.removed.recorded))
+        for first in range(0, len(records), _RECORDS_AT_ONCE):
+            await stream.append_companion(records[first : first + _RECORDS_AT_ONCE])
+
+    async def record(self, stream: HostedStream, offsets: BitMap64) -> None:
+        """Returns when these offsets are hidden on all in-sync replicas. Raises as `HostedStream.append_companion`."""
+        log = stream.usable_log()
+        if log.chain.limited_below > log.log_start_offset:  # no message returns because others were removed
+            offsets = offsets | offset_range(log.log_start_offset, log.chain.limited_below)
+        await stream.append_companion(list(_records(offsets)))
+
+    async def _shorten(self, stream: HostedStream, log: ReplicaLog) -> None:
+        """The companion log is replaced by what is removed, where it has become much larger than that."""
+        if stream.companion_bytes < _SHORTEN_FROM_BYTES:
+            return
+        snapshot = _snapshot(log)
+        if stream.companion_bytes > _SNAPSHOT_SHARE * sum(len(data) for _, data in snapshot):
+            await stream.shorten_companion(snapshot)
+
+
+def _snapshot(log: ReplicaLog) -> list[Record]:
+    """Records that state what all records of the companion log do."""
+    removed, version = log.visibility.removed, log.visibility.rules_version
+    counted_anew: list[Record] = [*_records(removed.uncounted), (RULES, b"%d" % version)] if version else []
+    erased: list[Record] = [(ERASED, data) for data in log.erasures.records()]
+    return [*counted_anew, *_records(removed.recorded - removed.uncounted), *erased]
+
+
+def _records(offsets: BitMap64) -> Iterator[tuple[str, bytes]]:
+    at, end = (int(offsets.min()), int(offsets.max()) + 1) if offsets else (0, 0)
+    while at < end:
+        part = offsets & offset_range(at, at + _OFFSETS_OF_A_RECORD)
+        if part:
+            yield REMOVED, to_bytes(part)
+        at += _OFFSETS_OF_A_RECORD
+        if at < end and not part:
+            at = max(at, int((offsets & offset_range(at, end)).min()))
+
+
+def _erasure_records(
+    begun: ErasureBegun, erases: Erases, offsets: BitMap64, below: int, now_us: int
+) -> Iterator[tuple[str, bytes]]:
+    for _, data in _records(offsets):
+        record = ErasedOffsets(
+            id=begun.id, erases=erases, below=below, requested_us=now_us, messages=begun.messages, offsets=data
+        )
+        yield ERASED, record.to_bytes()
+
+
+def _recordable(log: ReplicaLog, at_least: int = _RECORDED_AT_LEAST) -> BitMap64:
+    """What newer messages hide in sealed segments, if that is enough for rewriting them."""
+    if not log.visibility.has_rules:
+        return BitMap64()
+    log.apply_rules()
+    start, end = log.log_start_offset, log.sealed_end_offset
+    hidden = log.visibility.removed.derived(start, end)
+    enough = max(at_least, (end - start - log.visibility.removed.count(start, end)) // _RECORDED_SHARE)
+    if len(hidden) >= enough or (
+        hidden and log.pending_rows >= enough
+    ):  # no file is rewritten before these are recorded
+        return hidden
+    return BitMap64()
+
+
+def _derived(log: ReplicaLog) -> BitMap64:
+    """All that newer messages hide."""
+    log.apply_rules()
+    return log.visibility.removed.derived(log.log_start_offset, log.high_watermark)
+
+
+def _found(log: ReplicaLog, chosen: Chosen, end: int) -> BitMap64:
+    found, start = BitMap64(), log.first_readable_offset
+    for batch in log.visible_rows(start, end):
+        rows = np.asarray(chosen(batch), bool)
+        found |= offset_set(batch.column("offset").to_numpy()[rows])
+    return found
+
+
+def _stored_rows_of(log: ReplicaLog, what: Erased, end: int) -> tuple[BitMap64, BitMap64, BitMap64]:
+    """Rows below `end` that are to be erased; offsets of those of which only the text is known; and what rows below
+    `end` hide without a record, which must be recorded before any of them is dropped.
+    """
+    log.apply_rules()
+    rows = BitMap64()
+    for _, batch in log.stored_rows(log.log_start_offset, end, prove=True):
+        rows |= offset_set(batch.column("offset").to_numpy()[what.marks(batch.column(what.erases))])
+    known = log.visibility.offsets_of_texts(what.erases, what.marks_of_bytes)
+    below = offset_range(0, end)
+    return rows, known & below, log.visibility.removed.derived(log.log_start_offset, end)
+
+
+def of_subject(pattern: str) -> Chosen:
+    """Messages whose subject this pattern covers."""
+
+    def chosen(batch: pa.RecordBatch) -> Any:
+        subjects = batch.column("subject").dictionary_encode()
+        by_subject = np.asarray(covered(subjects.dictionary, (pattern,)), bool)
+        return by_subject[subjects.indices.to_numpy()]
+
+    return chosen
+
+
+def erased_subject(pattern: str) -> Erased:
+    """Messages whose subject this pattern covers."""
+
+    def marks(subjects: Any) -> Any:
+        return np.asarray(covered(subjects, (pattern,)), bool)
+
+    return Erased("subject", marks, lambda subjects: marks(subjects.cast(pa.string())))
+
+
+def erased_key(key: bytes) -> Erased:
+    """Messages with this key."""
+
+    def marks(keys: Any) -> Any:
+        return pc.fill_null(pc.equal(keys, pa.scalar(key, pa.binary())), False).to_numpy(zero_copy_only=False)
+
+    return Erased("key", marks, marks)

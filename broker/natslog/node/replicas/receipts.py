@@ -1,0 +1,81 @@
+"""Receipts of erasures: what each replica of a stream has rewritten, and whether it has finished.
+
+Each broker states it for its own replica; a broker that does not answer is named with the reason. Copies that no
+replica changes are named too: segments and folders that were kept because they are damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from natslog.errors import BrokerUnavailable, ErasureNotFound, NatslogError
+from natslog.model import BrokerId, StreamRecord
+from natslog.node.cluster_node import ClusterNode
+from natslog.node.replicas.hosting import Hosting
+
+_ASK_WITHIN_S = 5.0
+
+ReplicaReceipt: TypeAlias = dict[str, Any]
+"""`broker`, `erases`, `messages`, `requested_us`, `files`, `completed_us` (0: not complete), `remaining`; or
+`problem`."""
+
+
+class Receipts:
+    """Of one broker. Also answers the request `erasure` of other brokers."""
+
+    def __init__(self, cluster: ClusterNode, hosting: Hosting) -> None:
+        self._cluster, self._hosting = cluster, hosting
+
+    async def here(self, name: str, erasure_id: str) -> ReplicaReceipt:
+        """Of the replica here.
+
+        Raises:
+            ErasureNotFound, BrokerUnavailable; NatslogError: it has no log.
+        """
+        stream = self._hosting.streams.get(name)
+        if stream is None:
+            raise BrokerUnavailable(f"broker {self._cluster.me} does not have stream {name!r} yet: repeat the request")
+        log = stream.usable_log()
+        found = log.erasures.receipt(erasure_id)
+        if found is None:
+            raise ErasureNotFound(
+                f"the replica of stream {name!r} on broker {self._cluster.me} has no erasure {erasure_id!r}",
+                stream=name,
+                erasure=erasure_id,
+            )
+        known, receipt = found
+        return {
+            "broker": stream.me,
+            "erases": known.erases,
+            "messages": known.messages,
+            "requested_us": known.requested_us,
+            "files": msgspec.to_builtins(receipt.files),
+            "completed_us": receipt.completed_us,
+            "remaining": _kept_damaged(log.folder),
+        }
+
+    async def everywhere(self, record: StreamRecord, erasure_id: str) -> list[ReplicaReceipt]:
+        """Of every replica, in the order of the record."""
+        return list(await asyncio.gather(*(self._of(broker, record.name, erasure_id) for broker in record.replicas)))
+
+    async def _of(self, broker: BrokerId, name: str, erasure_id: str) -> ReplicaReceipt:
+        try:
+            if broker == self._cluster.me:
+                return await self.here(name, erasure_id)
+            link = self._cluster.link_to(broker)
+            if link is None:
+                raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
+            found: ReplicaReceipt = await link.ask("erasure", _ASK_WITHIN_S, name=name, erasure_id=erasure_id)
+        except NatslogError as error:
+            return {"broker": broker, "problem": error.to_json()["error"]}
+        return found
+
+
+def _kept_damaged(folder: Path) -> list[str]:
+    """Files and folders of the replica that were set aside, relative to the folder of all streams."""
+    kept = [*folder.glob("*.damaged*"), *folder.parent.glob(f"{folder.name}.damaged-*")]
+    return sorted(str(path.relative_to(folder.parent)) for path in kept)

@@ -1,0 +1,115 @@
+"""The task that records what expires and what is hidden: whatever fails, it is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from natslog.errors import CorruptLog, NatslogError, NotEnoughReplicas
+from natslog.log.removed import from_bytes, offset_set
+from natslog.log.visibility import Rule
+from natslog.model import Epoch
+from natslog.node import removing as removing_module
+from natslog.node.removing import Removing
+from tests.conftest import open_log
+from tests.unit.node.replicas.upkeep_stage import hosted
+
+
+class _Hosting:
+    def __init__(self, stream: Any) -> None:
+        self.streams = {stream.name: stream}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+        (NotEnoughReplicas("not now"), False),
+        (CorruptLog("a batch is damaged", start=0, end=1), True),
+    ],
+)
+def test_a_stream_that_fails_is_tried_again_and_does_not_end_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_damage: bool
+) -> None:
+    monkeypatch.setattr(removing_module, "_EVERY_S", 0.01)
+    stream = hosted(tmp_path / "s", 1)
+    stream.removes_messages, stream.companion_bytes, stream.has_others_in_sync = True, 0, True
+    noted: list[NatslogError] = []
+    stream.note_damage = noted.append
+    stream.log.visibility.set_rules((Rule(Epoch(0), 1),), 0)
+    ended: list[Any] = []
+
+    async def run() -> None:
+        applied = asyncio.Event()
+        calls = iter([error])
+
+        def apply_rules(really: Callable[[], None] = stream.log.apply_rules) -> None:
+            if (failure := next(calls, None)) is not None:
+                raise failure
+            really()
+            loop.call_soon_threadsafe(applied.set)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(stream.log, "apply_rules", apply_rules)
+        with ThreadPoolExecutor(1) as executor:
+            removing = Removing(_Hosting(stream), executor)  # type: ignore[arg-type]
+            removing.start(lambda *bug: ended.append(bug))
+            try:
+                async with asyncio.timeout(60):
+                    await applied.wait()
+            finally:
+                await removing.stop()
+
+    asyncio.run(run())
+    assert ended == []
+    assert noted == ([error] if is_damage else [])
+
+
+def test_a_snapshot_states_what_the_records_before_it_did(tmp_path: Path) -> None:
+    """Which removals count for a rule depends on whether they were recorded before it was added."""
+    stream, other = hosted(tmp_path / "s", 9), hosted(tmp_path / "other", 9)
+    for log in (stream.log, other.log):
+        log.visibility.set_rules((Rule(Epoch(0), 2),), 0)
+    removed = stream.log.visibility.removed
+    removed.record(offset_set(np.array([3, 8])))
+    stream.log.visibility.count_anew(5, 0)
+    removed.record(offset_set(np.array([7])))
+    for kind, data in removing_module._snapshot(stream.log):
+        if kind == "rules":
+            other.log.visibility.count_anew(int(data), 0)
+        else:
+            other.log.visibility.removed.record(from_bytes(data, "snapshot"))
+    for log in (stream.log, other.log):
+        log.apply_rules()
+        assert log.visibility.rules_version == 5
+        assert set(log.visibility.removed.uncounted) == {3, 8}
+        assert sorted(log.visibility.removed.all) == [0, 1, 2, 3, 4, 5, 7, 8], "the newest two that count are 6 and 7"
+    (newest,) = (batch for _, batch in stream.log.stored_rows(8, 9))
+    assert stream.log.visibility.droppable(np.array([8]), newest.column("subject")).tolist() == [8]
+    stream.log.visibility.store(0, at_least=1)
+    stream.log.close()
+
+    reopened = open_log(stream.log.folder)
+    reopened.visibility.removed.record(offset_set(np.array([3, 8])))
+    reopened.visibility.count_anew(5, 0)
+    assert reopened.visibility.applied == 9, "the rules are not applied to all of the log again"
+    reopened.visibility.removed.record(offset_set(np.array([7])))
+    assert sorted(reopened.visibility.removed_below(9).all) == [0, 1, 2, 3, 4, 5, 7, 8]
+
+
+def test_a_rule_that_is_in_force_too_early_is_applied_again(tmp_path: Path) -> None:
+    """A replica that is opened between the edit and its record has no former rule."""
+    visibility = hosted(tmp_path / "s", 5).log.visibility
+    visibility.removed.record(offset_set(np.array([4])))
+    visibility.set_rules((Rule(Epoch(0), 2),), 0, version=3)
+    assert sorted(visibility.removed_below(5).all) == [0, 1, 2, 4]
+    visibility.count_anew(3, 0)
+    assert sorted(visibility.removed_below(5).all) == [0, 1, 4]

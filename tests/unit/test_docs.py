@@ -1,0 +1,37 @@
+"""Blocks of code in the documentation are whole, and the settings that it shows are those of a broker."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from natslog.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+OPERATIONS = (ROOT / "docs" / "OPERATIONS.md").read_text()
+TOML_BLOCKS = re.findall(r"^```toml\n(.*?)^```$", OPERATIONS, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fences_of_code_stand_on_lines_of_their_own_and_are_closed(page: Path) -> None:
+    fences = [line.strip() for line in page.read_text().splitlines() if "```" in line]
+    assert not [line for line in fences if not re.fullmatch(r"```\w*", line)]
+    assert all(line == "```" for line in fences[1::2])
+    assert len(fences) % 2 == 0
+
+
+def test_settings_of_operations_are_those_of_a_broker(tmp_path: Path) -> None:
+    """Also those that are comments, because they have no effect without further ones."""
+    assert len(TOML_BLOCKS) == 2, "of one broker and of three"
+    for number, block in enumerate(TOML_BLOCKS):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(block)
+        load_config(path, {"advertise_url": "http://log1:9292", "insecure": True} if number else {}, {})
+    names = set(re.findall(r"^(?:# )?(\w+) = ", "".join(TOML_BLOCKS), re.MULTILINE))
+    shown = tomllib.loads("".join(TOML_BLOCKS))
+    assert {"tombstone_grace_s", "scrub_interval", "max_store_bytes", "seeds", "cluster_secret_file"} <= names
+    assert {"tombstone_grace_s", "scrub_interval", "seeds", "rack"} <= set(shown)
