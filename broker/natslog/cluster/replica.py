@@ -200,7 +200,9 @@ class Replica:
 
     @property
     def _has_delivered(self) -> bool:
-        """Whether the owner has what was committed in the companion log when this replica joined the ISR."""
+        """Whether the owner has what was committed in the companion log when it was opened here, and when this replica
+        joined the ISR: files may lack messages that only these records name.
+        """
         assert self.companion is not None, "there is one"
         return self.companion_delivered >= min(self._serves_from, self.companion.log_end_offset)
 
@@ -515,7 +517,7 @@ class Replica:
         self._end_step(OpenCompanion)
         self.companion, self._problem = log, None
         self.companion_high_watermark, self.companion_delivered = log.high_watermark, delivered
-        self._serves_from = 0
+        self._serves_from = log.log_end_offset  # where it is in the ISR, this is all that is committed
         state = self.state
         if isinstance(state, Leading):
             state.role.begin_companion(log.log_end_offset, log.high_watermark, self._now_ms)

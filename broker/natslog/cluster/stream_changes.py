@@ -167,7 +167,7 @@ def edited(
         former = dict.fromkeys((*record.former_subjects, *removed))
         record = msgspec.structs.replace(record, former_subjects=_bounded(tuple(former)))
     was, min_isr = record.settings.min_isr, settings.min_isr
-    record = _with_former_rule(_with_rules_version(record, settings), settings)
+    record = _with_former_rules(_with_rules_version(record, settings), settings)
     if record.sealed and msgspec.structs.replace(settings, min_isr=was) != record.settings:
         raise sealed_already(record)
     if min_isr == was:
@@ -197,25 +197,44 @@ def _with_rules_version(record: StreamRecord, settings: StreamSettings) -> Strea
     return msgspec.structs.replace(record, rules_version=record.settings_version + 1)
 
 
-def _with_former_rule(record: StreamRecord, settings: StreamSettings) -> StreamRecord:
-    """Settings that hide fewer messages are in force from another leader epoch on: every replica then applies the same
-    rule to each message, whenever it receives the edit. So is `allow_rollup`, because a `Nats-Rollup` of earlier
-    messages had no effect. The leader stays. Raises InvalidRequest.
+def _with_former_rules(record: StreamRecord, settings: StreamSettings) -> StreamRecord:
+    """What hides more messages is in force for all messages, so it is added to the former rules. What hides fewer is in
+    force from another leader epoch on: every replica then applies the same rule to each message, whenever it receives
+    the edit. So is `allow_rollup`, because a `Nats-Rollup` of earlier messages had no effect. The leader stays. Raises
+    InvalidRequest.
     """
     was, limit = record.settings, settings.max_messages_per_subject
+    former = record.former_rules
     shows_more = was.max_messages_per_subject is not None and (limit is None or limit > was.max_messages_per_subject)
-    if not shows_more and settings.compact >= was.compact and settings.allow_rollup == was.allow_rollup:
-        return record
-    if len(record.former_rules) == _MOST_FORMER_RULES:
+    if shows_more or settings.compact < was.compact or settings.allow_rollup != was.allow_rollup:
+        epoch = Epoch(record.leader_epoch + 1)
+        former = (*former, FormerRule(epoch, was.max_messages_per_subject, was.compact, was.allow_rollup))
+        record = record if record.leader is None else next_version(record, leader_epoch=epoch)
+    former = _tightened(former, settings)
+    if len(former) > _MOST_FORMER_RULES:
         raise InvalidRequest(
             f"max_messages_per_subject, compact and allow_rollup of stream {record.name!r} were changed "
             f"{_MOST_FORMER_RULES} times so that more messages are kept: create another stream",
             stream=record.name,
         )
-    epoch = Epoch(record.leader_epoch + 1)
-    former = FormerRule(epoch, was.max_messages_per_subject, was.compact, was.allow_rollup)
-    began = record if record.leader is None else next_version(record, leader_epoch=epoch)
-    return msgspec.structs.replace(began, former_rules=(*record.former_rules, former))
+    return msgspec.structs.replace(record, former_rules=former)
+
+
+def _tightened(former: Iterable[FormerRule], settings: StreamSettings) -> tuple[FormerRule, ...]:
+    """The former rules, none of which shows messages that the settings hide; without those that are as the next one.
+
+    Otherwise messages without a limit would precede messages with one, and it would depend on removed messages, which
+    replicas drop at different times, which of them count.
+    """
+    limit, found = settings.max_messages_per_subject, list[FormerRule]()
+    following = (limit, settings.compact, settings.allow_rollup)
+    for one in reversed(tuple(former)):
+        limits = [each for each in (one.max_messages_per_subject, limit) if each is not None]
+        rule = (min(limits, default=None), one.compact or settings.compact, one.allow_rollup)
+        if rule != following:
+            found.append(FormerRule(one.until_epoch, *rule))
+        following = rule
+    return tuple(reversed(found))
 
 
 def _bounded(subjects: tuple[str, ...]) -> tuple[str, ...]:
@@ -284,7 +303,7 @@ def _with_rollups_from_now(record: StreamRecord) -> StreamRecord:
         return record
     before = msgspec.structs.replace(record.settings, allow_rollup=False)
     after = record.settings
-    began = _with_former_rule(msgspec.structs.replace(record, settings=before), after)
+    began = _with_former_rules(msgspec.structs.replace(record, settings=before), after)
     return msgspec.structs.replace(began, settings=after)
 
 

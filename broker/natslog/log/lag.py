@@ -1,8 +1,8 @@
 """The lag of an offset: rows, stored bytes, and the age of the oldest unread message.
 
 Theory of operation. Nothing is counted: each offset counts as a row unless it is hidden, and `extent` gives the bytes.
-A commit has one timestamp, which is in the index; only of a batch that sealing merged from several commits two columns
-are read (and once per process the whole batch, to validate it). The cost is therefore the same for ten rows and for ten
+A commit has one timestamp, which is in the index; only a batch that sealing merged from several commits is read, and
+validated once per process. The cost is therefore the same for ten rows and for ten
 thousand million.
 
 What is damaged is still reported: rows that cannot be read are not included, and if the timestamps themselves are
@@ -20,13 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from natslog.arrow import ipc
 from natslog.errors import CorruptLog
-from natslog.log.batch_index import BatchIndex
+from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.extent import extent
 from natslog.log.recovery import Damage
 from natslog.log.removed import RemovedOffsets
 from natslog.log.sealed import SealedSegment
+from natslog.log.segment import read_at
 
 logger = logging.getLogger("natslog.log")
 
@@ -143,19 +145,19 @@ def _timestamp_us(place: _Place, fd: int, start: int) -> int:
         return newest
     try:
         place.segment.prove(fd, place.index, place.at, place.at + 1)
-        read_us = _read_timestamp_us(fd, place.at, start)
+        read_us = _read_timestamp_us(fd, place.index[place.at], start)
     except (CorruptLog, OSError, pa.ArrowInvalid) as error:
         logger.warning("the age of offset %d is that of the newest message of its batch: %s", start, error)
         return newest
     return newest if read_us is None else read_us
 
 
-def _read_timestamp_us(fd: int, at: int, start: int) -> int | None:
-    """From batch `at` of a sealed file; of its columns only two are read and decompressed. None where its messages from
-    `start` on were removed.
+def _read_timestamp_us(fd: int, entry: BatchEntry, start: int) -> int | None:
+    """From a proven batch; of its columns only two are decompressed. The footer of the file is not needed. None where
+    its messages from `start` on were removed.
     """
-    with os.fdopen(os.dup(fd), "rb") as file:
-        wanted = pa.ipc.IpcReadOptions(included_fields=_OFFSET_AND_TIMESTAMP)
-        batch = pa.ipc.open_file(pa.PythonFile(file), options=wanted).get_batch(at)
-        row = int(np.searchsorted(batch.column("offset").to_numpy(), start))
-        return None if row == batch.num_rows else int(batch.column("timestamp").cast(pa.int64()).to_numpy()[row])
+    wanted = pa.ipc.IpcReadOptions(included_fields=_OFFSET_AND_TIMESTAMP)
+    stream = ipc.schema_message() + read_at(fd, entry.position, entry.length)
+    batch = pa.ipc.open_stream(stream, options=wanted).read_next_batch()
+    row = int(np.searchsorted(batch.column("offset").to_numpy(), start))
+    return None if row == batch.num_rows else int(batch.column("timestamp").cast(pa.int64()).to_numpy()[row])

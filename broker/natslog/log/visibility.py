@@ -7,7 +7,7 @@ hides the same messages. The state is stored in the file `newest` from time to t
 rows behind it only.
 
 A rule that hides less than before is in force for the rows of later leader epochs (`Rule.from_epoch`); one that hides
-more is in force for all rows of the last epoch at once. Roll-ups concern rows of all epochs, so they are in force from
+more is in force for all rows at once, so that rows without a limit never precede rows with one. Roll-ups concern rows of all epochs, so they are in force from
 an epoch on in either case.
 
 A roll-up of a subject hides all older messages of it. Of each subject only the newest ones are known, so before rows
@@ -615,7 +615,8 @@ class Visibility:
 
     def droppable(self, offsets: Offsets, subjects: pa.Array[Any]) -> Offsets:
         """Those of these hidden rows whose files may be rewritten without them: no older message of their subject is
-        visible because of the limit per subject, for which they count.
+        visible because of the limit per subject, for which they count. (With a limit of 1, none is: former limits are
+        not higher.)
         """
         with self._lock:
             if self._subjects is None or self._subjects.limit == 1:

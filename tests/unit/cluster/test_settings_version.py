@@ -130,6 +130,32 @@ def test_roll_ups_are_in_force_from_another_leader_epoch_on() -> None:
         assert [rule.rolls_up for rule in rules_of(record)] == [False, True, False][: count + 1]
 
 
+def test_what_hides_more_messages_is_in_force_for_all_of_them() -> None:
+    """A former rule without a limit before one with a limit would depend on rows that replicas drop."""
+    state = state_of()
+    found = []
+    for change in (
+        {"compact": True},
+        {"compact": False},
+        {"max_messages_per_subject": 3},
+        {"max_messages_per_subject": 5},
+        {"max_messages_per_subject": None},
+        {"compact": True, "max_messages_per_subject": 4},
+        {"compact": False, "max_messages_per_subject": 2},
+    ):
+        edit(state, **change)
+        found.append([(rule.per_subject, rule.compacts) for rule in rules_of(record_of(state))])
+    assert found == [
+        [(None, True)],
+        [(None, True), (None, False)],
+        [(3, True), (3, False)],
+        [(3, True), (3, False), (5, False)],
+        [(3, True), (3, False), (5, False), (None, False)],
+        [(3, True), (4, True)],
+        [(2, True), (2, False)],
+    ]
+
+
 def test_a_rule_that_is_added_after_removals_is_counted_anew() -> None:
     """Removals of before do not count for it: only some replicas may have these messages."""
     state = state_of()

@@ -25,6 +25,8 @@ from natslog.arrow import ipc
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.cluster.epochs import NO_EPOCH
+from natslog.cluster.features import STREAM_CHANGES_LEVEL
+from natslog.cluster.stream_changes import edited
 from natslog.errors import CorruptLog, InvalidRequest
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
@@ -38,7 +40,7 @@ from natslog.log.scrub import Finding, read_back
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ACTIVE_SUFFIX, ActiveSegment, read_at
 from natslog.log.visibility import Expiry, Rule
-from natslog.model import Epoch
+from natslog.model import BrokerId, Epoch, FormerRule, StreamId, StreamRecord, StreamSettings
 from natslog.node.removing import (
     ErasureBegun,
     _derived,
@@ -53,7 +55,7 @@ from natslog.node.removing import (
 )
 from natslog.node.replicas.companion_log import read_records, rows_of
 from natslog.node.replicas.range_repair import _damaged_segments, _pass_unreadable, _piece
-from natslog.node.replicas.stream import ERASED, RULES
+from natslog.node.replicas.stream import ERASED, RULES, rules_of
 from tests.conftest import open_log
 from tests.unit.log.crash_points import Images, images_of
 
@@ -124,8 +126,8 @@ class Replica:
     """Both logs, as a broker has them open.
 
     Attributes:
-        serves: it has received positions since it was opened. `lives`: rises when it is opened or harmed. `harms`: when
-            its files are harmed or repaired.
+        serves_from: of the companion log: what must be delivered before it answers readers. `lives`: rises when it is
+            opened or harmed. `harms`: when its files are harmed or repaired.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -141,7 +143,7 @@ class Replica:
         self.companion.chain.committed = self.companion.checkpointed
         self.log.visibility.on_damage = lambda error: True
         self.delivered = 0
-        self.serves = False
+        self.serves_from = self.companion.log_end_offset
         self.lives += 1
         self.adopt(settings)
         self.deliver()
@@ -172,7 +174,11 @@ class Replica:
         self.companion.chain.committed = max(self.companion.high_watermark, of_companion)
         self.deliver()
         self.log.chain.committed = max(self.log.high_watermark, high_watermark)
-        self.serves = True
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers readers, unless it leads."""
+        return self.delivered >= min(self.serves_from, self.companion.log_end_offset)
 
     def close(self) -> None:
         self.log.close()
@@ -482,6 +488,7 @@ class Stream:
         self.views: dict[tuple[int, int], HeldView] = {}
         self.plans: list[HeldPlan] = []
         self._had_other_limits = False
+        self.begins_at = 0, 0
         self._begin_epoch()
 
     def close(self) -> None:
@@ -492,6 +499,14 @@ class Stream:
     @property
     def followers(self) -> list[Replica]:
         return [one for one in self.replicas if one is not self.leader]
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether all that the leader had when its epoch began is committed: it decides nothing, and answers no reader,
+        before that.
+        """
+        begins_at, records_begin_at = self.begins_at
+        return self.leader.log.high_watermark >= begins_at and self.leader.delivered >= records_begin_at
 
     # ---- operations ----
 
@@ -525,6 +540,8 @@ class Stream:
 
     def _limit(self) -> None:
         """The leader applies the limits of messages and bytes."""
+        if not self.is_exposed:
+            return
         leader, high_watermark = self.leader, self.leader.log.high_watermark
         leader.log.settings = _with_limits(leader.log.settings, self.settings)
         self._readable(leader, lambda: leader.log.visibility.removed_below(high_watermark))
@@ -666,37 +683,47 @@ class Stream:
         self._limit()
 
     def edit(self, rule: Rule) -> None:
-        """No limit is added where messages of a former rule without one are visible."""
-        was = self.settings.rule
-        begins = rule.compacts < was.compacts or rule.rolls_up != was.rolls_up or len(self.settings.rules) > 1
-        if was.per_subject is None and begins:
-            rule = replace(rule, per_subject=None)
-        self.begin_rule(rule)
-
-    def begin_rule(self, rule: Rule) -> None:
         """Where it hides less than before, a new epoch of the same leader begins."""
-        was = self.settings.rule
-        shows_more = was.per_subject is not None and (rule.per_subject is None or rule.per_subject > was.per_subject)
-        former = self.settings.rules[:-1]
-        if shows_more or rule.compacts < was.compacts or rule.rolls_up != was.rolls_up:
-            former, from_epoch = self.settings.rules, Epoch(self.epoch + 1)
-            self.epoch += 1
-        else:
-            from_epoch = was.from_epoch
-        rules = (*former, replace(rule, from_epoch=from_epoch))
-        self.settings = self.model.settings = replace(self.settings, rules=rules)
-        is_added = (was.per_subject is None and rule.per_subject is not None) or rule.compacts > was.compacts
-        is_counted_anew = is_added and bool(self.model.records)
-        if is_counted_anew:
-            version = self.settings.rules_version + 1
-            self.settings = self.model.settings = replace(self.settings, rules_version=version)
+        record = edited(self._record_of_stream(), self._stream_settings(rule), None, level=STREAM_CHANGES_LEVEL)
+        is_counted_anew = record.rules_version > self.settings.rules_version
+        begins = record.leader_epoch > self.epoch
+        self.epoch = record.leader_epoch
+        wanted = replace(self.settings, rules=rules_of(record), rules_version=record.rules_version)
+        self.settings = self.model.settings = wanted
         self.leader.adopt(self.settings)
-        if from_epoch == self.epoch:
+        if begins:
             self._begin_epoch()
         if is_counted_anew:
             self.count_anew()
             for number in (0, 1, 0):
                 self.copy(number)
+
+    def _record_of_stream(self) -> StreamRecord:
+        """As far as its rules are concerned."""
+        former = [
+            FormerRule(following.from_epoch, one.per_subject, one.compacts, one.rolls_up)
+            for one, following in pairwise(self.settings.rules)
+        ]
+        return StreamRecord(
+            name="s",
+            id=StreamId("s"),
+            settings=self._stream_settings(self.settings.rule),
+            created_us=0,
+            leader=BrokerId(1),
+            leader_epoch=Epoch(self.epoch),
+            replicas=(BrokerId(1),),
+            isr=(BrokerId(1),),
+            former_rules=tuple(former),
+            has_companion=bool(self.model.records),
+            settings_version=self.settings.rules_version,
+            rules_version=self.settings.rules_version,
+        )
+
+    @staticmethod
+    def _stream_settings(rule: Rule) -> StreamSettings:
+        return StreamSettings(
+            subject="s", max_messages_per_subject=rule.per_subject, compact=rule.compacts, allow_rollup=rule.rolls_up
+        )
 
     def count_anew(self) -> None:
         """As `Removing.count_anew`."""
@@ -719,6 +746,10 @@ class Stream:
         for one in self.followers:
             self._readable(one, lambda one=one: one.log.cut_to(min(end, one.log.log_end_offset)))
             one.companion.cut_to(min(end_of_records, one.companion.log_end_offset))
+        self.begins_at = end, end_of_records
+        for number in (0, 1, 0):
+            self.copy(number)
+        assert self.is_exposed
         if self.settings.ttl_s is not None and not self.settings.allow_ttl:
             self.expire()
         self._limit()
@@ -746,26 +777,6 @@ class Stream:
         largest = max(one.log.chain.limited_below for one in self.replicas)
         log.chain.limited_below = max(log.chain.limited_below, largest)
         self.model.start = max(self.model.start, largest)
-
-    @property
-    def _start_is_known_to_replicas_only(self) -> bool:
-        """It does not follow from the log and the settings."""
-        return self._had_other_limits or self.settings.max_bytes is not None
-
-    def _open(self, replica: Replica) -> None:
-        """A start that does not follow from the log is sent to it again, before it may lead."""
-        start = replica.log.chain.limited_below
-        replica.open(self.settings)
-        if self._start_is_known_to_replicas_only:
-            replica.log.chain.limited_below = start
-
-    def _take_start_of_leader(self) -> None:
-        """What only the former leader knew does not follow from the log: of bytes, and of former limits."""
-        log = self.leader.log
-        self.model.start = self.settings.purged_below
-        self.model.limit(log.high_watermark, self.leader.delivered)
-        assert log.first_readable_offset >= min(self.model.start, log.high_watermark)
-        self.model.start = max(self.model.start, log.first_readable_offset)
 
     def crash(self, number: int, torn: bytes) -> None:
         """A replica; if it leads, another one does then."""

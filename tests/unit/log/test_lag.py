@@ -131,6 +131,21 @@ def test_age_of_a_message_in_a_damaged_batch_is_told_from_the_index(log_folder: 
     log.close()
 
 
+def test_age_does_not_depend_on_the_schema_in_a_footer(log_folder: Path) -> None:
+    """The footer of a sealed segment has a copy of it for readers of Arrow files, without a checksum."""
+    log = open_log(log_folder, SMALL)
+    fill(log, 30)
+    log.roll()
+    seal_all(log)
+    before = [log.reader.lag(offset).oldest_us for offset in range(3)]
+    path = log.chain.segments[0].path
+    content = path.read_bytes()
+    at = content.rindex(b"timestamp")
+    path.write_bytes(content[:at] + b"timestimp" + content[at + 9 :])
+    assert [log.reader.lag(offset).oldest_us for offset in range(3)] == before
+    log.close()
+
+
 def test_cost_does_not_grow_with_what_is_unread(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(log_folder, SMALL)
     fill(log, 400)

@@ -212,6 +212,20 @@ SHORT = [
         ],
         id="a message is not dropped while what it hides is in no record",
     ),
+    *[
+        pytest.param(
+            COMPACTED,
+            [
+                ("append", [Message("a"), Message("a")]),
+                ("edit", Rule(Epoch(0), limit)),
+                ("append", [Message("a")] * limit),
+                ("compact", 1),
+                ("reopen", 1, False),
+            ],
+            id=f"a limit of {limit} replaces a rule without one",
+        )
+        for limit in (1, 2)
+    ],
 ]
 
 

@@ -141,6 +141,28 @@ def test_follower_that_was_away_joins_with_both_logs(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_follower_that_was_restarted_serves_when_it_was_given_all_that_it_has(tmp_path: Path) -> None:
+    """Its files may lack messages that only these records name, and a deleted message must not be served again."""
+
+    async def story(trio: Trio) -> None:
+        leader = await trio.led(1)
+        trio.publish(b"m")
+        await leader.append_companion([(REMOVED, b"answered")])
+        await trio.all_given(b"answered")
+        await trio.kill(3)
+        trio.cut |= {(3, 1)}  # type: ignore[arg-type]
+        stream = trio.restart(3)
+        await trio.until(lambda: stream.following is not None and stream.companion is not None, "it follows")
+        assert 3 in trio.record.isr
+        assert not trio.given[stream.me]
+        assert not stream.may_serve
+        trio.cut.clear()
+        await trio.until(lambda: stream.may_serve, "it serves")
+        assert [value for *_, value in trio.given[stream.me]] == [b"answered"]
+
+    run(tmp_path, story)
+
+
 def test_lost_companion_folder_is_damage_and_is_fetched_again(tmp_path: Path) -> None:
     async def story(trio: Trio) -> None:
         leader = await trio.led(1)
