@@ -167,7 +167,7 @@ class Visibility:
         self._subjects: NewestRows | None = None
         self._keys: NewestRows | None = None
         self._stored = -1
-        self._rules_version = 0  # as of `count_anew`
+        self._rules_version = self._delivered_version = 0  # as of `count_anew`; the latter since it was opened
         self._has_rules_of_stream = False  # since it was opened
 
     @property
@@ -421,7 +421,9 @@ class Visibility:
             version: of the settings.
         """
         with self._lock:
-            self.removed.count_anew()
+            if version > self._delivered_version:  # otherwise it is delivered again, with later records behind it
+                self._delivered_version = version
+                self.removed.count_anew()
             if version > self._rules_version:  # otherwise the stored state is of this version
                 self._rules_version, self._stored = version, -1
                 self.removed.forget_derived()

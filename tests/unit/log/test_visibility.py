@@ -270,6 +270,22 @@ def test_what_a_removed_message_hid_stays_hidden_after_a_restart(log_folder: Pat
     assert sum(segment.index.rows[0] for segment in replica.log.chain.segments if len(segment.index)) < 2
 
 
+def test_a_record_of_added_rules_that_is_delivered_again_changes_nothing(log_folder: Path) -> None:
+    """Records are, after a repair of the companion log. Messages that were removed behind it count for the rules."""
+    log = open_log(log_folder, OPTIONS)
+    log.visibility.set_rules([Rule(Epoch(0), 2)], 0, version=1)
+    log.visibility.count_anew(1, 0)
+    log.append(rows_of([("a", None, None)] * 4, 0), 1_000_000)
+    for _ in range(2):
+        log.visibility.count_anew(1, 0)
+        log.visibility.removed.record(offset_set(np.array([2])))
+    log.chain.committed = log.log_end_offset
+    assert visible(log) == [3]
+    log.visibility.count_anew(2, 0)
+    assert visible(log) == [1, 3], "of another edit it does"
+    log.close()
+
+
 def test_a_message_of_a_batch_with_older_gaps_is_hidden(log_folder: Path) -> None:
     """As after an import: the offsets that its batches lack are in no record."""
     replica = Replica(log_folder)
