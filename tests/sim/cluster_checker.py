@@ -28,6 +28,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamId, StreamRecord, companion_id
 from tests.sim.cluster_clocks import SKEW_US, right_us
 from tests.sim.cluster_process import Entry, Life
+from tests.sim.cluster_removals import Record, RemovalsChecker, without_rules
 from tests.sim.raft_checker import Violation, require
 
 if TYPE_CHECKING:
@@ -243,6 +244,8 @@ class CompanionChecker:
         self.acked: dict[int, int] = {}
         self.most_acked = NOBODY
         self._given: dict[tuple[SimCompanion, int], int] = {}
+        self.contents: dict[tuple[int, int], Record] = {}  # by epoch and offset
+        self.removals = RemovalsChecker(stream.committed, self.committed, self.contents)
 
     def advanced(self, companion: SimCompanion, start: int, end: int) -> None:
         """HW of a replica has risen."""
@@ -297,6 +300,8 @@ class CompanionChecker:
         if leader is not None and leader.epoch == self.stream.record.leader_epoch:
             given = replica.companion.delivered
             require(given > self.most_acked, f"leader {replica.me} serves with {given} of {self.most_acked} records")
+        if replica.removals is not None and (end := replica.readable_end()) is not None:
+            self.removals.reads(replica.removals, end)
 
     def acks(self, offset: int, number: int) -> None:
         is_committed = offset < len(self.committed) and self.committed[offset][1] == number
@@ -312,6 +317,7 @@ class CompanionChecker:
                 require(is_there, f"record {change}, acked at {offset}, is not on broker {number}")
             given = self.cluster.brokers[number].replicas[self.stream.id].companion.delivered
             require(given > self.most_acked, f"after healing broker {number} was given {given} records")
+            self.reads(self.cluster.brokers[number].replicas[self.stream.id])
 
 
 class Checker:
@@ -361,5 +367,5 @@ class Checker:
 
 
 def _agreed(record: StreamRecord) -> StreamRecord:
-    """What a version stands for; pausing does not change it."""
-    return msgspec.structs.replace(record, paused=False, settings_version=0)
+    """What a version stands for; pausing does not change it, nor do rules for removal."""
+    return msgspec.structs.replace(without_rules(record), paused=False, settings_version=0)

@@ -129,6 +129,9 @@ class SimCompanion:
 
     def deliver(self, end: int) -> None:
         self.checker.delivers(self, self.delivered, end)
+        if (removals := self.replica.removals) is not None:
+            contents, records = self.checker.contents, self.log.records
+            removals.deliver(self.delivered, [contents[records[at][0], at] for at in range(self.delivered, end)])
         self.delivered = end
 
     # ---- leading ----
@@ -155,6 +158,8 @@ class SimCompanion:
         base = len(log.records)
         log.records += [(leader.epoch, number) for number in self.gathered]
         added = [(base + at, number) for at, number in enumerate(self.gathered)]
+        for at, number in added:
+            self.checker.contents[leader.epoch, at] = self.replica.record_for(number)
         self.gathered, self.is_writing = [], True
 
         def done() -> None:

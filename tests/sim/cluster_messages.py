@@ -29,3 +29,4 @@ class Answer:
     offset: int
     high_watermark: int
     number: int
+    gaps: frozenset[int] = frozenset()

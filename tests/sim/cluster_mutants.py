@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster import controller, metadata, replica, roles
+from natslog.cluster import controller, metadata, replica, roles, stream_changes
 from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
@@ -21,6 +21,7 @@ from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderRepli
 from natslog.cluster.stream_time import ClockSample, StreamClock
 from natslog.cluster.tracks import Track
 from natslog.errors import NatslogError
+from natslog.log.removed import RemovedOffsets
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from tests.sim import cluster_clocks, cluster_process
 from tests.sim.cluster_broker import Broker, Roles
@@ -351,6 +352,14 @@ def leads_by_messages(positions: Any, candidates: Any, companions: Any = None) -
     return _quorum_position(positions, candidates)
 
 
+# ---- removed messages ----
+
+
+def former_rules_as_they_are(former: Any, settings: StreamSettings) -> Any:
+    """A limit, or compaction, that is added applies to the messages of the last rule only."""
+    return tuple(former)
+
+
 _open_companion = SimCompanion.open
 _quorum_position = controller.quorum_position
 
@@ -381,6 +390,13 @@ IN_TIME: dict[str, Patch] = {
     "companion: a leader serves before its records are delivered": serves_before_delivery,
     "companion: one that is missing opens as an empty log": replaced(SimCompanion, "open", opens_missing_companion),
     "companion: damage is ignored": replaced(Replica, "_is_damage", lambda self, error: False),
+    "removal: added rules spare what former ones had shown": replaced(
+        stream_changes, "_tightened", former_rules_as_they_are
+    ),
+    "removal: messages removed before a rule was added count": replaced(
+        RemovedOffsets, "count_anew", lambda self: None
+    ),
+    "removal: a restarted follower serves before its records are delivered": replaced(Replica, "_has_delivered", True),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }

@@ -46,7 +46,8 @@ Entry = tuple[int, int]
 class Log:
     """One replica's log on its disk: `synced` records survive a crash, `checkpoint` is the HW found after one.
 
-    `exists`: the folder is there. `is_damaged`: a hole was found where the records end now.
+    `exists`: the folder is there. `is_damaged`: a hole was found where the records end now. `dropped`: the offsets of
+    removed messages whose rows the files lack.
     """
 
     records: list[Entry] = field(default_factory=list)
@@ -54,6 +55,7 @@ class Log:
     checkpoint: int = 0
     exists: bool = False
     is_damaged: bool = False
+    dropped: set[int] = field(default_factory=set)
 
     def epochs(self) -> EpochHistory:
         history = EpochHistory()
@@ -64,6 +66,7 @@ class Log:
     def keep(self, end: int) -> None:
         """Nothing from `end` on is left."""
         del self.records[end:]
+        self.dropped = {offset for offset in self.dropped if offset < end}
         self.synced = min(self.synced, end)
         self.checkpoint = min(self.checkpoint, end)
 
@@ -91,7 +94,9 @@ class Disk:
 
     def copied(self, copy_number: int) -> Disk:
         """As it is now; what changes later is another disk's."""
-        logs = {key: replace(log, records=list(log.records)) for key, log in self.logs.items()}
+        logs = {
+            key: replace(log, records=list(log.records), dropped=set(log.dropped)) for key, log in self.logs.items()
+        }
         lists = {"entries": list(self.entries), "lives": list(self.lives)}
         return replace(self, logs=logs, copy_number=copy_number, **lists)
 

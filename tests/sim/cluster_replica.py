@@ -41,6 +41,7 @@ from tests.sim.cluster_clocks import elapsed_us, remembered_from
 from tests.sim.cluster_companion import SimCompanion
 from tests.sim.cluster_messages import LONG_AGO_MS, Answer, Fetch
 from tests.sim.cluster_process import Entry
+from tests.sim.cluster_removals import REWRITE_SHARE, Record, SimRemovals
 from tests.sim.raft_checker import require
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class SimReplica:
         self.after_writing: Callable[[], None] | None = None
         self.fetch_number = len(life.disk.lives) * 1_000_000  # no answer to a former life is taken for one
         self.fetching_since_ms = LONG_AGO_MS
+        self.removals: SimRemovals | None = None
         self.companion = SimCompanion(self)
 
     # ---- what others ask ----
@@ -121,6 +123,10 @@ class SimReplica:
         """Up to where this replica serves readers; None where it serves none."""
         return self.high_watermark if self.machine.may_serve else None
 
+    def record_for(self, number: int) -> Record:
+        """What a request of this number makes the leader record."""
+        return self.removals.record_for(number) if self.removals is not None and self.machine.is_leading else Record()
+
     # ---- inputs ----
 
     def changed(self, record: StreamRecord | None) -> None:
@@ -130,6 +136,8 @@ class SimReplica:
                 f"{record.isr} eligible {record.eligible} unproven {record.unproven} replicas {record.replicas}"
             )
         self.machine.changed(record)
+        if self.removals is not None:
+            self.removals.adopt()
         self.act()
 
     def tick(self) -> None:
@@ -140,6 +148,8 @@ class SimReplica:
             self.machine.tick(self.world.now_ms, self.life.contact_ms)
             self.act()
         self.report()
+        if self.removals is not None and self.world.random.random() < REWRITE_SHARE:
+            self.removals.rewrite()
 
     def report(self) -> None:
         """What a replica tells the metadata leader while it has no leader, or is not answered by it."""
@@ -240,6 +250,7 @@ class SimReplica:
             return
         self.log.exists = True
         self.open_log = OpenLog(self)
+        self.removals = SimRemovals(self) if self.cluster.removes else None
         self.machine.opened(self.open_log)
         self.high_watermark = self.machine.high_watermark
         if self.log.is_damaged:
@@ -379,7 +390,8 @@ class SimReplica:
         if isinstance(verdict, Matching):
             in_run = offset < log.synced and log.records[offset] in self.checker.runs
             records = log.records[offset : min(log.synced, offset + (MOST_OF_RUN if in_run else MOST_RECORDS))]
-        answer = Answer(self.id, leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number)
+        gaps = frozenset(log.dropped.intersection(range(offset, offset + len(records)))) if log.dropped else frozenset()
+        answer = Answer(self.id, leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number, gaps)
         self.cluster.send(self.me, fetch.sender, "answered", answer)
 
     # ---- following ----
@@ -443,6 +455,7 @@ class SimReplica:
         for at, (epoch, _) in enumerate(answer.records):
             self.open_log.epochs.begin(Epoch(epoch), answer.offset + at)
         log.records += answer.records
+        log.dropped |= answer.gaps
         self.written_ms = self.world.now_ms
         self.is_writing = True
 

@@ -12,8 +12,9 @@ from typing import Any
 from natslog.cluster.commands import MoveReplicas
 from natslog.cluster.controller import Controller
 from tests.sim.cluster_process import NAME
+from tests.sim.cluster_removals import edited_rules
 from tests.sim.cluster_stage import METADATA, Stage, Walker
-from tests.sim.cluster_world import Result, edited_min_isr, resized, result_of
+from tests.sim.cluster_world import REMOVING_SHARE, Result, edited_min_isr, resized, result_of
 from tests.sim.world import World
 
 STEPS = 1000
@@ -47,6 +48,7 @@ class Walk(Stage):
         self.least_min_isr = chance.choice((1, 2, 2, 2))
         super().__init__(world, brokers=chance.choice((3, 3, 4)), replicas=3, min_isr=self.least_min_isr)
         self.changed = 0
+        self.removes = chance.random() < REMOVING_SHARE
         self.promptness = chance.choice((0.2, 0.7, 0.9))
         self.most_in_flight = chance.choice(MOST_IN_FLIGHT)
         if self.state.streams[NAME].settings.min_isr > 1 and chance.random() < 0.6:
@@ -155,7 +157,11 @@ class Walk(Stage):
         walker.command(resized(NAME, self.numbers, self.least_min_isr, self.world.random))
 
     def edit(self, walker: Walker) -> None:
-        walker.command(edited_min_isr(NAME, self.world.random.randint(self.least_min_isr, 3)))
+        chance = self.world.random
+        if self.removes and chance.random() < 0.7:
+            walker.command(edited_rules(chance, NAME))
+        else:
+            walker.command(edited_min_isr(NAME, chance.randint(self.least_min_isr, 3)))
 
     def crash(self, walker: Walker) -> None:
         self.end_life(walker, is_clean=self.world.random.random() < 0.3)

@@ -38,6 +38,7 @@ from tests.sim.cluster_checker import PUBLISHERS, Checker, StreamChecker, publis
 from tests.sim.cluster_clocks import SKEW_US
 from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_process import IDS, NAMES, Disk, Log, encode, listed_lives
+from tests.sim.cluster_removals import edited_rules
 from tests.sim.cluster_replica import SimReplica
 from tests.sim.raft_checker import Violation, require
 from tests.sim.world import World
@@ -52,6 +53,7 @@ OPERATE_EVERY_MS = 400.0
 FAULTS_UNTIL_MS = 16_000.0
 RESUME_WITHIN_MS = 10_000.0
 RESIZED_SHARE = 0.3
+REMOVING_SHARE = 0.35
 HANDOVER_MS = 2_000.0
 END_MS = FAULTS_UNTIL_MS + 12_000.0
 CLIENT = 0
@@ -94,6 +96,7 @@ class Cluster:
         self.unreliable_clocks = chance.sample(self.numbers, (len(self.numbers) - 1) // 2)
         self.proposals = self.published = self.changed = 0
         self.changes_from_ms = chance.choice((1200.0, 3000.0, 8000.0, 2 * END_MS))  # in some seeds there are none
+        self.removes = self.changes_from_ms < END_MS and chance.random() < REMOVING_SHARE
         self.resumed_ms: dict[StreamId, float] = {}
         self.heard_acks: set[int] = set()
         self.arrivals: dict[tuple[int, int], float] = {}
@@ -236,6 +239,8 @@ class Cluster:
             return resized(name, self.numbers, self.least_min_isr, chance)
         if self.resizes and kind < 0.75:
             return edited_min_isr(name, chance.randint(self.least_min_isr, 3))
+        if self.removes and kind < 0.9:
+            return edited_rules(chance, name)
         return PauseStream(name=name, paused=chance.random() < 0.5)
 
     # ---- lives ----
