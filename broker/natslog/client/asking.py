@@ -210,7 +210,7 @@ class Asker:
         while attempt <= self.options.retries + has_new_token or time.monotonic() < patient_until:
             if attempt:
                 time.sleep(max(asked_to_wait_s, self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT)))
-            attempt, asked_to_wait_s = attempt + 1, 0.0
+            attempt, asked_to_wait_s, answered = attempt + 1, 0.0, ""
             for server in servers:
                 asked_at = time.monotonic()
                 try:
@@ -234,12 +234,13 @@ class Asker:
                     continue  # the file was replaced: the next request uses the new token
                 if not error.retriable:
                     raise error
-                problem = f"{without_secrets(server)}: {error.message}"
+                answered = f"{without_secrets(server)}: {error.message}"
                 asked_to_wait_s = max(asked_to_wait_s, _wait_of(error))
                 if response.status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S, parts_until)
                 elif isinstance(error, PartsUnavailable):
                     patient_until = max(patient_until, parts_until)
+            problem = answered or problem  # a broker that responds knows more than one that cannot be reached
         raise BrokerUnavailable(
             f"no broker answered {method} {path}; last error: {problem}. Check that `natslog dev` or `natslog "
             "server` is running there",

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from natslog.client import ClientOptions, NatslogClient, asking
+from natslog.errors import BrokerUnavailable, PartsUnavailable
+from natslog.nats_server import free_port
+from tests.unit.client.answering import Answers, serving
 
 _TIMEOUT_S = 0.3
 
@@ -94,3 +97,16 @@ def test_silence_is_forgotten_after_ten_times_its_cost_and_with_the_first_answer
     ask(answering)
     ask(url_of(hanging), answering)
     assert connections_to(hanging) == 0, "the one that has answered since comes first"
+
+
+@pytest.mark.parametrize("dead_first", [True, False])
+def test_error_says_what_a_broker_answered_rather_than_which_one_could_not_be_reached(dead_first: bool) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    refusal = PartsUnavailable("part 0 is staged at broker 2, which does not respond")
+    with serving() as start:
+        servers = [nobody, start(Answers(orders=(503, refusal.to_json(), {})))]
+        client = NatslogClient(
+            servers if dead_first else servers[::-1], ClientOptions(retries=1, retry_interval_s=0.01)
+        )
+        with pytest.raises(BrokerUnavailable, match="staged at broker 2"):
+            client.stream("orders")
