@@ -7,8 +7,8 @@ hides the same messages. The state is stored in the file `newest` from time to t
 rows behind it only.
 
 A rule that hides less than before is in force for the rows of later leader epochs (`Rule.from_epoch`); one that hides
-more is in force for all rows at once, so that rows without a limit never precede rows with one. Roll-ups concern rows of all epochs, so they are in force from
-an epoch on in either case.
+more is in force for all rows at once, so that rows without a limit never precede rows with one. Roll-ups concern rows
+of all epochs, so they are in force from an epoch on in either case.
 
 A roll-up of a subject hides all older messages of it. Of each subject only the newest ones are known, so before rows
 with such a roll-up are applied the log is read backwards for others, in parts, unless it is known that all messages
