@@ -71,7 +71,7 @@ def _written(frame: DataFrame, **options: str) -> None:
     frame.write.format("natslog").mode("append").options(**options).save()
 
 
-@pytest.mark.parametrize("path", ["nats", "envelope", "http"])
+@pytest.mark.parametrize("path", ["nats", *(pytest.param(one, marks=pytest.mark.long) for one in ("envelope", "http"))])
 def test_null_values_are_written_as_tombstones(path: str, spark: SparkSession, tmp_path: Path) -> None:
     with running(tmp_path) as (nats, broker):
         broker.client().create_stream("s", "a.b", compact=True)

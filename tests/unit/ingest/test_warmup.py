@@ -50,7 +50,8 @@ def test_process_that_warms_up_does_not_load_the_compiler(cache: Path) -> None:
     assert list(path.parent.iterdir()) == [path], "nothing else is left there"
 
 
-@pytest.mark.parametrize("mode", [0o620, pytest.param(0o666, marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", [0o620, 0o666])
+@pytest.mark.long
 def test_library_that_others_can_change_is_not_loaded(cache: Path, mode: int) -> None:
     path, _, _ = warmed_up(cache)
     assert path is not None
