@@ -192,7 +192,7 @@ class Honest:
         self._nats = nats
         self._client = NatslogClient(broker.url, ClientOptions(retries=3, patience_s=10, token=token))
 
-    def rates(self, seconds: float = 5) -> tuple[float, float]:
+    def rates(self, seconds: float = 2) -> tuple[float, float]:
         acked, read = 0, 0
 
         def publish() -> None:
@@ -332,11 +332,11 @@ def test_hostile_connections_of_a_kind_leave_the_honest_their_pace(tmp_path: Pat
         for who, action in (("low", "read"), ("low", "publish"), ("honest", "read")):
             admin.add_rule(who, action, "orders")
         honest = Honest(nats, broker, admin.create_token("honest")["token"])
-        honest.rates(2)
+        honest.rates(1)
         for _ in range(5):
             before = honest.rates()
             with hostile(kind, broker), hostile(kind, broker, 200, str(token_file)):
-                time.sleep(2)
+                time.sleep(1)
                 during = honest.rates()
             shares.append(min(during[0] / before[0], during[1] / before[1]))
             if shares[-1] >= 0.8:
