@@ -125,7 +125,8 @@ class BrokerProcess:
         started = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(timeout_s)
-        assert code == 0, f"exit code {code}: {self.output()[-2000:]}"
+        said = self.output()[-3000:]
+        assert code == 0, f"exit code {code}: {said.strip().splitlines()[-1:]}\n{said}"
         self._process = None
         return time.monotonic() - started
 
