@@ -227,3 +227,36 @@ def test_all_subjects_are_recorded_after_restarts_of_the_broker_and_of_nats(tmp_
         publish(b"2")
         assert client.stream("orders")["subjects"] == ["refunds.*", "orders.>"]
         assert all_values(client, "orders") == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+def test_group_is_edited_while_messages_arrive(
+    client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str
+) -> None:
+    """Streams of a group share their subject: each message is stored in one of them."""
+    streams = [f"{name}-1", f"{name}-2"]
+    for stream in streams:
+        client.create_stream(stream, name)
+
+    def stored(count: int) -> list[int]:
+        """How many of the next messages each of the streams has; each message is acked once at least."""
+        before = [client.position(stream)["high_watermark"] for stream in streams]
+        publish_acked(nats_url, name, [b"%d" % at for at in range(count)])
+        eventually(lambda: sum(ends()) - sum(before) >= count)
+        return [end - start for start, end in zip(before, ends(), strict=True)]
+
+    def ends() -> list[int]:
+        return [client.position(stream)["high_watermark"] for stream in streams]
+
+    publish_acked(nats_url, name, [b"both"])
+    eventually(lambda: ends() == [1, 1])
+    for stream in streams:
+        natslog("stream", "edit", stream, "--group", f"g-{name}", url=broker.url)
+        assert client.stream(stream)["group"] == f"g-{name}"
+    eventually(lambda: sum(stored(60)) == 60)
+    first, second = stored(300)
+    assert first + second == 300
+    assert min(first, second) > 50
+    for stream in streams:
+        natslog("stream", "edit", stream, "--group", "none", url=broker.url)
+        assert client.stream(stream)["group"] is None
+    eventually(lambda: stored(10) == [10, 10])

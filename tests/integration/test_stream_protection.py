@@ -158,7 +158,6 @@ def test_an_edit_of_a_former_stream_changes_nothing(client: NatslogClient, name:
         ({"max_message_bytes": "2MiB", "max_bytes": "1MiB"}, "could not keep such a message"),
         ({"dedupe_window": "2h", "max_age": "1h"}, "is more than max_age"),
         ({"min_isr": 2}, "more than the number of replicas"),
-        ({"group": "g"}, "cannot be edited: the group decided"),
     ],
 )
 def test_edits_that_cannot_be_are_refused(

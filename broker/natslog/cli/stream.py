@@ -268,6 +268,10 @@ def edit(
         list[str] | None,
         typer.Option("--subject", help="Record this subject from now on. May be repeated: name all that are recorded."),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="Share the subject with the group's other streams; none: with no stream."),
+    ] = None,
     replicas: Replicas = None,
     min_isr: MinIsr = None,
     max_age: MaxAge = None,
@@ -295,6 +299,7 @@ def edit(
     """Change settings; other settings remain unchanged. New replicas are copied in the background before they count."""
     settings = _settings(
         **(subject_setting(subject) if subject else {}),
+        group=group,
         replicas=replicas,
         min_isr=min_isr,
         max_age=max_age,

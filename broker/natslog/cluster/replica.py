@@ -309,7 +309,7 @@ class Replica:
         if self._lacks_companion or self._is_companion_unreported:
             return False
         if isinstance(state, Leading):
-            return state.is_ready and state.subscribed_to == self._wanted_subjects(state) and state.role.is_quiet
+            return state.is_ready and self._step_to_subjects(state) is None and state.role.is_quiet
         return True
 
     def is_followed_by_any(self, brokers: frozenset[BrokerId]) -> bool:
@@ -539,8 +539,8 @@ class Replica:
         match step:
             case BeginEpoch():
                 self._begin_to_lead(step.epoch)
-            case Subscribe(subjects=subjects) if isinstance(self.state, Leading):
-                self.state.subscribed_to, self.state.is_ready = subjects, True
+            case Subscribe(subjects=subjects, group=group) if isinstance(self.state, Leading):
+                self.state.subscribed_to, self.state.group, self.state.is_ready = subjects, group, True
             case Unsubscribe() if isinstance(self.state, Leading):
                 self.state.subscribed_to = ()
             case Drain() if self._transfer is not None:
@@ -682,14 +682,21 @@ class Replica:
     def _step_of_leader(self, state: Leading) -> Step | None:
         if (opening := self._step_to_companion(state.role.epoch)) is not None:
             return opening
-        subjects = self._wanted_subjects(state)
-        if subjects != state.subscribed_to:
-            return Subscribe(subjects) if subjects else Unsubscribe()
+        if (subscribing := self._step_to_subjects(state)) is not None:
+            return subscribing
         if not state.is_ready:
             state.is_ready = True  # without a session; it subscribes when it has one
         if self._transfer is not None and not self._transfer.is_drained:
             return Drain()
         return None
+
+    def _step_to_subjects(self, state: Leading) -> Subscribe | Unsubscribe | None:
+        """To those that a leader subscribes to, in its group: a subscription of another group ends first."""
+        subjects, group = self._wanted_subjects(state), state.role.record.settings.group
+        is_of_other_group = bool(state.subscribed_to) and group != state.group
+        if subjects == state.subscribed_to and not is_of_other_group:
+            return None
+        return Subscribe(subjects, group) if subjects and not is_of_other_group else Unsubscribe()
 
     def _wanted_subjects(self, state: Leading) -> tuple[str, ...]:
         """What a leader subscribes to."""

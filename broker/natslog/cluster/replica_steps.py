@@ -83,12 +83,13 @@ class Following:
 @dataclass(slots=True)
 class Leading:
     """`is_ready`: the subscription was requested once. `subscribed_to`: the subjects; none without a subscription.
-    `is_writing`: the ingest of this role has not been stopped.
+    `group`: of the subscription. `is_writing`: the ingest of this role has not been stopped.
     """
 
     role: LeaderReplica
     is_ready: bool = False
     subscribed_to: tuple[str, ...] = ()
+    group: str | None = None
     is_writing: bool = True
 
 
@@ -145,9 +146,12 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Subscribe to these subjects and no others; if NATS is unreachable, as soon as it is connected again."""
+    """Subscribe to these subjects and no others; if NATS is unreachable, as soon as it is connected again. A
+    subscription that there is already is of the same group.
+    """
 
     subjects: tuple[str, ...]
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,16 +70,17 @@ def no_longer_held(record: StreamRecord, brokers: Iterable[BrokerId]) -> StreamR
 
 
 def fixed_settings(level: int) -> tuple[str, ...]:
-    """Settings that an edit cannot change: a group decided who got which message; the number of replicas changes with
-    their places (`resized`). At level 1 `min_isr` is fixed, too.
+    """Settings that such an edit cannot change: the number of replicas changes with their places (`resized`). At level
+    1, `group` and `min_isr` are fixed, too.
     """
-    return ("group", "replicas") if level >= STREAM_CHANGES_LEVEL else ("group", "replicas", "min_isr")
+    return ("replicas",) if level >= STREAM_CHANGES_LEVEL else ("group", "replicas", "min_isr")
 
 
 def cannot_be_edited(setting: str) -> InvalidRequest:
-    reasons = {"group": ": the group decided which of its streams stores a message"}
     return InvalidRequest(
-        f"the {setting} of a stream cannot be edited{reasons.get(setting, '')}: create another stream", setting=setting
+        f"the {setting} of a stream cannot be edited before all brokers are of this version, and the upgrade is "
+        "finalized (natslog cluster finalize-upgrade)",
+        setting=setting,
     )
 
 

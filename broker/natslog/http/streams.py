@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from natslog.cluster.features import BATCH_FORMAT_LEVEL, ENVELOPES_LEVEL
-from natslog.cluster.stream_changes import cannot_be_edited, importing, require_version
+from natslog.cluster.stream_changes import importing, require_version
 from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamConflict, StreamNotFound
 from natslog.http import shapes
 from natslog.http.access import access, limits_of, require_still, rights_of, with_counts
@@ -213,8 +213,6 @@ async def edit_stream(request: web.Request) -> web.Response:
         raise InvalidRequest("paused must be true or false")
     if paused is not None and body and if_version is not None:
         raise InvalidRequest("with if_version, paused is changed by a request of its own", parameter="if_version")
-    if "group" in body and body["group"] != record.settings.group:
-        raise cannot_be_edited("group")
     if {"subject", "subjects"} & set(body):
         for subject in parse_settings(body, record.settings).subjects:
             rights_of(request).require_subject("manage", name, subject)

@@ -765,8 +765,8 @@ class HostedStream:
                 await self._in_thread(log.close)
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
-            case Subscribe(subjects=subjects):
-                await self._subscribe(subjects)
+            case Subscribe(subjects=subjects, group=group):
+                await self._subscribe(subjects, group)
             case Unsubscribe():
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
@@ -853,14 +853,14 @@ class HostedStream:
         if self._companion is not None:
             self._companion.begin_writing()
 
-    async def _subscribe(self, subjects: tuple[str, ...]) -> None:
+    async def _subscribe(self, subjects: tuple[str, ...], group: str | None) -> None:
         """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
-        nats, ingest, group = self._nats, self._ingest, self.record.settings.group or ""
+        nats, ingest = self._nats, self._ingest
         assert ingest is not None, "a leader has an ingest"
         if self._subscription is not None:
             await nats.move(self._subscription, subjects)
             return
-        self._subscription = await nats.attach(subjects, ingest.receive, queue=group)
+        self._subscription = await nats.attach(subjects, ingest.receive, queue=group or "")
         if nats.is_up:
             try:
                 await nats.flush(_SUBSCRIBE_WITHIN_S)
