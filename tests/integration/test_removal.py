@@ -286,3 +286,18 @@ def test_a_view_ends_when_messages_are_erased(client: NatslogClient, filled: str
     client.erase(filled, subject=f"{filled}.even.x")
     with pytest.raises(ViewExpired, match="erased"):
         viewed(client, filled, as_of)
+
+
+def test_a_limit_takes_effect_that_is_added_when_nothing_is_removed_any_more(tmp_path: Path) -> None:
+    """Messages were removed, and all files with them are gone."""
+    with running(tmp_path, retention_interval="100ms") as (nats, broker):
+        client = broker.client()
+        client.create_stream("s", "s.*")
+        publish_acked(nats.url, "s.a", [b"1", b"2", b"3"])
+        client.delete_message("s", 1)
+        client.roll("s")
+        client.purge("s")
+        eventually(lambda: client.stream("s")["log_start_offset"] == 3)
+        publish_acked(nats.url, "s.a", [b"4", b"5", b"6"])
+        client.edit_stream("s", max_messages_per_subject=1)
+        eventually(lambda: client.stream("s")["messages"] == 1)

@@ -204,7 +204,7 @@ class Asker:
         named = dict(headers)
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
-        problem, attempt, started, asked_to_wait_s = "", 0, time.monotonic(), 0.0
+        problem, answered, attempt, started, asked_to_wait_s = "", "", 0, time.monotonic(), 0.0
         sent, has_new_token = self._token(), False
         patient_until, parts_until = started + self.options.patience_s, started + parts_within_s
         while attempt <= self.options.retries + has_new_token or time.monotonic() < patient_until:
@@ -241,11 +241,9 @@ class Asker:
                 elif isinstance(error, PartsUnavailable):
                     patient_until = max(patient_until, parts_until)
             problem = answered or problem  # a broker that responds knows more than one that cannot be reached
-        raise BrokerUnavailable(
-            f"no broker answered {method} {path}; last error: {problem}. Check that `natslog dev` or `natslog "
-            "server` is running there",
-            servers=list(map(without_secrets, servers)),
-        )
+        what = f"no broker answered {method} {path}; last error: {problem}"
+        advice = "" if answered else ". Check that `natslog dev` or `natslog server` is running there"
+        raise BrokerUnavailable(what + advice, servers=list(map(without_secrets, servers)))
 
     def _advice(self, server: str, failure: BaseException) -> str:
         """What may be wrong with TLS, if anything looks like it."""

@@ -206,6 +206,8 @@ def _with_former_rules(record: StreamRecord, settings: StreamSettings) -> Stream
     """
     was, limit = record.settings, settings.max_messages_per_subject
     former = record.former_rules
+    if record.import_state:  # roll-ups of imported messages have no effect
+        was, settings = (msgspec.structs.replace(one, allow_rollup=False) for one in (was, settings))
     shows_more = was.max_messages_per_subject is not None and (limit is None or limit > was.max_messages_per_subject)
     if shows_more or settings.compact < was.compact or settings.allow_rollup != was.allow_rollup:
         epoch = Epoch(record.leader_epoch + 1)
@@ -304,7 +306,7 @@ def _with_rollups_from_now(record: StreamRecord) -> StreamRecord:
         return record
     before = msgspec.structs.replace(record.settings, allow_rollup=False)
     after = record.settings
-    began = _with_former_rules(msgspec.structs.replace(record, settings=before), after)
+    began = _with_former_rules(msgspec.structs.replace(record, settings=before, import_state=""), after)
     return msgspec.structs.replace(began, settings=after)
 
 

@@ -16,6 +16,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,7 @@ from natslog.log.extent import extent
 from natslog.log.recovery import Damage
 from natslog.log.removed import RemovedOffsets
 from natslog.log.sealed import SealedSegment
-from natslog.log.segment import read_at
+from natslog.log.segment import damage, read_at
 
 logger = logging.getLogger("natslog.log")
 
@@ -145,19 +146,21 @@ def _timestamp_us(place: _Place, fd: int, start: int) -> int:
         return newest
     try:
         place.segment.prove(fd, place.index, place.at, place.at + 1)
-        read_us = _read_timestamp_us(fd, place.index[place.at], start)
-    except (CorruptLog, OSError, pa.ArrowInvalid) as error:
+        read_us = _read_timestamp_us(place.segment.path, fd, place.index[place.at], start)
+    except (CorruptLog, OSError, pa.ArrowException) as error:
         logger.warning("the age of offset %d is that of the newest message of its batch: %s", start, error)
         return newest
     return newest if read_us is None else read_us
 
 
-def _read_timestamp_us(fd: int, entry: BatchEntry, start: int) -> int | None:
-    """From a proven batch; of its columns only two are decompressed. The footer of the file is not needed. None where
-    its messages from `start` on were removed.
+def _read_timestamp_us(path: Path, fd: int, entry: BatchEntry, start: int) -> int | None:
+    """From a batch that was proven once; of its columns only two are decompressed. The footer of the file is not
+    needed. None where its messages from `start` on were removed. Raises CorruptLog.
     """
+    message = read_at(fd, entry.position, entry.length)
+    if len(message) < entry.length:
+        raise damage(path, entry, "is cut short")
     wanted = pa.ipc.IpcReadOptions(included_fields=_OFFSET_AND_TIMESTAMP)
-    stream = ipc.schema_message() + read_at(fd, entry.position, entry.length)
-    batch = pa.ipc.open_stream(stream, options=wanted).read_next_batch()
+    batch = pa.ipc.open_stream(ipc.schema_message() + message, options=wanted).read_next_batch()
     row = int(np.searchsorted(batch.column("offset").to_numpy(), start))
     return None if row == batch.num_rows else int(batch.column("timestamp").cast(pa.int64()).to_numpy()[row])

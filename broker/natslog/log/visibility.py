@@ -331,12 +331,15 @@ class Visibility:
         """From now on. Where they hide more than before, messages that are stored already are hidden too.
 
         Args:
-            version: of the settings that added a rule after messages were removed. The rules before them stay in force
-                until `count_anew` was called for it, except when there are none because the log was just opened.
+            version: of the settings that added a rule after messages were removed. Until `count_anew` was called for
+                it, messages are hidden only where the rules before them do so, too, except when there are none because
+                the log was just opened.
         """
         given = tuple(rules) or (NO_RULE,)
         waits, self._has_rules_of_stream = version > self._rules_version and self._has_rules_of_stream, True
-        if given == self.rules or waits:
+        if waits:
+            given = (*self.rules, *(_weaker(self.rule, one) for one in given if one.from_epoch > self.rule.from_epoch))
+        if given == self.rules:
             return
         with self._lock:
             was, self.rules = self.rules, given
@@ -691,6 +694,13 @@ class Visibility:
             "indexes_subjects": self._indexes_subjects,
             "derived": to_bytes(self.removed.derived(log_start_offset, self.applied)),
         }
+
+
+def _weaker(one: Rule, other: Rule) -> Rule:
+    """From the epoch of the other one on: it hides what both hide."""
+    limits = [one.per_subject, other.per_subject]
+    limit = None if None in limits else max(each for each in limits if each is not None)
+    return Rule(other.from_epoch, limit, one.compacts and other.compacts, one.rolls_up and other.rolls_up)
 
 
 def _stored_table(table: NewestRows | None) -> dict[str, Any] | None:

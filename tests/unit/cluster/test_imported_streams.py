@@ -136,3 +136,17 @@ def test_position_of_an_origin_is_valid_up_to_the_fork(stream_id: str, offset: i
     with pytest.raises(NatslogError, match=error):
         state.apply(command)
     assert not state.cursors
+
+
+def test_an_edit_before_the_stream_is_resumed_lets_no_roll_up_of_imported_messages_take_effect() -> None:
+    settings = StreamSettings(subject="s", max_messages_per_subject=5, allow_rollup=True)
+    for names, now in (
+        (("max_messages_per_subject",), StreamSettings(subject="s")),
+        (("allow_rollup",), StreamSettings(subject="s")),
+    ):
+        state = state_of(FINISH)
+        state.streams["s"] = msgspec.structs.replace(stream(state), settings=settings)
+        state.apply(EditStream(name="s", settings=now, changed=names))
+        assert not any(rule.rolls_up for rule in rules_of(stream(state)))
+        state.apply(RESUME)
+        assert [rule.rolls_up for rule in rules_of(stream(state))][:-1] == [False] * (len(rules_of(stream(state))) - 1)

@@ -131,6 +131,19 @@ def test_age_of_a_message_in_a_damaged_batch_is_told_from_the_index(log_folder: 
     log.close()
 
 
+def test_age_of_a_message_in_a_file_that_is_cut_short_is_told_from_the_index(log_folder: Path) -> None:
+    """Also when the batch was validated before."""
+    log = open_log(log_folder, SMALL)
+    fill(log, 40)
+    seal_all(log)
+    entry = log.chain.segments[0].index[0]
+    assert log.reader.lag(1).oldest_us != entry.max_timestamp_us
+    with open(log.chain.segments[0].path, "r+b") as file:
+        file.truncate(entry.position)
+    assert log.reader.lag(1).oldest_us == entry.max_timestamp_us
+    log.close()
+
+
 def test_age_does_not_depend_on_the_schema_in_a_footer(log_folder: Path) -> None:
     """The footer of a sealed segment has a copy of it for readers of Arrow files, without a checksum."""
     log = open_log(log_folder, SMALL)

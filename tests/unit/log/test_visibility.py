@@ -286,6 +286,25 @@ def test_a_record_of_added_rules_that_is_delivered_again_changes_nothing(log_fol
     log.close()
 
 
+def test_a_limit_that_is_lifted_hides_no_new_message_while_an_added_rule_waits_for_its_record(log_folder: Path) -> None:
+    """One edit may add a rule and lift another one: the former takes effect with a record, the latter at once."""
+    former, now = Rule(Epoch(0), 1), (Rule(Epoch(0), 1, compacts=True), Rule(Epoch(2), None, compacts=True))
+    log = open_log(log_folder, OPTIONS)
+    log.visibility.set_rules([former], 0)
+    log.append(rows_of([("a", "k", None)] * 2, 0), 1_000_000)
+    log.visibility.set_rules(now, 0, version=1)
+    log.begin_epoch(Epoch(2))
+    log.append(rows_of([("a", key, None) for key in "klmk"], 2), 1_000_000)
+    log.chain.committed = log.log_end_offset
+    assert visible(log) == [1, 2, 3, 4, 5], "the compaction waits, and the limit is of former messages"
+    log.visibility.set_rules((*now, Rule(Epoch(3))), 0, version=2)
+    assert visible(log) == [1, 2, 3, 4, 5]
+    log.visibility.count_anew(2, 0)
+    log.visibility.set_rules(now, 0, version=1)
+    assert visible(log) == [3, 4, 5]
+    log.close()
+
+
 def test_a_message_of_a_batch_with_older_gaps_is_hidden(log_folder: Path) -> None:
     """As after an import: the offsets that its batches lack are in no record."""
     replica = Replica(log_folder)

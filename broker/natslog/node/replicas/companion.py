@@ -174,12 +174,11 @@ class Companion:
     def advance(self, high_watermark: int) -> None:
         """HW is here now."""
         chain = self.log.chain
-        if chain.committed == high_watermark:
-            return
-        chain.committed = high_watermark
-        if self.leading is not None:
-            self.mark_sessions(has_records=False)
-        self.deliver_soon()
+        if chain.committed != high_watermark:
+            chain.committed = high_watermark
+            if self.leading is not None:
+                self.mark_sessions(has_records=False)
+        self.deliver_soon()  # also where the log was begun at HW, behind records that are not to be delivered
 
     def mark_sessions(self, *, has_records: bool = True) -> None:
         for session in self.sessions:
@@ -216,6 +215,7 @@ class Companion:
                     if (log_start := self.log.log_start_offset) <= self.delivered:
                         raise
                     self.delivered = log_start  # a snapshot stands for those that were removed
+                    self._release()
                     continue
             if self._is_closed:
                 return

@@ -280,7 +280,10 @@ def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
     return True
 
 
-def _apply_rules(_: HostedStream, log: ReplicaLog) -> bool:
+def _apply_rules(stream: HostedStream, log: ReplicaLog) -> bool:
+    """Not before the records of the companion log are known, which state what does not count for rules."""
+    if stream.record.has_companion and stream.companion is None:
+        return False
     log.apply_rules()
     return True
 

@@ -163,6 +163,27 @@ def test_follower_that_was_restarted_serves_when_it_was_given_all_that_it_has(tm
     run(tmp_path, story)
 
 
+def test_follower_that_copies_nothing_of_an_empty_snapshot_serves_and_leads(tmp_path: Path) -> None:
+    """The records were of messages that are below the log start by now."""
+
+    async def story(trio: Trio) -> None:
+        leader = await trio.led(1)
+        await leader.append_companion([(REMOVED, b"a")])
+        await trio.all_given(b"a")
+        await trio.kill(3)
+        await trio.in_sync(1, 2)
+        await leader.append_companion([(REMOVED, b"b")])
+        await leader.shorten_companion([])
+        stream = trio.restart(3)
+        await trio.in_sync(1, 2, 3)
+        await trio.until(lambda: stream.may_serve, "it serves")
+        await trio.kill(1)
+        trio.appoint(3, 2, 3)
+        await trio.led(3)
+
+    run(tmp_path, story)
+
+
 def test_lost_companion_folder_is_damage_and_is_fetched_again(tmp_path: Path) -> None:
     async def story(trio: Trio) -> None:
         leader = await trio.led(1)
