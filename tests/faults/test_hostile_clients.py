@@ -192,7 +192,7 @@ class Honest:
         self._nats = nats
         self._client = NatslogClient(broker.url, ClientOptions(retries=3, patience_s=10, token=token))
 
-    def rates(self, seconds: float = 3) -> tuple[float, float]:
+    def rates(self, seconds: float = 5) -> tuple[float, float]:
         acked, read = 0, 0
 
         def publish() -> None:
@@ -318,8 +318,8 @@ def hostile(kind: str, broker: BrokerProcess, count: int = 200, *token_file: str
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_connections_of_a_kind_leave_the_honest_their_pace(tmp_path: Path, kind: str) -> None:
-    """200 without credentials, and 200 with those of an identity that may read and publish. At least 60 %, in the best
-    of up to five pairs of 3 s: over longer times it is 80 % (docs/SECURITY-TESTS.md).
+    """200 without credentials, and 200 with those of an identity that may read and publish. At least 80 %, in the best
+    of up to five pairs: the machine has other noise.
     """
     shares: list[float] = []
     with (
@@ -332,16 +332,16 @@ def test_hostile_connections_of_a_kind_leave_the_honest_their_pace(tmp_path: Pat
         for who, action in (("low", "read"), ("low", "publish"), ("honest", "read")):
             admin.add_rule(who, action, "orders")
         honest = Honest(nats, broker, admin.create_token("honest")["token"])
-        honest.rates(1)
+        honest.rates(2)
         for _ in range(5):
             before = honest.rates()
             with hostile(kind, broker), hostile(kind, broker, 200, str(token_file)):
                 time.sleep(2)
                 during = honest.rates()
             shares.append(min(during[0] / before[0], during[1] / before[1]))
-            if shares[-1] >= 0.6:
+            if shares[-1] >= 0.8:
                 break
         print(kind, "share", max(shares), "RSS", memory[-1] // 2**20, "MiB")
-        assert max(shares) >= 0.6, shares
+        assert max(shares) >= 0.8, shares
         assert memory[-1] <= 600 * 2**20
         assert broker.terminate() < 5

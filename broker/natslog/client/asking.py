@@ -240,7 +240,7 @@ class Asker:
                     patient_until = max(patient_until, started + LEADER_WITHIN_S, parts_until)
                 elif isinstance(error, PartsUnavailable):
                     patient_until = max(patient_until, parts_until)
-            problem = answered or problem  # a broker that responds knows more than one that cannot be reached
+            problem = answered or problem  # what a broker responds says more than that another one cannot be reached
         what = f"no broker answered {method} {path}; last error: {problem}"
         advice = "" if answered else ". Check that `natslog dev` or `natslog server` is running there"
         raise BrokerUnavailable(what + advice, servers=list(map(without_secrets, servers)))
