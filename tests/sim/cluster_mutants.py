@@ -347,11 +347,6 @@ def opens_missing_companion(self: SimCompanion, step: Any) -> None:
     _open_companion(self, OpenCompanion(must_exist=False, epoch=step.epoch))
 
 
-def leads_by_messages(positions: Any, candidates: Any, companions: Any = None) -> Any:
-    """Among unproven replicas the longest log of messages decides."""
-    return _quorum_position(positions, candidates)
-
-
 # ---- removed messages ----
 
 
@@ -361,7 +356,6 @@ def former_rules_as_they_are(former: Any, settings: StreamSettings) -> Any:
 
 
 _open_companion = SimCompanion.open
-_quorum_position = controller.quorum_position
 
 
 IN_TIME: dict[str, Patch] = {
@@ -426,7 +420,6 @@ WALKING: dict[str, Patch] = {
     "who is eligible stays so when min_isr is lowered": replaced(metadata, "edited", edit_settings_only),
     "appended below min_isr": replaced(LeaderReplica, "refusal", lambda self: None),
     "companion: ends of a former life count": replaced(Track, "begin_life", lambda self, broker: None),
-    "companion: leader among unproven by messages alone": replaced(controller, "quorum_position", leads_by_messages),
     "unclean election": unclean_election,
     "leader chosen among unproven by one position": replaced(controller, "quorum_position", best_of_any),
     "appointment of a stale version accepted": replaced(Metadata, "_appoint", appoint_any_version),

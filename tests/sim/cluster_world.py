@@ -380,11 +380,12 @@ class Cluster:
         )
 
     def is_undecided(self, checker: StreamChecker) -> bool:
-        """Half of the candidates are one whose disk has lied, all have restarted uncleanly, and each has the longer
-        one of another log: whoever leads, committed records may be lost, so an operator decides.
+        """Of an even number of candidates all have restarted uncleanly, and half of them have the longer one of another
+        log than the other half: a disk may have lost committed records, or nothing was lost and each has a record that
+        was never committed. Nobody can tell, so an operator decides.
         """
         record = checker.record
-        if record.leader is not None or self.liar not in record.candidates or len(record.candidates) % 2:
+        if record.leader is not None or len(record.candidates) % 2 or set(record.candidates) - set(record.unproven):
             return False
         messages, companions = (
             {one: last_of(self.disks[one].log_of(log_id)) for one in record.candidates}

@@ -5,8 +5,9 @@ are never acked, as its ISR asks another leader; who waits for no ack loses noth
 epoch among positions of unproven logs (whoever holds everything committed has it in front of whatever is left over, so
 that the longest log of a majority holds it too; by epoch it is the one that keeps most of the newest).
 One seed in 20,000 notices an epoch that begins before a majority's clocks are known; a unit test of `HostedStream`
-always does. Nor does what is dropped from files too early: it is hidden by other records before a seed notices;
-`tests/unit/log/test_removal_model.py` does.
+always does. One walk in 3,500 notices a leader that is chosen among unproven replicas by the log of messages alone;
+unit tests of `quorum_position` and of the controller always do. No seed notices what is dropped from files too early,
+because other records hide it; `tests/unit/log/test_removal_model.py` does.
 `test_transcripts` has what needs a chain of events too long for chance: questions of an older epoch (KIP-320), and a
 replica moved away and back.
 """
@@ -33,7 +34,6 @@ NOTICED_LATE = (
     "hearing of a metadata leader begins a session",
     "companion: one that is missing opens as an empty log",
     "companion: a leader serves before its records are delivered",
-    "companion: leader among unproven by messages alone",
     "removal: messages removed before a rule was added count",
     "removal: a restarted follower serves before its records are delivered",
 )

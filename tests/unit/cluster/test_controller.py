@@ -17,7 +17,7 @@ from natslog.cluster.commands import (
 )
 from natslog.cluster.controller import Controller, LeadershipTransfer
 from natslog.cluster.metadata import Metadata
-from natslog.model import BrokerId, StreamSettings
+from natslog.model import BrokerId, StreamId, StreamSettings, companion_id
 
 ALL = (1, 2, 3)
 STABLE_MS = 20_000.0
@@ -118,6 +118,16 @@ def test_all_unproven_a_majority_is_enough_after_a_while_and_less_never_is() -> 
     assert chosen(controller, state, ALL, 60_000.0) is None
     controller.reported_position("orders", 0, 3, 1, 11, 60_000.0)
     assert chosen(controller, state, ALL, 60_000.0) == (3, (1, 2, 3))
+
+
+def test_all_unproven_with_companion_logs_the_leader_is_among_the_longest_in_both() -> None:
+    """The longest log of messages may be that of a replica that has lost the end of its companion log."""
+    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7, has_companion=True)
+    for log_id, ends in (("orders", (10, 9, 9)), (companion_id(StreamId("orders")), (3, 5, 5))):
+        assert chosen(controller, state, ALL) is None
+        for number, end in enumerate(ends, 1):
+            controller.reported_position(log_id, 7, number, 5, end, 0.0)
+    assert chosen(controller, state, ALL) == (2, (1, 2, 3))
 
 
 def test_positions_of_another_version_do_not_count() -> None:
