@@ -67,6 +67,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scrub_interval_s: float = 7 * 86400.0
     scrub_max_bytes_per_s: int = 8 * 1024 * 1024
     ack_reply_prefixes: tuple[str, ...] = (ACK_REPLY_PREFIX,)
+    jetstream: Literal["auto", "on", "off"] = "auto"
     seeds: tuple[str, ...] = ()
     cluster_secret_file: str | None = None
     peer_urls: tuple[str, ...] = ()

@@ -24,14 +24,33 @@ StreamId = NewType("StreamId", str)
 BrokerId = NewType("BrokerId", int)
 
 Compression = Literal["none", "zstd", "lz4"]
-Acks = Literal["reply", "header", "never"]
-"""Where a message's ack goes: to its reply subject, to the one in its header `Natslog-Ack-To`, or nowhere."""
+Acks = Literal["reply", "any", "header", "never"]
+"""Where a message's ack goes: to its reply subject if that is an inbox; to any reply subject that no stream records, as
+JetStream does; to the subject in its header `Natslog-Ack-To`; or nowhere."""
 Discard = Literal["old", "new"]
 MAX_REPLICAS = 9
 MAX_PER_SUBJECT = 1_000_000
 MAX_SUBJECTS = 64
 """Of one stream."""
 _DEFAULT_WINDOW_S = 120.0
+
+
+class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Fields of a stream's configuration in the JetStream API that have no setting of their own (feature level 2).
+
+    Attributes:
+        storage: as requested; all streams are stored in files. inactive_threshold_ns, max_ack_pending: limits of
+            consumers; 0: none. first_seq: the first sequence as requested; 0: 1.
+    """
+
+    description: str = ""
+    storage: Literal["file", "memory"] = "file"
+    max_consumers: int = -1
+    allow_direct: bool = False
+    first_seq: int = 0
+    inactive_threshold_ns: int = 0
+    max_ack_pending: int = 0
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -47,7 +66,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             the limit per subject the oldest one of the subject goes.
             max_message_bytes: of headers and payload together. deny_delete, deny_purge: single messages are not
             deleted, the stream is not purged; once set, they remain set. allow_rollup: messages with the header
-            `Nats-Rollup` remove older ones.
+            `Nats-Rollup` remove older ones. jetstream: of streams that were created or changed by the JetStream API.
     """
 
     subject: str
@@ -71,6 +90,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     deny_delete: bool = False
     deny_purge: bool = False
     allow_rollup: bool = False
+    jetstream: JetStreamSettings | None = None
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -81,7 +101,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """The form of the HTTP API: durations as text, sizes as numbers."""
         body: dict[str, Any] = {"subject": self.subject, "subjects": list(self.subjects)}
         body |= msgspec.structs.asdict(self)
-        del body["more_subjects"]
+        del body["more_subjects"], body["jetstream"]
         max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
         tombstones_s, ttl_s = body.pop("tombstone_retention_s"), body.pop("ttl_s")
         return body | {
@@ -175,8 +195,8 @@ def _compression(value: Any) -> Any:
 
 
 def _acks(value: Any) -> Any:
-    if value not in ("reply", "header", "never", None):
-        raise InvalidRequest(f"acks {value!r} must be reply, header or never")
+    if value not in ("reply", "any", "header", "never", None):
+        raise InvalidRequest(f"acks {value!r} must be reply, any, header or never")
     return value or "reply"
 
 
@@ -232,7 +252,7 @@ def _check_first_tokens(settings: StreamSettings, changes: dict[str, Any]) -> No
     wild = [subject for subject in settings.subjects if is_wildcard(subject.split(".")[0])]
     if not wild or not {"subject", "acks"} & set(changes):
         return
-    if settings.acks == "reply":
+    if settings.acks in ("reply", "any"):
         raise InvalidRequest(
             f"a stream on {wild[0]!r} records the requests to all services, and clients would receive its "
             "acks instead of the services' answers: choose acks header or never (--acks)",

@@ -12,6 +12,7 @@ import msgspec
 
 from natslog.config import BrokerConfig
 from natslog.http import HttpServer
+from natslog.jetstream.api import JetStreamApi
 from natslog.node.broker import Broker
 from natslog.process_memory import keep_memory_small, release_what_only_the_start_needed
 
@@ -37,6 +38,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
     keep_files_private()
     broker = Broker(config)
     server = HttpServer(broker, config)
+    api = JetStreamApi(broker)
     _stop_on_signals(broker)
     try:
         port = await server.start()
@@ -45,11 +47,13 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
         if await _has_started(broker):
             release_what_only_the_start_needed()
             config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
+            api.start()
             on_ready(config, broker.take_admin_token())
             await broker.stopping_soon.wait()
         logger.info("stopping: committing and acking the received messages")
     finally:
         try:
+            await api.stop()
             await broker.stop()
         finally:
             await server.stop()

@@ -124,6 +124,20 @@ def cover(patterns: Iterable[str], subject: str) -> bool:
     return any(covers(pattern, subject) for pattern in patterns)
 
 
+class SubjectSet:
+    """Wildcards and plain subjects, by their first tokens: for many of them, and single lookups."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._by_first: dict[str, list[str]] = {}
+        for pattern in patterns:
+            self._by_first.setdefault(pattern.split(".", 1)[0], []).append(pattern)
+
+    def covers(self, subject: str) -> bool:
+        """Whether one of them covers a plain subject."""
+        firsts = (subject.split(".", 1)[0], "*", ">")
+        return any(cover(self._by_first[first], subject) for first in firsts if first in self._by_first)
+
+
 def wildcard_regex(pattern: str) -> str:
     """An RE2 and Python regular expression that matches exactly the subjects a wildcard covers."""
     tokens = pattern.split(".")

@@ -225,6 +225,10 @@ def server(
             )
         ),
     ] = None,
+    jetstream: Annotated[
+        str | None,
+        typer.Option(help="Whether the JetStream API is served: auto (unless security is enabled), on or off."),
+    ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="URLs of the cluster's first brokers, comma-separated; the same on all of them.")
     ] = None,

@@ -76,10 +76,11 @@ class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 
 class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`placement` names the brokers to hold it; the first leads. `owner`: its quotas count the stream (level 2).
+    """`placement` names the brokers to hold it; the first leads. `owner`: its quotas count the stream. It begins at
+    `first_offset`. Both: level 2.
 
-    An import creates it with `is_import`: it begins at `first_offset`, and messages of `former_subjects` follow, of the
-    last stream in `lineage`. All four: level 2.
+    An import creates it with `is_import`, and messages of `former_subjects` follow, of the last stream in `lineage`.
+    All three: level 2.
     """
 
     name: str

@@ -12,7 +12,7 @@ downgraded. A level never goes back.
               digests of the rows of direct appends, batches of format 2, envelopes, tokens and access rules,
               streams with several subjects, limits per subject, compaction, companion logs, erasure,
               streams that are imported, and their lineage, internal streams, cursors in a stream, limits of the size
-              of a message, protection against removal, versions of settings
+              of a message, protection against removal, versions of settings, streams of the JetStream API
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ BATCH_FORMAT_LEVEL = 2
 """From this level on, batches are written in format 2."""
 SCRUB_LEVEL = 2
 """From this level on, the progress of scrubbing is stored beside each log."""
+JETSTREAM_LEVEL = 2
+"""From this level on, the JetStream API creates streams, and a stream may begin at any offset."""
 REMOVAL_LEVEL = 2
 """From this level on, single messages are removed: on request, by a limit per subject, by compaction, by roll-ups; and
 streams may refuse new messages at their limits."""

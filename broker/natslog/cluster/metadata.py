@@ -362,6 +362,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             replicas=command.placement,
             isr=command.placement,
             owner=command.owner,
+            first_offset=command.first_offset,
         )
         self.streams[command.name] = created_by_import(record, command) if command.is_import else record
         return True

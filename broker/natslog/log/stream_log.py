@@ -44,6 +44,7 @@ from natslog.log.erasing import ErasedRows, Erasures, RewrittenFile, due_segment
 from natslog.log.latest_views import LatestViews
 from natslog.log.limits import StartLimits
 from natslog.log.log_reader import LogReader
+from natslog.log.message_bytes import MessageBytes
 from natslog.log.newest import NewestRows, Texts
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
@@ -135,6 +136,8 @@ class StreamLog:
         self.subjects = SubjectIndex(folder, self.chain, self.visibility, self.stored_rows)
         self._limits = StartLimits(self.chain, self.visibility.removed)
         self.visible_size = VisibleSize(self.chain, self.visibility.removed)
+        self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
+        self._message_bytes_lock = threading.Lock()
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
@@ -760,6 +763,11 @@ class StreamLog:
                     if rows.start < rows.stop:
                         yield header.epoch, batch[rows]
                 start = plan.next_offset
+
+    def message_bytes(self, start: int, end: int) -> int:
+        """The size of the visible messages in `[start, end)` as JetStream counts it. Raises CorruptLog."""
+        with self._message_bytes_lock:
+            return self._message_bytes.total(start, end)
 
     def gaps(self) -> BitMap64:
         """Offsets that have no row, although their batches are stored. Raises CorruptLog."""

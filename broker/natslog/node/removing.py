@@ -149,8 +149,11 @@ class Removing:
 
     # ---- on request ----
 
-    async def delete(self, stream: HostedStream, offset: int) -> None:
+    async def delete(self, stream: HostedStream, offset: int, *, erased_us: int | None = None) -> None:
         """Removes one message of a stream that is led here.
+
+        Args:
+            erased_us: where given, its bytes are removed from all replicas as well, as requested at that time.
 
         Raises:
             MessageNotFound: there is no message at this offset. As `HostedStream.append_companion`.
@@ -166,7 +169,13 @@ class Removing:
                 log_start_offset=start,
                 high_watermark=end,
             )
-        await self.record(stream, offset_range(offset, offset + 1))
+        offsets = offset_range(offset, offset + 1)
+        if erased_us is None:
+            await self.record(stream, offsets)
+            return
+        begun = ErasureBegun(secrets.token_hex(8), 1)
+        past_limits = list(_records(offset_range(log.log_start_offset, log.chain.limited_below)))
+        await stream.append_companion([*past_limits, *_erasure_records(begun, "subject", offsets, end, erased_us)])
 
     async def remove_where(self, stream: HostedStream, chosen: Chosen, end: int, *, keep: int = 0) -> int:
         """Removes the visible messages below `end` that are meant, but for the newest `keep` of them. Returns how many.

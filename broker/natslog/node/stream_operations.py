@@ -33,6 +33,7 @@ from natslog.cluster.commands import (
 from natslog.cluster.features import (
     ACKS_LEVEL,
     ERASURE_LEVEL,
+    JETSTREAM_LEVEL,
     LINEAGE_LEVEL,
     PROTECTION_LEVEL,
     REMOVAL_LEVEL,
@@ -113,14 +114,27 @@ class StreamOperations:
     # ---- creating ----
 
     async def create(
-        self, name: str, settings: StreamSettings, request: Request | None = None, *, owner: str = ""
+        self,
+        name: str,
+        settings: StreamSettings,
+        request: Request | None = None,
+        *,
+        owner: str = "",
+        first_offset: Offset = Offset(0),
     ) -> bool:
         """Whether it is new (False: it was there with the same settings); by then its leader takes messages.
+
+        Args:
+            first_offset: of its first message.
 
         Raises:
             InvalidRequest, StreamConflict, NotEnoughBrokers, StorageQuotaExceeded.
         """
-        created = await self._propose(self._creation(name, settings, owner), request)
+        command = self._creation(name, settings, owner)
+        if first_offset:
+            self._require_level(JETSTREAM_LEVEL, "a first offset")
+            command = msgspec.structs.replace(command, first_offset=first_offset)
+        created = await self._propose(command, request)
         await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
         return created
 
@@ -219,6 +233,8 @@ class StreamOperations:
         removes = settings.compact or settings.allow_ttl or settings.allow_rollup or settings.discard != "old"
         if removes or (settings.max_messages_per_subject, settings.ttl_s) != (None, None):
             self._require_level(REMOVAL_LEVEL, "removing single messages")
+        if settings.jetstream is not None:
+            self._require_level(JETSTREAM_LEVEL, "the JetStream API")
         for name in ("max_message_bytes", "deny_delete", "deny_purge"):
             if getattr(settings, name):
                 self._require_level(PROTECTION_LEVEL, name)
@@ -302,6 +318,35 @@ class StreamOperations:
                 "compared with the version",
                 setting="replicas",
             )
+        await self._change(record, settings, fields, is_resized=is_resized, request=request, condition=condition)
+
+    async def replace_settings(self, record: StreamRecord, settings: StreamSettings) -> None:
+        """All settings, of this version of the record; `min_isr` of `settings` is that of its number of replicas.
+
+        Raises:
+            As `edit`.
+        """
+        require_not_internal(record.name)
+        self._check(settings)
+        is_resized = settings.replicas != wanted_replicas(record)
+        names = ("subject" if name == "more_subjects" else name for name in StreamSettings.__struct_fields__)
+        was, fields = record.settings, set(names) - {"replicas"}
+        fields = {name for name in fields if getattr(was, name) != getattr(settings, name) or name == "subject"}
+        if was.subjects == settings.subjects:
+            fields -= {"subject"}
+        await self._change(record, settings, fields, is_resized=is_resized, condition={"id": record.id})
+
+    async def _change(
+        self,
+        record: StreamRecord,
+        settings: StreamSettings,
+        fields: set[str],
+        *,
+        is_resized: bool,
+        condition: _Condition,
+        request: Request | None = None,
+    ) -> None:
+        """These fields, and the number of replicas."""
         if is_resized:
             target = Loads(self._state).resize(record, settings.replicas, self.usable())
             command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr, **condition)
@@ -357,15 +402,20 @@ class StreamOperations:
         require_purgeable(stream.record)
         return await self._removing.remove_where(stream, of_subject(subject), below, keep=keep)
 
-    async def delete_message(self, stream: HostedStream, offset: int) -> None:
-        """Removes one message of a stream that is led here.
+    async def delete_message(self, stream: HostedStream, offset: int, *, erase: bool = False) -> None:
+        """Removes one message of a stream that is led here; with `erase` its bytes are removed from all replicas soon.
 
         Raises:
             MessageNotFound, StreamSealed, InvalidRequest; as `HostedStream.append_companion`.
         """
         self._require_removable(stream)
         require_deletable(stream.record)
-        await self._removing.delete(stream, offset)
+        if not erase:
+            await self._removing.delete(stream, offset)
+            return
+        self._require_level(ERASURE_LEVEL, "erasing messages")
+        await self._removing.delete(stream, offset, erased_us=self._cluster.clock.latest_us())
+        self._upkeep.begin_round()
 
     async def erase(self, stream: HostedStream, what: Erased) -> ErasureBegun | None:
         """Hides messages of a stream that is led here, and begins to remove their bytes from all replicas. None: the

@@ -19,6 +19,7 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
+from natslog.subjects import SubjectSet
 from natslog.wire.lanes import NatsLanes
 
 OnBug = Callable[[str, BaseException], None]
@@ -55,6 +56,15 @@ class Services:
     leaders_appointed: int = 0
     wake_scrubber: Callable[[], None] = lambda: None
     wake_upkeep: Callable[[], None] = lambda: None
+    _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
+
+    def is_recorded(self, subject: str) -> bool:
+        """Whether any stream records this subject."""
+        state = self.group.state
+        if self._recorded is None or self._recorded[0] != state.version:
+            subjects = (one for record in state.streams.values() for one in record.settings.subjects)
+            self._recorded = state.version, SubjectSet(subjects)
+        return self._recorded[1].covers(subject)
 
     def log_folder(self, record: StreamRecord) -> LogFolder:
         config = self.config

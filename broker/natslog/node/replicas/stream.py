@@ -84,6 +84,7 @@ RULES = "rules"
 _SUBSCRIBE_WITHIN_S = 2.0
 _TAIL_BYTES = 1024 * 1024
 _WRITTEN_POLL_S = 0.01
+_SETTLED_POLL_S = 0.001
 _COMPANION_WITHIN_S, _COMPANION_POLL_S = 5.0, 0.02
 
 
@@ -409,6 +410,20 @@ class HostedStream:
             await self._ingest.drained()
         while self.is_leading and self.usable_log().high_watermark < self.usable_log().log_end_offset:  # noqa: ASYNC110
             await asyncio.sleep(_WRITTEN_POLL_S)  # `advanced` stays set where the broker stops
+
+    async def settled(self) -> None:
+        """Returns when all that publishers have sent before the call is committed, or was refused. In the leader.
+
+        Raises:
+            NatsUnavailable: the server does not answer, so messages may be on their way.
+        """
+        if self._ingest is None:
+            return
+        await self._nats.flush()
+        await self._ingest.settled()
+        end = self.usable_log().log_end_offset
+        while self.is_leading and self.usable_log().high_watermark < end:  # noqa: ASYNC110
+            await asyncio.sleep(_SETTLED_POLL_S)
 
     def leave(self) -> bool:
         """Fetches no more. Returns whether this broker is to leave the in-sync replicas of the stream."""
@@ -875,7 +890,8 @@ class HostedStream:
             self._ingest = None
 
     def _ack_rules(self, settings: StreamSettings) -> AckRules:
-        return AckRules.of(settings.acks, settings.subjects, self._services.config.ack_reply_prefixes)
+        services = self._services
+        return AckRules.of(settings.acks, settings.subjects, services.config.ack_reply_prefixes, services.is_recorded)
 
     def _adopt_settings(self) -> None:
         """What was edited, in force at once."""

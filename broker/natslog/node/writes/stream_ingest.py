@@ -74,6 +74,7 @@ _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
 _QUICK_S = 0.001
 _POLL_S = 0.005
+_SETTLED_POLL_S = 0.001
 _QUICK_BYTES = 32 * 1024
 _WAITING_BYTES = 256  # of a commit's own record
 
@@ -172,6 +173,7 @@ class StreamIngest:
         self._refusal = refusal
         self._batch_format = batch_format
         self._uncommitted: deque[_Outcome] = deque()
+        self._begun = self._ended = 0  # builders so far: that rows were gathered in, and whose commit has an outcome
         self._abandoned = False
         self._on_bug: Callable[[str, BaseException], None]
         self._stopped = asyncio.Event()
@@ -212,6 +214,12 @@ class StreamIngest:
         while self._gathered or self._has_turn:  # noqa: ASYNC110 (the writer's thread sets no event)
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # the loop has processed the results of the last turn
+
+    async def settled(self) -> None:
+        """Returns when all messages received until now are appended or refused. In the event loop."""
+        begun = self._begun
+        while self._ended < begun:  # noqa: ASYNC110 (nothing waits on the path of messages)
+            await asyncio.sleep(_SETTLED_POLL_S)
 
     # ---- receiving: the event loop ----
 
@@ -345,6 +353,7 @@ class StreamIngest:
             if last is None or last.builder.is_full or (size_bytes > COMMIT_BYTES and last.builder.rows):
                 last = _Gathering(self._memory.builder())
                 self._gathered.append(last)
+                self._begun += 1
             add(last.builder)
             last.frame_bytes += size_bytes
             self._ensure_turn()
@@ -377,6 +386,7 @@ class StreamIngest:
     def _finish(self, outcome: _Outcome) -> None:
         """Counts a commit or its refusal; sends acks when HW allows it."""
         self._memory.give_back(outcome.frame_bytes)
+        self._ended += 1
         if outcome.refusal is not None:
             self._count_refused(outcome.rows, outcome.refusal)
             if outcome.answers is not None:

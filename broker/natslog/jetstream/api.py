@@ -1,0 +1,327 @@
+"""The API's subjects on NATS: which requests this broker answers, and how.
+
+Theory of operation. Every broker subscribes to the same subjects, and exactly one of them answers a request: the
+metadata leader where a stream is created or listed, or does not exist, and otherwise the leader of the stream. The
+others ignore it. While there is no leader, nobody answers, and the client's request times out, as with the server.
+
+A request is answered after all that the same client has sent before: messages come over another connection than
+requests, so the leader of the stream asks the server on that connection, and waits until what has arrived by then is
+committed (`HostedStream.settled`).
+
+If the NATS server has JetStream enabled for this account, it answers `$JS.API` itself: then the subjects begin with
+`$JS.natslog.API`, as those of a JetStream domain do. This is found out with each new connection.
+
+Bounds: at most `_MOST_WAITING` requests wait or are being answered; more are dropped, and counted in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from natslog.errors import NatslogError, NatsUnavailable
+from natslog.jetstream import errors
+from natslog.jetstream.errors import ApiError
+from natslog.jetstream.streams import API_LEVEL, StreamCalls
+from natslog.node.broker import Broker
+from natslog.node.replicas.stream import HostedStream
+from natslog.wire.frames import Frames
+from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
+
+logger = logging.getLogger("natslog.jetstream")
+
+DOMAIN = "natslog"
+PREFIX = "$JS.API"
+DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
+_TYPES = "io.nats.jetstream.api.v1."
+_LEVEL_HEADER = "nats-required-api-level"
+_OWN_HEADER = "Natslog-Broker"
+_MOST_WAITING = 10_000
+_AT_ONCE = 64
+_PROBE_S = 2.0
+_PROBE_EVERY_S = 1.0
+_LOG_EVERY_S = 5.0
+
+State: TypeAlias = Literal["off", "on", "domain"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """`names`: the tokens of the subject behind those of the endpoint. `stream`: None if there is none."""
+
+    names: list[str]
+    payload: bytes
+    stream: HostedStream | None = None
+
+
+class _Endpoint(NamedTuple):
+    """`kind`: of its answers. `at_stream`: the leader of the stream answers, not the metadata leader. `beside_error`:
+    what an answer with an error has as well.
+    """
+
+    subject: str
+    kind: str
+    call: Callable[[StreamCalls, _Request], Awaitable[dict[str, Any]]]
+    at_stream: bool = True
+    beside_error: Mapping[str, Any] = MappingProxyType({})
+
+
+_NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
+_ENDPOINTS = (
+    _Endpoint("INFO", "account_info", lambda calls, request: calls.account(), at_stream=False),
+    _Endpoint(
+        "STREAM.CREATE.*",
+        "stream_create",
+        lambda calls, request: calls.create(request.names[0], request.payload),
+        at_stream=False,
+    ),
+    _Endpoint(
+        "STREAM.NAMES",
+        "stream_names",
+        lambda calls, request: calls.names(request.payload),
+        at_stream=False,
+        beside_error=_NO_PAGE | {"streams": None},
+    ),
+    _Endpoint(
+        "STREAM.LIST",
+        "stream_list",
+        lambda calls, request: calls.infos(request.payload),
+        at_stream=False,
+        beside_error=_NO_PAGE | {"streams": None},
+    ),
+    _Endpoint(
+        "STREAM.INFO.*",
+        "stream_info",
+        lambda calls, request: calls.info(request.stream, request.payload),
+        beside_error=_NO_PAGE,
+    ),
+    _Endpoint(
+        "STREAM.UPDATE.*",
+        "stream_update",
+        lambda calls, request: calls.update(request.names[0], request.stream, request.payload),
+    ),
+    _Endpoint("STREAM.DELETE.*", "stream_delete", lambda calls, request: calls.delete(request.stream, request.payload)),
+    _Endpoint(
+        "STREAM.PURGE.*",
+        "stream_purge",
+        lambda calls, request: calls.purge(request.stream, request.payload),
+        beside_error={"purged": 0},
+    ),
+    _Endpoint(
+        "STREAM.MSG.GET.*", "stream_msg_get", lambda calls, request: calls.message(request.stream, request.payload)
+    ),
+    _Endpoint(
+        "STREAM.MSG.DELETE.*",
+        "stream_msg_delete",
+        lambda calls, request: calls.delete_message(request.stream, request.payload),
+    ),
+)
+_BY_VERBS = {tuple(token for token in one.subject.split(".") if token != "*"): one for one in _ENDPOINTS}
+_MOST_VERBS = max(map(len, _BY_VERBS))
+
+
+class JetStreamApi:
+    """Of one broker. `start` and `stop` it in the event loop.
+
+    Attributes:
+        state: `off`; `on`: it answers `$JS.API`; `domain`: only `$JS.natslog.API`, because the server has JetStream.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._link = broker.link.lane("jetstream")
+        self._calls = StreamCalls(broker)
+        self._attachment: object | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._probed_connection = -1
+        self._total = self._failed = self._dropped = 0
+        self._complained_s = -_LOG_EVERY_S
+        self.state: State = "off"
+
+    # ---- life ----
+
+    def start(self) -> None:
+        """Unless the settings turn it off."""
+        mode, has_security = self._broker.config.jetstream, self._broker.guard.is_on
+        if mode == "off":
+            return
+        if mode == "auto" and has_security:
+            logger.info(
+                "the JetStream API is off, because security is enabled: who may publish to $JS.API could create and "
+                "delete streams. To turn it on, set jetstream = on, and limit these subjects by NATS permissions"
+            )
+            return
+        self._task = asyncio.create_task(self._run(), name="jetstream")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broker.halt("the JetStream API", error)
+
+    async def stop(self) -> None:
+        """Requests that have arrived are answered first, as far as that is possible within a second."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._detach()
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=1.0)
+        for task in self._answering:
+            task.cancel()
+        self.state = "off"
+
+    async def _detach(self) -> None:
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            await self._link.detach(attachment)
+
+    async def _run(self) -> None:
+        """Finds out with each connection which subjects to serve."""
+        while True:
+            if self._link.is_up and self._link.connections != self._probed_connection:
+                connection = self._link.connections
+                try:
+                    await self._serve("domain" if await self._server_answers() else "on")
+                    self._probed_connection = connection
+                except NatslogError as error:
+                    logger.warning("the JetStream API is not served yet: %s", error.message)
+            await asyncio.sleep(_PROBE_EVERY_S if self._attachment else 0.05)
+
+    async def _serve(self, state: State) -> None:
+        if state == self.state:
+            return
+        await self._detach()
+        prefix = PREFIX if state == "on" else DOMAIN_PREFIX
+        subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
+        self._attachment = await self._link.attach(subjects, self._receive)
+        self.state = state
+        if state == "domain":
+            logger.warning(
+                "the NATS server has JetStream enabled for this account, so natslog does not answer $JS.API. Its API "
+                "is at %s.> (JetStream domain %r). To use natslog in place of JetStream, disable JetStream there",
+                DOMAIN_PREFIX,
+                DOMAIN,
+            )
+        else:
+            logger.info("serving the JetStream API")
+
+    async def _server_answers(self) -> bool:
+        """Whether somebody other than the brokers of natslog answers `$JS.API.INFO`."""
+        inbox, answers = f"_INBOX.natslog.{secrets.token_hex(8)}", asyncio.Queue[str]()
+
+        def receive(frames: Frames) -> None:
+            for row in frames.rows:
+                answers.put_nowait(bytes(frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]]).decode())
+
+        attachment = await self._link.attach((inbox,), receive)
+        try:
+            if not self._link.send_now(f"PUB {PREFIX}.INFO {inbox} 0\r\n\r\n".encode()):
+                raise NatsUnavailable(f"NATS at {self._link.shown_url} is not connected", url=self._link.shown_url)
+            async with asyncio.timeout(_PROBE_S):
+                headers = await answers.get()
+            return not headers.startswith("NATS/1.0 503") and _OWN_HEADER not in headers
+        except TimeoutError:
+            return False  # another broker is subscribed, and nobody leads
+        finally:
+            await self._link.detach(attachment)
+
+    # ---- requests ----
+
+    def _receive(self, frames: Frames) -> None:
+        for row in frames.rows.tolist():
+            if len(self._answering) >= _MOST_WAITING:
+                self._drop()
+                continue
+
+            def text(start: int, length: int, row: list[int] = row) -> bytes:
+                return frames.buffer[row[start] : row[start] + row[length]].tobytes()
+
+            header_start = row[PAYLOAD] - row[HEADER_LEN]
+            headers = frames.buffer[header_start : row[PAYLOAD]].tobytes()
+            request = (text(SUBJECT, SUBJECT_LEN), text(REPLY, REPLY_LEN), headers, text(PAYLOAD, PAYLOAD_LEN))
+            task = asyncio.create_task(self._answer(*request), name="a JetStream request")
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        if time.monotonic() - self._complained_s >= _LOG_EVERY_S:
+            self._complained_s = time.monotonic()
+            logger.error(
+                "more than %d requests to the JetStream API wait: %d were dropped so far", _MOST_WAITING, self._dropped
+            )
+
+    async def _answer(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        async with self._room:
+            prefix = PREFIX if subject.startswith(PREFIX.encode() + b".") else DOMAIN_PREFIX
+            tokens = subject.decode(errors="replace").removeprefix(f"{prefix}.").split(".")
+            verbs = next(verbs for count in range(_MOST_VERBS, 0, -1) if (verbs := tuple(tokens[:count])) in _BY_VERBS)
+            endpoint, request = _BY_VERBS[verbs], _Request(tokens[len(verbs) :], payload)
+            body: dict[str, Any] | None
+            try:
+                body = await self._body(endpoint, request, headers)
+            except ApiError as error:
+                body = {**endpoint.beside_error, "error": error.to_json()}
+            except NatslogError as error:
+                logger.warning("the JetStream request %s failed: %s", ".".join(tokens), error.message)
+                body = {**endpoint.beside_error, "error": errors.of_error(error).to_json()}
+            except Exception:  # a bug: one request fails, and nothing else
+                logger.exception("the JetStream request %s failed", ".".join(tokens))
+                body = {**endpoint.beside_error, "error": errors.internal().to_json()}
+        if body is None:
+            return
+        self._total += 1
+        self._failed += "error" in body
+        if reply:
+            self._send(endpoint, reply, {"type": f"{_TYPES}{endpoint.kind}_response"} | body)
+
+    async def _body(self, endpoint: _Endpoint, request: _Request, headers: bytes) -> dict[str, Any] | None:
+        """None: another broker answers, or nobody leads. Raises ApiError, NatslogError."""
+        name = request.names[0] if endpoint.at_stream else None
+        stream = None if name is None else self._calls.led_here(name)
+        if stream is None:
+            is_elsewhere = name is not None and self._calls.named(name) is not None
+            if is_elsewhere or not self._broker.cluster.group.is_leader or not await self._broker.up_to_date():
+                return None
+            if name is not None and self._calls.named(name) is not None:  # created meanwhile
+                return None
+        if _required_level(headers) > API_LEVEL:
+            raise errors.level_required()
+        if stream is not None:
+            await stream.settled()
+            request = replace(request, stream=stream)
+        body = await endpoint.call(self._calls, request)
+        if endpoint.kind == "account_info":
+            body["api"] = {"level": API_LEVEL, "total": self._total, "errors": self._failed}
+        if stream is not None and endpoint.kind != "stream_delete" and self._calls.led_here(stream.name) is not stream:
+            return None  # another broker leads the stream now: what was read here may be outdated
+        return body
+
+    def _send(self, endpoint: _Endpoint, reply: bytes, body: dict[str, Any]) -> None:
+        payload = msgspec.json.encode(body)
+        if endpoint.kind != "account_info":
+            self._link.send_now(b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload))
+            return
+        headers = f"NATS/1.0\r\n{_OWN_HEADER}: {self._broker.cluster.me}\r\n\r\n".encode()
+        sizes = b"%d %d" % (len(headers), len(headers) + len(payload))
+        self._link.send_now(b"HPUB %b %b\r\n%b%b\r\n" % (reply, sizes, headers, payload))
+
+
+def _required_level(headers: bytes) -> int:
+    """That the request names; 0 if it names none. What is no number is more than any level."""
+    for line in headers.decode(errors="replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() == _LEVEL_HEADER:
+            text = value.strip()
+            return int(text) if text.isdecimal() and len(text) < 10 else API_LEVEL + 1
+    return 0

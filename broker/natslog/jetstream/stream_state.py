@@ -1,0 +1,100 @@
+"""The state of a stream in the JetStream API: counts, sequences and times of its visible messages.
+
+A sequence is an offset plus one. Of a stream without messages `first_seq` is the next sequence, or 0 if the stream has
+never had a message. Source: nats-server, `FastState` in `server/filestore.go`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pyarrow as pa
+from msgspec import UNSET, UnsetType
+
+from natslog.arrow.covered import covered
+from natslog.log import StreamLog
+
+NO_TIME = "0001-01-01T00:00:00Z"
+MAX_SUBJECT_DETAILS = 100_000
+
+
+class StreamState(msgspec.Struct, kw_only=True):
+    """As the API has it. `bytes`: see `log.message_bytes`."""
+
+    messages: int
+    bytes: int
+    first_seq: int
+    first_ts: str
+    last_seq: int
+    last_ts: str
+    num_subjects: int | UnsetType = UNSET
+    subjects: dict[str, int] | UnsetType = UNSET
+    num_deleted: int | UnsetType = UNSET
+    deleted: list[int] | UnsetType = UNSET
+    consumer_count: int = 0
+
+
+def time_of(timestamp_us: int) -> str:
+    """RFC 3339 as Go writes it: without zeros at the end of the fraction."""
+    moment = datetime.fromtimestamp(timestamp_us // 1_000_000, UTC)
+    fraction = f".{timestamp_us % 1_000_000:06d}".rstrip("0").rstrip(".")
+    return f"{moment.year:04d}-{moment:%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
+    """Reads the log; for a reader's thread.
+
+    Raises:
+        CorruptLog: a part of the log is damaged.
+    """
+    view, counts = log.subjects.counts()
+    start, end, hidden = view.start, view.end, view.hidden
+    first = hidden.next_visible(start, end)
+    messages = end - first - hidden.count(first, end)
+    last_us = _last_us(log, end)
+    state = StreamState(
+        messages=messages,
+        bytes=log.message_bytes(first, end),
+        first_seq=first + 1 if messages or end else 0,
+        first_ts=_time_at(log, first) if messages else NO_TIME,
+        last_seq=end,
+        last_ts=time_of(last_us) if last_us else NO_TIME,
+    )
+    if len(counts.table):
+        state.num_subjects = len(counts.table)
+    if messages and (gone := hidden.count(first, end)):
+        state.num_deleted = gone
+        if deleted:
+            state.deleted = (hidden.offsets_within(first, end) + 1).tolist()
+    return state
+
+
+def subjects_of(log: StreamLog, pattern: str, offset: int) -> tuple[dict[str, int] | None, int]:
+    """How many messages each subject has that `pattern` covers, and how many subjects there are. At most
+    `MAX_SUBJECT_DETAILS`, from `offset` on in the order of the alphabet. Raises CorruptLog.
+    """
+    _, counts = log.subjects.counts()
+    table = counts.table
+    if pattern != ">":
+        table = table.filter(covered(table.column("subject"), (pattern,)))
+    page: pa.Table = table.slice(min(offset, len(table)), MAX_SUBJECT_DETAILS)
+    if not len(page):
+        return None, len(table)
+    found = dict(zip(page.column("subject").to_pylist(), page.column("count").to_pylist(), strict=True))
+    return found, len(table)
+
+
+def _time_at(log: StreamLog, offset: int) -> str:
+    for rows in log.visible_rows(offset, offset + 1):
+        return time_of(rows.column("timestamp").cast(pa.int64())[0].as_py())
+    return NO_TIME
+
+
+def _last_us(log: StreamLog, end: int) -> int:
+    """When the newest message was stored, also if it is deleted; 0 if there was none."""
+    if log.log_end_offset == end:
+        return max(0, log.newest_timestamp_us)
+    for _, rows in log.stored_rows(end - 1, end):
+        return int(rows.column("timestamp").cast(pa.int64())[0].as_py())
+    return max(0, log.newest_timestamp_us)
