@@ -198,11 +198,12 @@ async def flushed(connection: Any) -> None:
 def publish_acked(
     url: str, subject: str, values: list[bytes], headers: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Publishes each value with a reply subject and returns the answers, in order."""
+    """Publishes each value with a reply subject and returns the answers, in order, and the offset that each states."""
 
     async def work(connection: Any) -> list[dict[str, Any]]:
         asks = [connection.request(subject, value, timeout=20, headers=headers) for value in values]
-        return [json.loads(answer.data) for answer in await asyncio.gather(*asks)]
+        answers = [json.loads(answer.data) for answer in await asyncio.gather(*asks)]
+        return [answer | {"offset": answer["seq"] - 1} if answer.get("seq") else answer for answer in answers]
 
     return with_nats(url, work)
 

@@ -156,7 +156,7 @@ class Probe(Recorder):
             return
         if self.published.acked_s[number] is None:
             self.published.acked_s[number] = time.monotonic()
-            self.published.acked_offset[number] = answer["offset"]
+            self.published.acked_offset[number] = answer["seq"] - 1
         # acked twice is stored twice: two leaders received it; the last checker counts those
 
 

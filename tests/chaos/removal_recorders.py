@@ -99,7 +99,7 @@ class KeyedPublisher(Recorder):
         if "error" in answer:
             self.history.note_error(self.name, answer["error"]["description"])
             return
-        self.kept.ack(int(answered.subject.rpartition(".")[2]), answer["offset"], time.time())
+        self.kept.ack(int(answered.subject.rpartition(".")[2]), answer["seq"] - 1, time.time())
 
 
 class Remover(Recorder):

@@ -29,12 +29,19 @@ def test_jetstream_publish_gets_a_valid_ack(client: NatslogClient, nats_url: str
     assert all_values(client, name) == [b"0", b"1"]
 
 
-def test_ack_carries_offset_and_epoch(client: NatslogClient, nats_url: str, name: str) -> None:
+def test_ack_has_the_fields_of_jetstream_and_on_request_offset_and_epoch(
+    client: NatslogClient, nats_url: str, name: str
+) -> None:
     client.create_stream(name, f"{name}.>")
-    answers = publish_acked(nats_url, f"{name}.a", [b"x", b"y"])
-    assert answers == [
-        {"stream": name, "seq": 1, "offset": 0, "epoch": 1},
+
+    async def work(connection: Any) -> list[dict[str, Any]]:
+        wishes = (None, {"Natslog-Ack": "full"}, {"Natslog-Ack": "other"})
+        return [json.loads((await connection.request(f"{name}.a", b"x", headers=wish)).data) for wish in wishes]
+
+    assert with_nats(nats_url, work) == [
+        {"stream": name, "seq": 1},
         {"stream": name, "seq": 2, "offset": 1, "epoch": 1},
+        {"stream": name, "seq": 3},
     ]
 
 
@@ -99,7 +106,7 @@ def test_subject_that_direct_append_refuses_is_refused_over_nats_too(
         raw.sendall(b"PUB " + wrong + b" _INBOX.t 1\r\nx\r\nPING\r\n")
         raw.settimeout(10)
         answer = b""
-        while b"error" not in answer and b"offset" not in answer:
+        while b"error" not in answer and b"seq" not in answer:
             answer += raw.recv(65536)
     assert b"no wildcard as a token" in answer
     publish_acked(nats_url, f"{name}.right", [b"y"])

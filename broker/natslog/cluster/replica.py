@@ -699,11 +699,11 @@ class Replica:
         return Subscribe(subjects, group) if subjects and not is_of_other_group else Unsubscribe()
 
     def _wanted_subjects(self, state: Leading) -> tuple[str, ...]:
-        """What a leader subscribes to."""
+        """What a leader subscribes to. Clients of JetStream are told that a stream is sealed."""
         record = state.role.record
         if is_internal(record.name):
             return ()
-        is_closed = record.sealed or record.import_state != ""
+        is_closed = (record.sealed and record.settings.acks != "any") or record.import_state != ""
         takes_messages = self._surroundings.has_session and self._transfer is None and not is_closed
         return record.settings.subjects if takes_messages else ()
 

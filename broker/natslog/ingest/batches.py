@@ -43,6 +43,7 @@ class Batch:
         ids: uint64 of shape (rows, 2): hashes of message ids, zeros where there is none; None if no row has one.
         spans: the number of rows of an envelope, at its last one, which has its reply subject and id; 0 for other rows.
             None if there is no envelope.
+        full: marks rows whose acks state offset and epoch; None if there are none.
         conditions: of rows, by their number, in ascending order; empty for most commits.
     """
 
@@ -52,6 +53,7 @@ class Batch:
     ids: npt.NDArray[np.uint64] | None
     spans: npt.NDArray[np.int64] | None = None
     conditions: Sequence[tuple[int, Condition]] = ()
+    full: npt.NDArray[np.bool_] | None = None
 
 
 class BatchBuilder:
@@ -126,11 +128,14 @@ class BatchBuilder:
         rows: pa.RecordBatch,
         message_id: bytes | None,
         correlation_id: bytes = b"",
+        *,
+        wants_full_ack: bool = False,
     ) -> None:
         """Copies rows of one envelope, at least one.
 
         Args:
             rows: of the payload schema. message_id: of natslog's own form. correlation_id: of the ack; may be empty.
+                wants_full_ack: whether the ack states offset and epoch.
         """
         before, count = self.rows, rows.num_rows
         self._subject.extend_with_one(subject, count)
@@ -139,13 +144,15 @@ class BatchBuilder:
         self._reply.extend_with_one(reply, 1)
         keys, headers = rows.column("key"), rows.column("headers")
         has_any = keys.null_count < count or headers.null_count < count
-        if (has_any or message_id or correlation_id) and not self._is_headed:
+        if (has_any or message_id or correlation_id or wants_full_ack) and not self._is_headed:
             self._is_headed = True
             self._headers.add_plain(before)
         if self._is_headed:
             self._headers.add_columns(keys, headers, correlation_id)
         if message_id is not None:
             self._headers.set_last_id(message_id)
+        if wants_full_ack:
+            self._headers.wants_full_ack.values[-1] = True
         self._spans.append((before + count - 1, count))
 
     def taken(self) -> Batch:
@@ -160,8 +167,9 @@ class BatchBuilder:
             packed_ids if packed_ids.any() else None,
         )
         ids = headers.ids.values if headers.ids.values.any() else None
+        full = headers.wants_full_ack.values if headers.wants_full_ack.values.any() else None
         replies, correlations = _if_any(self._reply), _if_any(headers.correlation)
-        return Batch(rows, replies, correlations, ids, self._spans_of(count), self._conditions)
+        return Batch(rows, replies, correlations, ids, self._spans_of(count), self._conditions, full)
 
     def _spans_of(self, rows: int) -> npt.NDArray[np.int64] | None:
         if not self._spans:

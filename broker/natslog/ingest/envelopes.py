@@ -65,6 +65,7 @@ class Envelope:
     rows: pa.RecordBatch
     message_id: bytes | None
     correlation_id: bytes
+    wants_full_ack: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ def _read(frames: Frames, *, reads: bool) -> tuple[Received, bool]:
         rows = _rows(payload[len(OPENING) :], subject.tobytes().decode())
         correlation_id = headers.get("Natslog-Correlation-Id", "")
         returned = correlation_id.encode() if _PLAIN_JSON.fullmatch(correlation_id) else b""
-        return Envelope(subject, reply, rows, message_id, returned), begins
+        wants_full_ack = headers.get("Natslog-Ack") == "full"
+        return Envelope(subject, reply, rows, message_id, returned, wants_full_ack), begins
     except InvalidRequest as error:
         return (Refused(frames, error) if headers.get(HEADER_NAME) == HEADER_VALUE else frames), begins
 

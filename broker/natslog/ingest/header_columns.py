@@ -16,6 +16,7 @@ from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES, packed_id
 _KEY_HEADER = np.frombuffer(b"Natslog-Key", np.uint8)
 _CORRELATION_HEADER = np.frombuffer(b"Natslog-Correlation-Id", np.uint8)
 _ACK_TO_HEADER = np.frombuffer(b"Natslog-Ack-To", np.uint8)
+_ACK_HEADER = np.frombuffer(b"Natslog-Ack", np.uint8)
 _ID_HEADER = np.frombuffer(b"Nats-Msg-Id", np.uint8)
 _OFFSETS_OF_NO_ROWS = bytes(4)
 _SHARED_ZEROS = memoryview(bytes(512 * 1024))
@@ -37,19 +38,24 @@ class HeaderColumns:
         self.has_key = Growing(np.bool_)
         self.ids = Growing(np.uint64, 2)
         self.packed_ids = Growing(np.uint8, PACKED_BYTES)
+        self.wants_full_ack = Growing(np.bool_)
 
     def clear(self) -> None:
         for column in (self.key, self.correlation, self.pair_key, self.pair_value):
             column.clear()
-        for growing in (self.pair_ends, self.has_headers, self.has_key, self.ids, self.packed_ids):
+        for growing in (self.pair_ends, self.has_headers, self.has_key, *self._of_acks):
             growing.count = 0
+
+    @property
+    def _of_acks(self) -> tuple[Growing, ...]:
+        return self.ids, self.packed_ids, self.wants_full_ack
 
     def add_plain(self, count: int) -> None:
         """So many rows without headers."""
         self.key.extend_with_empty(count)
         self.correlation.extend_with_empty(count)
         self.pair_ends.extend(np.full(count, self.pair_key.rows, np.int32))
-        for column in (self.has_headers, self.has_key, self.ids, self.packed_ids):
+        for column in (self.has_headers, self.has_key, *self._of_acks):
             column.extend_with_zeros(count)
 
     def add(self, buffer: Array, rows: Array, header_lines: int, *, packs_ids: bool) -> None:
@@ -58,14 +64,14 @@ class HeaderColumns:
             the ack, are left out of the headers.
         """
         count = len(rows)
-        packed, omitted = np.zeros((count, PACKED_BYTES), np.uint8), np.zeros(count, np.bool_)
+        packed, (omitted, wants_full_ack) = np.zeros((count, PACKED_BYTES), np.uint8), np.zeros((2, count), np.bool_)
         pairs = np.empty((4, header_lines), np.int64)
         first_pair = np.zeros(count + 1, np.int64)
         keys, ids, correlations = np.zeros((3, 2, count), np.int64)
         found = native.split_headers(
             buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids,
             LETTER_VALUES, packed if packs_ids else packed[:0], _CORRELATION_HEADER, correlations,
-            _ACK_TO_HEADER if packs_ids else _ACK_TO_HEADER[:0], omitted,
+            _ACK_TO_HEADER if packs_ids else _ACK_TO_HEADER[:0], omitted, _ACK_HEADER, wants_full_ack,
         )  # fmt: skip
         name_starts, name_lengths, value_starts, value_lengths = pairs[:, :found]
         self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
@@ -77,6 +83,7 @@ class HeaderColumns:
         native.hash_ids(buffer, ids[0], ids[1], hashes)
         self.ids.extend(hashes)
         self.packed_ids.extend(packed)
+        self.wants_full_ack.extend(wants_full_ack)
         self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~(omitted & (np.diff(first_pair) == 0)))
         self.has_key.extend(keys[1] >= 0)
 
@@ -93,7 +100,7 @@ class HeaderColumns:
         self.pair_value.extend_with(*edges_and_data(pairs.field("value")))
         self.has_headers.extend(np.asarray(headers.is_valid(), np.bool_))
         self.has_key.extend(np.asarray(keys.is_valid(), np.bool_))
-        for growing in (self.ids, self.packed_ids):
+        for growing in self._of_acks:
             growing.extend_with_zeros(count)
 
     def set_last_id(self, text: bytes) -> None:

@@ -30,7 +30,7 @@ import msgspec
 from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import errors
 from natslog.jetstream.errors import ApiError
-from natslog.jetstream.streams import API_LEVEL, StreamCalls
+from natslog.jetstream.streams import API_LEVEL, LIST_LIMIT, NAMES_LIMIT, StreamCalls
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
 from natslog.wire.frames import Frames
@@ -123,6 +123,20 @@ _ENDPOINTS = (
         "stream_msg_delete",
         lambda calls, request: calls.delete_message(request.stream, request.payload),
     ),
+    _Endpoint(
+        "CONSUMER.NAMES.*",
+        "consumer_names",
+        lambda calls, request: calls.consumer_names(request.stream, NAMES_LIMIT),
+        beside_error=_NO_PAGE | {"consumers": []},
+    ),
+    _Endpoint(
+        "CONSUMER.LIST.*",
+        "consumer_list",
+        lambda calls, request: calls.consumer_names(request.stream, LIST_LIMIT),
+        beside_error=_NO_PAGE | {"consumers": None},
+    ),
+    _Endpoint("CONSUMER.INFO.*.*", "consumer_info", lambda calls, request: calls.consumer(request.stream)),
+    _Endpoint("CONSUMER.DELETE.*.*", "consumer_delete", lambda calls, request: calls.consumer(request.stream)),
 )
 _BY_VERBS = {tuple(token for token in one.subject.split(".") if token != "*"): one for one in _ENDPOINTS}
 _MOST_VERBS = max(map(len, _BY_VERBS))
@@ -273,8 +287,10 @@ class JetStreamApi:
             except ApiError as error:
                 body = {**endpoint.beside_error, "error": error.to_json()}
             except NatslogError as error:
-                logger.warning("the JetStream request %s failed: %s", ".".join(tokens), error.message)
-                body = {**endpoint.beside_error, "error": errors.of_error(error).to_json()}
+                answer = errors.of_error(error)
+                level = logging.WARNING if answer.code >= 500 else logging.DEBUG
+                logger.log(level, "the JetStream request %s failed: %s", ".".join(tokens), error.message)
+                body = {**endpoint.beside_error, "error": answer.to_json()}
             except Exception:  # a bug: one request fails, and nothing else
                 logger.exception("the JetStream request %s failed", ".".join(tokens))
                 body = {**endpoint.beside_error, "error": errors.internal().to_json()}

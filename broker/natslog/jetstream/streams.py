@@ -318,6 +318,15 @@ class StreamCalls:
             raise errors.delete_denied() from error
         return {"success": True}
 
+    async def consumer_names(self, stream: HostedStream | None, limit: int) -> dict[str, Any]:
+        """There are none yet."""
+        if stream is None:
+            raise errors.stream_not_found()
+        return {"total": 0, "offset": 0, "limit": limit, "consumers": []}
+
+    async def consumer(self, stream: HostedStream | None) -> dict[str, Any]:
+        raise errors.stream_not_found() if stream is None else errors.consumer_not_found()
+
 
 _ACCOUNT_LIMITS = (
     "max_memory",

@@ -5,12 +5,14 @@ get nothing below it from then on, and the followers receive it with the high wa
 segments. The start never goes back, so that a message that was past a limit does not return when others are removed.
 
 The newest message stays, also if it alone has more than `max_bytes`. A message counts with its share of the stored
-bytes of its batch. Hidden messages count for their bytes until their segment was rewritten, and not as messages.
+bytes of its batch. Hidden messages count for their bytes until their segment was rewritten, and not as messages. For a
+stream of the JetStream API, `max_bytes` is of visible messages as JetStream counts them (`log.message_bytes`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.extent import bytes_between, reach
@@ -19,10 +21,16 @@ from natslog.model import StreamSettings
 
 
 class StartLimits:
-    """Moves `SegmentChain.limited_below`. For one thread at a time."""
+    """Moves `SegmentChain.limited_below`. For one thread at a time.
 
-    def __init__(self, chain: SegmentChain, removed: RemovedOffsets) -> None:
-        self._chain, self._removed = chain, removed
+    Args:
+        start_within: the least start with which `[start, end)` takes at most so many bytes, as JetStream counts them.
+    """
+
+    def __init__(
+        self, chain: SegmentChain, removed: RemovedOffsets, start_within: Callable[[int, int, int], int]
+    ) -> None:
+        self._chain, self._removed, self._start_within = chain, removed, start_within
         self._middle: tuple[int, Segment | None, Segment | None, int] = (0, None, None, 0)
 
     def advance(self, settings: StreamSettings) -> None:
@@ -38,7 +46,8 @@ class StartLimits:
             if excess > 0:
                 start = self._removed.visible_from(start, end, excess) if self._removed else start + excess
         if settings.max_bytes is not None and start < end:
-            start = min(self._start_by_bytes(start, end, settings.max_bytes), end - 1)
+            by_bytes = self._start_by_bytes if settings.jetstream is None else self._start_within
+            start = min(by_bytes(start, end, settings.max_bytes), end - 1)
         chain.limited_below = max(chain.limited_below, start)
 
     def _start_by_bytes(self, start: int, end: int, max_bytes: int) -> int:

@@ -44,7 +44,7 @@ from natslog.log.erasing import ErasedRows, Erasures, RewrittenFile, due_segment
 from natslog.log.latest_views import LatestViews
 from natslog.log.limits import StartLimits
 from natslog.log.log_reader import LogReader
-from natslog.log.message_bytes import MessageBytes
+from natslog.log.message_bytes import MessageBytes, size_rule
 from natslog.log.newest import NewestRows, Texts
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
@@ -134,7 +134,7 @@ class StreamLog:
         self.visibility = Visibility(folder, self.stored_rows, lambda: self.log_start_offset)
         self.reader = LogReader(self.chain, self.visibility)
         self.subjects = SubjectIndex(folder, self.chain, self.visibility, self.stored_rows)
-        self._limits = StartLimits(self.chain, self.visibility.removed)
+        self._limits = StartLimits(self.chain, self.visibility.removed, self._start_within)
         self.visible_size = VisibleSize(self.chain, self.visibility.removed)
         self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
         self._message_bytes_lock = threading.Lock()
@@ -767,7 +767,12 @@ class StreamLog:
     def message_bytes(self, start: int, end: int) -> int:
         """The size of the visible messages in `[start, end)` as JetStream counts it. Raises CorruptLog."""
         with self._message_bytes_lock:
-            return self._message_bytes.total(start, end)
+            return self._message_bytes.total(start, end, size_rule(self.settings))
+
+    def _start_within(self, start: int, end: int, max_bytes: int) -> int:
+        """From where on the visible messages take at most `max_bytes`, as JetStream counts them."""
+        with self._message_bytes_lock:
+            return self._message_bytes.start_within(start, end, max_bytes, size_rule(self.settings))
 
     def gaps(self) -> BitMap64:
         """Offsets that have no row, although their batches are stored. Raises CorruptLog."""

@@ -30,6 +30,7 @@ from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
 _M, _S, _G, _H = 77, 83, 71, 72
 _QUOTE, _BACKSLASH, _DELETE = 34, 92, 127
 _MOST_CORRELATION_BYTES = 256
+_FULL = np.frombuffer(b"full", np.uint8)
 
 
 @inlined
@@ -219,6 +220,8 @@ def split_headers(
     correlations: Any,
     omitted_word: Any,
     omitted: Any,
+    ack_word: Any,
+    wants_full_ack: Any,
 ) -> int:
     """Finds the `Name: value` lines of each frame's header block, in order, repeats kept.
 
@@ -232,6 +235,7 @@ def split_headers(
             zeros. Without rows, no id is packed.
         correlations: as `keys`, of the first value of `correlation_word` that can stand between the quotes of JSON.
         omitted: marks the frames that have a header which is no pair: a packed id, or `omitted_word` (may be empty).
+        wants_full_ack: marks the frames that have the header `ack_word` with the value `full`.
 
     Returns:
         How many pairs there are.
@@ -280,6 +284,8 @@ def split_headers(
                         is_pair = False
                 elif omitted_word.shape[0] > 0 and equals(buffer, at, colon, omitted_word):
                     is_pair = False
+                elif equals(buffer, at, colon, ack_word) and equals(buffer, low, high, _FULL):
+                    wants_full_ack[index] = True
                 if is_pair:
                     count += 1
                 else:

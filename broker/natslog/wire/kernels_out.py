@@ -36,12 +36,14 @@ _ERROR_FIELD = np.frombuffer(b'"error":', np.uint8)
 
 @compiled
 def _is_acked_with_next(
-    data: Any, edges: Any, index: int, duplicate: Any, counts: Any, correlation_offsets: Any
+    data: Any, edges: Any, index: int, duplicate: Any, full: Any, counts: Any, correlation_offsets: Any
 ) -> bool:
     """Whether the reply subjects of a row and the next one are `<text>.~<n>` and `<text>.~<n + 1>`, and their acks have
     nothing else of their own.
     """
     if duplicate.shape[0] > 0 and duplicate[index] != duplicate[index + 1]:
+        return False
+    if full.shape[0] > 0 and full[index] != full[index + 1]:
         return False
     if counts.shape[0] > 0 and (counts[index] > 0 or counts[index + 1] > 0):
         return False
@@ -73,18 +75,21 @@ def stored_acks(
     correlation_offsets: Any,
     offsets: Any,
     duplicate: Any,
+    full: Any,
     counts: Any,
     head: Any,
     middle: Any,
+    epoch: Any,
     first_tail: Any,
     duplicate_tail: Any,
     out: Any,
 ) -> int:
-    """`PUB <reply> <size>`, then `<head><offset + 1><middle><offset><tail>`, for each row with a reply subject. Rows
-    whose reply subjects are numbered one after another get one ack together, at the last of them, which states before
-    its tail how many they are: `,"messages":<n>`.
+    """`PUB <reply> <size>`, then `<head><offset + 1><tail>`, for each row with a reply subject. Rows whose reply
+    subjects are numbered one after another get one ack together, at the last of them, which states before its tail how
+    many they are: `,"messages":<n>`.
 
     Args:
+        full: marks the rows whose acks have `<middle><offset><epoch>` behind the sequence; empty where none has.
         duplicate: marks the rows that get `duplicate_tail` instead of `first_tail`; empty where none does.
         counts: of the rows that an envelope carried, at its last one: `,"count":<n>` before the tail; else 0. May be
             empty.
@@ -102,15 +107,18 @@ def stored_acks(
         if length == 0:
             continue
         if index + 1 < offsets.shape[0] and _is_acked_with_next(
-            reply_data, reply_offsets, index, duplicate, counts, correlation_offsets
+            reply_data, reply_offsets, index, duplicate, full, counts, correlation_offsets
         ):
             messages += 1
             continue
         tail = duplicate_tail if duplicate.shape[0] > 0 and duplicate[index] else first_tail
         offset = offsets[index]
         digits, next_digits = digits_of(offset), digits_of(offset + 1)
+        is_full = full.shape[0] > 0 and full[index]
         count = counts[index] if counts.shape[0] > 0 else 0
-        size = head.shape[0] + next_digits + middle.shape[0] + digits + tail.shape[0]
+        size = head.shape[0] + next_digits + tail.shape[0]
+        if is_full:
+            size += middle.shape[0] + digits + epoch.shape[0]
         if count > 0:
             size += _COUNT_FIELD.shape[0] + digits_of(count)
         correlation_bytes = 0
@@ -128,8 +136,10 @@ def stored_acks(
         out[at], out[at + 1] = CR, LF
         at = put_text(out, at + 2, head)
         at = put_number(out, at, offset + 1, next_digits)
-        at = put_text(out, at, middle)
-        at = put_number(out, at, offset, digits)
+        if is_full:
+            at = put_text(out, at, middle)
+            at = put_number(out, at, offset, digits)
+            at = put_text(out, at, epoch)
         if count > 0:
             at = put_text(out, at, _COUNT_FIELD)
             at = put_number(out, at, count, digits_of(count))

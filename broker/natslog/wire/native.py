@@ -100,7 +100,7 @@ gather_messages = Kernel(
 gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER)
 split_headers = Kernel(
     _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, BYTES, ROWS, BYTES,
-    MARKS, results=1,
+    MARKS, BYTES, MARKS, results=1,
 )  # fmt: skip
 mark_openings = Kernel(_envelopes, "mark_openings", BYTES, ROWS, BYTES, MARKS, results=1)
 open_messages = Kernel(_envelopes, "open_messages", BYTES, ROWS, BYTES, BYTES, MARKS, results=1)
@@ -129,7 +129,7 @@ shorten_queues = Kernel(_newest, "shorten_queues", INTEGER, ROWS, LONGS, OFFSETS
 make_queues = Kernel(_newest, "make_queues", ROWS, LONGS, OFFSETS, LONGS)
 place_texts = Kernel(_newest, "place_texts", BYTES, ROWS, INTEGER, HASHES, WORDS, BYTES)
 look_up_texts = Kernel(_newest, "look_up_texts", OFFSETS, BYTES, HASHES, ROWS, BYTES, WORDS, BYTES, LONGS)
-stored_acks = Kernel(_out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, LONGS, *[BYTES] * 5, results=1)
+stored_acks = Kernel(_out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, MARKS, LONGS, *[BYTES] * 6, results=1)
 publish_frames = Kernel(
     _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
 )  # fmt: skip

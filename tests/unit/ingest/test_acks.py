@@ -31,8 +31,19 @@ def test_stored_acks_go_to_those_who_asked_with_sequence_one_above_offset() -> N
     replies = Texts.of([b"_INBOX.a", b"", b"_INBOX.c"])
     protocol = acks.stored(replies, np.array([41, 42, 43]), stream='or"ders', epoch=3)
     assert parsed(bytes(protocol)) == [
-        ("_INBOX.a", {"stream": 'or"ders', "seq": 42, "offset": 41, "epoch": 3}),
-        ("_INBOX.c", {"stream": 'or"ders', "seq": 44, "offset": 43, "epoch": 3}),
+        ("_INBOX.a", {"stream": 'or"ders', "seq": 42}),
+        ("_INBOX.c", {"stream": 'or"ders', "seq": 44}),
+    ]
+
+
+def test_full_acks_state_offset_and_epoch_as_well() -> None:
+    replies, full = Texts.of([b"a", b"b", b"c"]), np.array([False, True, True])
+    duplicate = np.array([False, False, True])
+    protocol = acks.stored(replies, np.array([41, 42, 9]), stream="s", epoch=3, full=full, duplicate=duplicate)
+    assert [body for _, body in parsed(bytes(protocol))] == [
+        {"stream": "s", "seq": 42},
+        {"stream": "s", "seq": 43, "offset": 42, "epoch": 3},
+        {"stream": "s", "seq": 10, "offset": 9, "epoch": 3, "duplicate": True},
     ]
 
 
@@ -45,7 +56,7 @@ def test_duplicates_are_marked() -> None:
 def test_refusals_carry_code_and_reason() -> None:
     ((subject, body),) = parsed(bytes(acks.refused(Texts.of([b"x", b""]), StorageFull("no room"), stream="s")))
     assert subject == "x"
-    assert body == {"error": {"code": 503, "err_code": 10047, "description": "no room"}, "stream": "s"}
+    assert body == {"error": {"code": 503, "err_code": 10047, "description": "no room"}, "stream": "s", "seq": 0}
 
 
 def test_no_replies_no_bytes() -> None:
@@ -56,7 +67,7 @@ def messages_of(replies: list[bytes], **given: Any) -> list[tuple[str, int, int]
     """(reply subject, offset, number of messages) of each ack."""
     offsets = np.arange(40, 40 + len(replies))
     protocol = acks.stored(Texts.of(replies), offsets, stream="s", epoch=1, **given)
-    return [(subject, body["offset"], body.get("messages", 1)) for subject, body in parsed(bytes(protocol))]
+    return [(subject, body["seq"] - 1, body.get("messages", 1)) for subject, body in parsed(bytes(protocol))]
 
 
 def test_consecutive_numbers_get_one_ack() -> None:
@@ -91,6 +102,7 @@ def test_acks_that_say_different_things_are_separate() -> None:
     assert [ack[1:] for ack in messages_of(replies, duplicate=np.array([True, False, False, True]))] == [
         (40, 1), (42, 2), (43, 1),
     ]  # fmt: skip
+    assert [ack[1:] for ack in messages_of(replies, full=np.array([True, True, False, False]))] == [(41, 2), (43, 2)]
     assert [ack[1:] for ack in messages_of(replies, counts=np.array([0, 0, 5, 0]))] == [(41, 2), (42, 1), (43, 1)]
     correlations = Texts.of([b"", b"", b"a", b"b"])
     assert [ack[1:] for ack in messages_of(replies, correlations=correlations)] == [(41, 2), (42, 1), (43, 1)]

@@ -26,7 +26,7 @@ def packed(*texts: bytes) -> PackedIds:
     native.split_headers(
         np.frombuffer(b"".join(header), np.uint8), frames, *words, pairs, np.zeros(len(texts) + 1, np.int64),
         places.copy(), places, LETTER_VALUES, ids, words[0], places.copy(),
-        words[0][:0], np.zeros(len(texts), np.bool_),
+        words[0][:0], np.zeros(len(texts), np.bool_), words[0], np.zeros(len(texts), np.bool_),
     )  # fmt: skip
     return ids
 

@@ -337,13 +337,14 @@ class StreamIngest:
             )
             return
         given = (envelope.subject, envelope.reply, envelope.rows, envelope.message_id, envelope.correlation_id)
-        self._add(size_bytes, lambda builder: builder.add_envelope(*given))
+        wants_full_ack = envelope.wants_full_ack
+        self._add(size_bytes, lambda builder: builder.add_envelope(*given, wants_full_ack=wants_full_ack))
 
     def _refuse_envelope(self, envelope: Envelope, error: NatslogError) -> None:
         self._count_refused(envelope.rows.num_rows, error)
         if len(envelope.reply):
             replies, correlations = Texts.of([envelope.reply.tobytes()]), Texts.of([envelope.correlation_id])
-            self._answer(acks.refused(replies, error, stream=self.name, correlations=correlations), 1)
+            self._answer(self._refused(replies, correlations, error), 1)
 
     def _add(self, size_bytes: int, add: Callable[[BatchBuilder], None]) -> None:
         """To the rows of the next commit."""
@@ -370,7 +371,11 @@ class StreamIngest:
             self._answer(self._refusals(batch, batch.replies, error), len(asking.rows))
 
     def _refusals(self, batch: Batch, replies: Texts, error: NatslogError) -> memoryview:
-        return acks.refused(replies, error, stream=self.name, correlations=batch.correlations)
+        return self._refused(replies, batch.correlations, error)
+
+    def _refused(self, replies: Texts, correlations: Texts | None, error: NatslogError) -> memoryview:
+        is_jetstream = self.ack_rules.acks == "any"
+        return acks.refused(replies, error, stream=self.name, correlations=correlations, is_jetstream=is_jetstream)
 
     def _count_refused(self, rows: int, error: NatslogError, reason: str | None = None) -> None:
         self.stats.refused[reason or error.code] += rows
@@ -560,7 +565,7 @@ class StreamIngest:
         self, batch: Batch, replies: Texts, offsets: Offsets, duplicate: Marks | None, unmet: Sequence[Refusal]
     ) -> bytes | memoryview:
         """Acks, and the refusals of rows whose condition is not met."""
-        correlations, counts = batch.correlations, batch.spans
+        correlations, counts, full = batch.correlations, batch.spans, batch.full
         refusals: list[memoryview] = []
         if unmet:
             refusals = self._unmet_answers(replies, correlations, unmet)
@@ -569,12 +574,14 @@ class StreamIngest:
             correlations = None if correlations is None else correlations.filter(kept)
             duplicate = None if duplicate is None else duplicate[kept]
             counts = None if counts is None else counts[kept]
+            full = None if full is None else full[kept]
         stored = acks.stored(
             replies,
             offsets,
             stream=self.name,
             epoch=self.log.epoch,
             duplicate=duplicate,
+            full=full,
             counts=counts,
             correlations=correlations,
         )
@@ -590,7 +597,7 @@ class StreamIngest:
             marks = np.zeros(len(replies.offsets) - 1, np.bool_)
             marks[rows] = True
             ids = None if correlations is None else correlations.filter(marks)
-            pieces.append(acks.refused(replies.filter(marks), error, stream=self.name, correlations=ids))
+            pieces.append(self._refused(replies.filter(marks), ids, error))
         return pieces
 
     def _append(self, batch: Batch) -> tuple[Offsets, Marks | None, Sequence[Refusal]]:

@@ -23,8 +23,10 @@ from natslog.arrow.row_buffers import RowBuffers
 from natslog.errors import CorruptLog, LimitReached
 from natslog.ingest.message_sizes import text_bytes
 from natslog.log import RunLog
+from natslog.log.message_bytes import size_rule, sizes_of
 from natslog.log.rollups import ALL, SUBJECT, rollups_of
 from natslog.log.stream_log import HEADER_BYTES, ROW_BYTES
+from natslog.model import StreamSettings
 
 _TEXTS = {"max_messages": "maximum messages exceeded", "max_bytes": "maximum bytes exceeded"}
 _ERR_CODE = 10077
@@ -49,9 +51,13 @@ class StreamRoom:
     def fits(self, rows: int, size_bytes: int) -> bool:
         """Whether so many rows, which take at most so many stored bytes, certainly fit. Reads no file."""
         settings, size = self._log.settings, self._log.visible_size
+        counts_stored_bytes = settings.jetstream is None  # otherwise messages are counted, which may read files
         return settings.discard == "old" or (
             (settings.max_messages is None or size.most_messages + rows <= settings.max_messages)
-            and (settings.max_bytes is None or size.most_bytes + size_bytes <= settings.max_bytes)
+            and (
+                settings.max_bytes is None
+                or (counts_stored_bytes and size.most_bytes + size_bytes <= settings.max_bytes)
+            )
         )
 
     def of_commit(self, rows: RowBuffers) -> RowRoom | None:
@@ -72,7 +78,7 @@ class StreamRoom:
         messages = log.visible_size.most_messages
         if settings.max_messages is not None and messages + rows > settings.max_messages:
             raise _no_room_for_run("max_messages", rows, f"{messages} of {settings.max_messages} messages")
-        if settings.max_bytes is not None and (stored := log.visible_size.bytes()) + size_bytes > settings.max_bytes:
+        if settings.max_bytes is not None and (stored := _bytes_from(log, 0)) + size_bytes > settings.max_bytes:
             raise _no_room_for_run("max_bytes", rows, f"{stored} of {settings.max_bytes} bytes")
 
 
@@ -81,12 +87,13 @@ class RowRoom:
 
     def __init__(self, log: RunLog, rows: RowBuffers) -> None:
         batch = rows.to_arrow()
-        self._settings, self._size = log.settings, log.visible_size
-        self._row_bytes = _row_bytes(rows, batch)
+        self._settings, self._log = log.settings, log
+        self._row_bytes = _row_bytes(rows, batch, log.settings)
         self._base = self._next = log.log_end_offset
         self._own_bytes: list[int] = []  # of the accepted rows
         log.visibility.removed_below(log.high_watermark)
-        self._bytes = _OVERHEAD_BYTES + (log.visible_size.bytes() if log.settings.max_bytes is not None else 0)
+        self._overhead_bytes = _OVERHEAD_BYTES if log.settings.jetstream is None else 0
+        self._bytes = self._overhead_bytes + (_bytes_from(log, 0) if log.settings.max_bytes is not None else 0)
         self._messages = log.visible_size.most_messages
         self._hiding = _Hiding(log, batch) if log.visibility.rule.hides else None
         if self._hiding is not None:
@@ -122,19 +129,19 @@ class RowRoom:
         self._messages -= len(hidden)
         self._bytes -= self._bytes_of(hidden)
         if row.rollup == ALL:
-            self._messages, self._bytes = 1, _OVERHEAD_BYTES + self._bytes_from(row.offset)
+            self._messages, self._bytes = 1, self._overhead_bytes + self._bytes_from(row.offset)
 
     def _bytes_from(self, offset: int) -> int:
         if self._settings.max_bytes is None:
             return 0
-        stored_bytes = self._size.bytes(offset) if offset < self._base else 0
+        stored_bytes = _bytes_from(self._log, offset) if offset < self._base else 0
         return stored_bytes + sum(self._own_bytes[max(0, offset - self._base) :])
 
     def _bytes_of(self, offsets: Iterable[int]) -> int:
         if self._settings.max_bytes is None:
             return 0
         base = self._base
-        return sum(self._size.bytes_of_message(one) if one < base else self._own_bytes[one - base] for one in offsets)
+        return sum(_bytes_of(self._log, one) if one < base else self._own_bytes[one - base] for one in offsets)
 
 
 class _Hiding:
@@ -204,8 +211,23 @@ class _Hiding:
         return offset >= self._start and offset not in self._hidden and not self._removed.is_hidden(offset)
 
 
-def _row_bytes(rows: RowBuffers, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """How many stored bytes each row takes: its texts, and a share of the rest."""
+def _bytes_from(log: RunLog, offset: int) -> int:
+    """Of all visible messages from an offset on, committed or not, as the stream counts them."""
+    if log.settings.jetstream is None:
+        return log.visible_size.bytes(offset)
+    return log.message_bytes(max(offset, log.first_readable_offset), log.log_end_offset)
+
+
+def _bytes_of(log: RunLog, offset: int) -> int:
+    if log.settings.jetstream is None:
+        return log.visible_size.bytes_of_message(offset)
+    return log.message_bytes(max(offset, log.first_readable_offset), offset + 1)
+
+
+def _row_bytes(rows: RowBuffers, batch: pa.RecordBatch, settings: StreamSettings) -> npt.NDArray[np.int64]:
+    """How many bytes each row takes: its texts, and a share of the rest; or as JetStream counts it."""
+    if settings.jetstream is not None:
+        return sizes_of(batch, size_rule(settings))
     texts = text_bytes(batch)
     rest = max(0, rows.nbytes - int(texts.sum()))
     return np.asarray(texts + ROW_BYTES - (-rest // rows.rows), np.int64)
