@@ -53,7 +53,7 @@ PHASES = (
     Phase(
         "processes",
         "real brokers, NATS and Spark: a file at a time on two processes, all that shares a Spark on one of them",
-        ("integration", "spark"),
+        ("integration", "jetstream", "spark"),
         ("-n2", "--dist=loadfile"),
     ),
     Phase("faults", "those with time limits, one after the other", ("faults", "chaos", "soak")),

@@ -95,7 +95,7 @@ _ENDPOINTS = (
         "stream_list",
         lambda calls, request: calls.infos(request.payload),
         at_stream=False,
-        beside_error=_NO_PAGE | {"streams": None},
+        beside_error=_NO_PAGE | {"streams": []},
     ),
     _Endpoint(
         "STREAM.INFO.*",
@@ -339,5 +339,7 @@ def _required_level(headers: bytes) -> int:
         name, _, value = line.partition(":")
         if name.strip().lower() == _LEVEL_HEADER:
             text = value.strip()
+            if not text:
+                return 0
             return int(text) if text.isdecimal() and len(text) < 10 else API_LEVEL + 1
     return 0

@@ -104,6 +104,10 @@ def sequence_not_found(sequence: int) -> ApiError:
     return ApiError(400, 10043, f"sequence {sequence} not found")
 
 
+def nothing_to_delete(*, is_past_end: bool) -> ApiError:
+    return ApiError(500, 10057, "stream store EOF" if is_past_end else "no message found")
+
+
 def sealed() -> ApiError:
     return ApiError(400, 10109, "invalid operation on sealed stream")
 

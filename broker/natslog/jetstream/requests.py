@@ -93,6 +93,8 @@ def decoded(payload: bytes, kind: type[Request]) -> Request:
         return kind()
     try:
         fields = _without_nulls(msgspec.json.decode(payload))
+        if fields is None:
+            return kind()
         if not isinstance(fields, dict):
             raise invalid_json(f"a request is an object, not {_shown(payload)}")
         return msgspec.convert(fields, kind)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from natslog.cluster.stream_changes import require_purgeable, wanted_replicas
+from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
 from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, RemovalDenied, StreamSealed
 from natslog.jetstream import errors, stored_messages
 from natslog.jetstream.requests import (
@@ -168,12 +168,12 @@ class StreamCalls:
         if request.mirror_direct and request.mirror is None:
             raise errors.invalid_config("stream has no mirror but does have mirror direct")
         config = checked(request)
+        self._require_brokers(config.num_replicas)
         async with self._creating:
             existing = self._broker.state.streams.get(name)
             if existing is not None and not are_equal(config_of(existing, wanted_replicas(existing)), config):
                 raise errors.name_in_use()
             if existing is None:
-                self._require_brokers(config.num_replicas)
                 self._require_own_subjects(name, config.subjects)
                 operations = self._broker.stream_operations
                 creating = operations.create(name, settings_of(config), first_offset=first_offset_of(config))
@@ -208,7 +208,7 @@ class StreamCalls:
         states = await self.states(page)
         infos = [self._info(one, states[one.name], dynamic={}) for one in page if one.name in states]
         missing = [one.name for one in page if one.name not in states]
-        body = _paged(request, len(records), LIST_LIMIT) | {"streams": infos or None}
+        body = _paged(request, len(records), LIST_LIMIT) | {"streams": infos}
         return body | ({"missing": missing} if missing else {})
 
     def _listed(self, payload: bytes) -> tuple[StreamsRequest, list[StreamRecord]]:
@@ -232,7 +232,7 @@ class StreamCalls:
             offset = max(0, request.offset)
             found, total = await self._read(stream, lambda log: subjects_of(log, pattern, offset))
             if total:
-                page = {"total": total, "offset": min(offset, total), "limit": MAX_SUBJECT_DETAILS}
+                page = {"total": total, "offset": offset, "limit": MAX_SUBJECT_DETAILS}
             if found is not None:
                 state.subjects = found
         return page | self._info(stream.record, state, dynamic=DYNAMIC, with_cluster=True)
@@ -245,9 +245,9 @@ class StreamCalls:
             raise errors.stream_not_found()
         record, operations = stream.record, self._broker.stream_operations
         was = config_of(record, wanted_replicas(record))
-        config = require_updatable(was, config)
         if config.num_replicas > max(was.num_replicas, 1):
             self._require_brokers(config.num_replicas)
+        config = require_updatable(was, config)
         self._require_own_subjects(name, config.subjects)
         settings = updated_settings(record.settings, config)
         await self._broker.change_cluster(operations.replace_settings(record, settings))
@@ -307,6 +307,15 @@ class StreamCalls:
         request = decoded(payload, MessageDeleteRequest)
         if stream is None:
             raise errors.stream_not_found()
+        try:
+            require_deletable(stream.record)
+        except StreamSealed as error:
+            raise errors.sealed() from error
+        except RemovalDenied as error:
+            raise errors.delete_denied() from error
+        first, end = await self._read(stream, _visible_range)
+        if not first < request.seq <= end and config_of(stream.record).storage == "file":
+            raise errors.nothing_to_delete(is_past_end=request.seq > end)
         if not request.seq:
             raise errors.sequence_not_found(0)
         operations, offset = self._broker.stream_operations, request.seq - 1
@@ -314,8 +323,6 @@ class StreamCalls:
             await operations.delete_message(stream, offset, erase=not request.no_erase)
         except MessageNotFound as error:
             raise errors.sequence_not_found(request.seq) from error
-        except RemovalDenied as error:
-            raise errors.delete_denied() from error
         return {"success": True}
 
     async def consumer_names(self, stream: HostedStream | None, limit: int) -> dict[str, Any]:
@@ -345,6 +352,12 @@ def _broker_name(broker: BrokerId) -> str:
 
 def _paged(request: StreamsRequest, total: int, limit: int) -> dict[str, Any]:
     return {"total": total, "offset": min(request.offset, total), "limit": limit}
+
+
+def _visible_range(log: StreamLog) -> tuple[int, int]:
+    """The offset of the first visible message, and the high watermark."""
+    end = log.high_watermark
+    return log.visibility.removed_below(end).next_visible(log.first_readable_offset, end), end
 
 
 def _visible_below(log: StreamLog, below: int) -> int:

@@ -6,7 +6,8 @@ segments. The start never goes back, so that a message that was past a limit doe
 
 The newest message stays, also if it alone has more than `max_bytes`. A message counts with its share of the stored
 bytes of its batch. Hidden messages count for their bytes until their segment was rewritten, and not as messages. For a
-stream of the JetStream API, `max_bytes` is of visible messages as JetStream counts them (`log.message_bytes`).
+stream of the JetStream API, `max_bytes` is of visible messages as JetStream counts them (`log.message_bytes`), and a
+message that alone has more does not stay.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ class StartLimits:
             if excess > 0:
                 start = self._removed.visible_from(start, end, excess) if self._removed else start + excess
         if settings.max_bytes is not None and start < end:
-            by_bytes = self._start_by_bytes if settings.jetstream is None else self._start_within
-            start = min(by_bytes(start, end, settings.max_bytes), end - 1)
+            if settings.jetstream is None:
+                start = min(self._start_by_bytes(start, end, settings.max_bytes), end - 1)
+            else:
+                start = self._start_within(start, end, settings.max_bytes)
         chain.limited_below = max(chain.limited_below, start)
 
     def _start_by_bytes(self, start: int, end: int, max_bytes: int) -> int:

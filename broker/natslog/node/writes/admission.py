@@ -95,6 +95,10 @@ class _Commit:
     def _unmet(self, row: int, condition: Condition) -> NatslogError | None:
         if condition.is_rollup and not self._log.visibility.rule_of(self._log.epoch).rolls_up:
             return rollup_not_permitted()  # allowed when the message arrived
+        if condition.last_subject_sequence is not None:
+            last = self._last_of_subject(row)
+            if last != condition.last_subject_sequence:
+                return _wrong_sequence(last)
         if condition.last_sequence is not None:
             last = self._sequence_before(row)
             if last != condition.last_sequence:
@@ -103,10 +107,6 @@ class _Commit:
             last_id = self._last_id(row)
             if last_id != condition.last_message_id:
                 return ConditionFailed(f"wrong last msg ID: {last_id}", err_code=10070)
-        if condition.last_subject_sequence is not None:
-            last = self._last_of_subject(row)
-            if last != condition.last_subject_sequence:
-                return _wrong_sequence(last)
         return None
 
     def _sequence_before(self, row: int) -> int:

@@ -279,6 +279,9 @@ class StreamIngest:
             if len(garbled.rows):
                 error = InvalidRequest("subject and headers must be UTF-8: correct the message")
                 self._refuse(garbled, error, "not_utf8")
+        if self.max_message_bytes is not None and survey.headed_rows:  # first, as JetStream does it
+            are_envelopes = begin_as_envelopes(frames)
+            frames = frames if are_envelopes.any() else self._of_allowed_size(frames, self.max_message_bytes)
         if survey.headed_rows and (marks := marked(frames)) is not None:
             return self._without_refused_demands(frames, marks), True
         return frames, False
@@ -303,12 +306,11 @@ class StreamIngest:
         return frames.select(~refused) if errors else frames
 
     def _gather(self, frames: Frames, survey: Survey, *, has_conditions: bool) -> None:
-        if (max_bytes := self.max_message_bytes) is not None:
-            fitting, large = split_by_size(frames, max_bytes)
-            if len(large.rows):
-                self._refuse(large, too_large(max_bytes, "the message is larger"))
-                if not len(fitting.rows):
-                    return
+        if self.max_message_bytes is not None:
+            fitting = self._of_allowed_size(frames, self.max_message_bytes)
+            if not len(fitting.rows):
+                return
+            if fitting is not frames:
                 frames, survey = fitting, survey_of(fitting)
         if not self._memory.take(survey.frame_bytes):
             self._refuse(
@@ -323,6 +325,13 @@ class StreamIngest:
             builder.add(frames, survey, packs_ids=packs_ids)
 
         self._add(survey.frame_bytes, add)
+
+    def _of_allowed_size(self, frames: Frames, max_bytes: int) -> Frames:
+        """The same frames where none is too large."""
+        fitting, large = split_by_size(frames, max_bytes)
+        if len(large.rows):
+            self._refuse(large, too_large(max_bytes, "the message is larger"))
+        return fitting
 
     def _gather_envelope(self, envelope: Envelope) -> None:
         size_bytes = envelope.rows.nbytes + BYTES_PER_ROW * envelope.rows.num_rows

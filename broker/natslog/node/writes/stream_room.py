@@ -110,7 +110,10 @@ class RowRoom:
         if settings.max_messages is not None and more > 0 and self._messages + more > settings.max_messages:
             return _exceeded("max_messages")
         more = size_bytes - self._bytes_of(hidden)
-        if settings.max_bytes is not None and more > 0 and self._bytes + more > settings.max_bytes:
+        needed = (
+            more if settings.jetstream is None else size_bytes
+        )  # there a larger message takes no smaller one's place
+        if settings.max_bytes is not None and more > 0 and self._bytes + needed > settings.max_bytes:
             return _exceeded("max_bytes")
         for row in range(first, last + 1):
             self._accept(row)
