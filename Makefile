@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-all sim fuzz chaos soak bench demo format clean java python
+.PHONY: help install check test test-all sim jetstream fuzz chaos soak bench demo format clean java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ test-all: java $(STAMP) ## the long tests, which `make test` leaves out: with it
 
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
+
+jetstream: $(STAMP) ## the JetStream API beside a NATS server with JetStream: every answer compared
+	@$(BIN)/python -m pytest tests/jetstream $(ARGS)
 
 fuzz: $(STAMP) ## every parser of foreign bytes, coverage-guided: MINUTES=10 each, TARGET=frames SEED=7 for one
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED))

@@ -198,14 +198,19 @@ async def flushed(connection: Any) -> None:
 def publish_acked(
     url: str, subject: str, values: list[bytes], headers: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Publishes each value with a reply subject and returns the answers, in order, and the offset that each states."""
+    """Publishes each value with a reply subject and returns the answers, in order, each with an offset or an error."""
 
     async def work(connection: Any) -> list[dict[str, Any]]:
         asks = [connection.request(subject, value, timeout=20, headers=headers) for value in values]
         answers = [json.loads(answer.data) for answer in await asyncio.gather(*asks)]
-        return [answer | {"offset": answer["seq"] - 1} if answer.get("seq") else answer for answer in answers]
+        return [_with_offset(answer) for answer in answers]
 
     return with_nats(url, work)
+
+
+def _with_offset(answer: dict[str, Any]) -> dict[str, Any]:
+    sequence = answer.pop("seq", 0)
+    return answer | ({"seq": sequence, "offset": sequence - 1} if sequence else {})
 
 
 def natslog(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from natslog.errors import InvalidRequest
 
-MAX_NAME_CHARS = 128
+MAX_NAME_CHARS = 255
 INTERNAL_PREFIX = "__"
 """Names of streams that natslog itself writes begin so."""
 MAX_SUBJECT_BYTES = 1024

@@ -303,7 +303,8 @@ def test_leadership_is_handed_over_in_order(cluster: Cluster, filled: str) -> No
     assert f"broker {to} leads stream {filled}" in done.stdout
     after = cluster.client().stream(filled)
     assert (after["leader"], after["leader_epoch"]) == (to, before["leader_epoch"] + 1)
-    assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["epoch"] == after["leader_epoch"]
+    (ack,) = publish_acked(cluster.nats.url, filled, [b"on"], {"Natslog-Ack": "full"})
+    assert ack["epoch"] == after["leader_epoch"]
     assert all_values(cluster.client(), filled)[-1] == b"on"
 
 

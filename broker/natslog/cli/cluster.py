@@ -84,12 +84,20 @@ def _show_status(body: dict[str, Any], streams: list[dict[str, Any]]) -> None:
     )
     out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
     out.print(_level_line(body))
+    out.print(_JETSTREAM[body.get("jetstream", "off")])
     columns = ["broker", "url", "rack", "state", "role", "leads", "replicas", "in sync"]
     print_table(columns, [_broker_row(one) for one in body["brokers"]])
     if streams:
         out.print()
         columns = ["stream", "leader", "epoch", "replicas", "in sync", "end", "state"]
         print_table(columns, [_row(one, is_current=body["is_current"]) for one in streams])
+
+
+_JETSTREAM = {
+    "off": "JetStream API: off",
+    "on": "JetStream API: on",
+    "domain": "JetStream API: only in the domain natslog ($JS.natslog.API.>), because the NATS server has JetStream",
+}
 
 
 def _level_line(body: dict[str, Any]) -> str:

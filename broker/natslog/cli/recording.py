@@ -31,6 +31,6 @@ def _why_stream_never_acks(stream: dict[str, Any], subject: str) -> str | None:
     if stream.get("sealed"):
         return f"Stream {name} on {subject!r} is sealed, so it is permanently read-only: publish to another stream."
     acks = stream.get("acks", "reply")
-    if acks != "reply":
+    if acks not in ("reply", "any"):
         return f"Stream {name} records {subject!r} with the setting acks={acks}, so it does not ack to reply subjects."
     return None

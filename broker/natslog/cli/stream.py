@@ -75,8 +75,9 @@ Acks = Annotated[
     str | None,
     typer.Option(
         "--acks",
-        help="Where acks go: reply (to each message's reply subject), header (to the subject in Natslog-Ack-To) or "
-        "never. To record the requests to a service, use header or never.",
+        help="Where acks go: reply (to each message's reply subject, if it is an inbox), any (to any reply "
+        "subject that no stream records), header (to the subject in Natslog-Ack-To) or never. To record the requests to "
+        "a service, use header or never.",
     ),
 ]
 

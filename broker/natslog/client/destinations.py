@@ -28,7 +28,7 @@ _KEPT_S = 60.0
 _PATTERNS_AT_ONCE = 100
 """In one regular expression, so that its automaton stays small."""
 
-_BITS = {"reply": BY_REPLY, "header": BY_HEADER}
+_BITS = {"reply": BY_REPLY, "any": BY_REPLY, "header": BY_HEADER}
 
 Mask = npt.NDArray[np.bool_]
 

@@ -119,6 +119,7 @@ async def cluster(request: web.Request) -> web.Response:
         supported_level=level if levels is None else supported_by_all(levels, level),
         upgrade_waits=levels is not None,
         upgrade_waits_for=[] if levels is None else [*blocking(levels, LATEST_LEVEL)],
+        jetstream=broker.jetstream,
     )
     return shape_response(body)
 

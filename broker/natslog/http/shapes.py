@@ -103,7 +103,9 @@ class Broker(msgspec.Struct):
 
 
 class Cluster(msgspec.Struct):
-    """The cluster as this broker sees it. `is_current`: a majority confirmed that the broker has all changes."""
+    """The cluster as this broker sees it. `is_current`: a majority confirmed that the broker has all changes.
+    `jetstream`: how this broker serves the JetStream API.
+    """
 
     cluster_id: str | None
     metadata_leader: BrokerNumber | None
@@ -118,6 +120,7 @@ class Cluster(msgspec.Struct):
     supported_level: Count
     upgrade_waits: bool
     upgrade_waits_for: list[BrokerNumber]
+    jetstream: Literal["off", "on", "domain"]
 
 
 class Newcomer(msgspec.Struct):

@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,7 @@ from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import errors
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.streams import API_LEVEL, LIST_LIMIT, NAMES_LIMIT, StreamCalls
-from natslog.node.broker import Broker
+from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
@@ -48,9 +48,8 @@ _MOST_WAITING = 10_000
 _AT_ONCE = 64
 _PROBE_S = 2.0
 _PROBE_EVERY_S = 1.0
+_PROBE_POLL_S = 0.01
 _LOG_EVERY_S = 5.0
-
-State: TypeAlias = Literal["off", "on", "domain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +144,7 @@ _MOST_VERBS = max(map(len, _BY_VERBS))
 class JetStreamApi:
     """Of one broker. `start` and `stop` it in the event loop.
 
-    Attributes:
-        state: `off`; `on`: it answers `$JS.API`; `domain`: only `$JS.natslog.API`, because the server has JetStream.
+    How it is served is in `Broker.jetstream`.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -160,7 +158,6 @@ class JetStreamApi:
         self._probed_connection = -1
         self._total = self._failed = self._dropped = 0
         self._complained_s = -_LOG_EVERY_S
-        self.state: State = "off"
 
     # ---- life ----
 
@@ -192,7 +189,7 @@ class JetStreamApi:
             await asyncio.wait(self._answering, timeout=1.0)
         for task in self._answering:
             task.cancel()
-        self.state = "off"
+        self._broker.jetstream = "off"
 
     async def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -205,20 +202,28 @@ class JetStreamApi:
             if self._link.is_up and self._link.connections != self._probed_connection:
                 connection = self._link.connections
                 try:
-                    await self._serve("domain" if await self._server_answers() else "on")
+                    await self._serve(await self._found_out())
                     self._probed_connection = connection
                 except NatslogError as error:
                     logger.warning("the JetStream API is not served yet: %s", error.message)
-            await asyncio.sleep(_PROBE_EVERY_S if self._attachment else 0.05)
+            await asyncio.sleep(_PROBE_EVERY_S if self._probed_connection >= 0 else _PROBE_POLL_S)
 
-    async def _serve(self, state: State) -> None:
-        if state == self.state:
+    async def _serve(self, state: JetStreamState) -> None:
+        if state == self._broker.jetstream:
             return
         await self._detach()
+        self._broker.jetstream = state
+        if state == "off":
+            logger.info(
+                "the JetStream API is not served: the NATS user of this broker may not publish to %s.INFO (it also "
+                "needs to subscribe to %s.>)",
+                PREFIX,
+                PREFIX,
+            )
+            return
         prefix = PREFIX if state == "on" else DOMAIN_PREFIX
         subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
         self._attachment = await self._link.attach(subjects, self._receive)
-        self.state = state
         if state == "domain":
             logger.warning(
                 "the NATS server has JetStream enabled for this account, so natslog does not answer $JS.API. Its API "
@@ -229,8 +234,13 @@ class JetStreamApi:
         else:
             logger.info("serving the JetStream API")
 
-    async def _server_answers(self) -> bool:
-        """Whether somebody other than the brokers of natslog answers `$JS.API.INFO`."""
+    async def _found_out(self) -> JetStreamState:
+        """`domain`: somebody other than the brokers of natslog answers `$JS.API.INFO`. `off`: it may not be asked for.
+
+        Raises:
+            NatsUnavailable.
+        """
+        forbidden = self._link.forbidden
         inbox, answers = f"_INBOX.natslog.{secrets.token_hex(8)}", asyncio.Queue[str]()
 
         def receive(frames: Frames) -> None:
@@ -241,11 +251,17 @@ class JetStreamApi:
         try:
             if not self._link.send_now(f"PUB {PREFIX}.INFO {inbox} 0\r\n\r\n".encode()):
                 raise NatsUnavailable(f"NATS at {self._link.shown_url} is not connected", url=self._link.shown_url)
-            async with asyncio.timeout(_PROBE_S):
-                headers = await answers.get()
-            return not headers.startswith("NATS/1.0 503") and _OWN_HEADER not in headers
-        except TimeoutError:
-            return False  # another broker is subscribed, and nobody leads
+            deadline_s = time.monotonic() + _PROBE_S
+            while (  # noqa: ASYNC110 (a refusal sets no event)
+                answers.empty() and self._link.forbidden == forbidden and time.monotonic() < deadline_s
+            ):
+                await asyncio.sleep(_PROBE_POLL_S)
+            if self._link.forbidden > forbidden:
+                return "off"
+            if answers.empty():
+                return "on"  # another broker is subscribed, and nobody leads
+            headers = answers.get_nowait()
+            return "on" if headers.startswith("NATS/1.0 503") or _OWN_HEADER in headers else "domain"
         finally:
             await self._link.detach(attachment)
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from natslog.cluster.commands import Command
@@ -64,6 +64,10 @@ from natslog.wire.link import NatsCredentials
 logger = logging.getLogger("natslog.node")
 
 Result = TypeVar("Result")
+JetStreamState = Literal["off", "on", "domain"]
+"""How a broker serves the JetStream API: not at all; at `$JS.API`; or, because the NATS server has JetStream itself,
+only at `$JS.natslog.API`.
+"""
 
 _WRITER_THREADS = 8
 _READER_THREADS = 8
@@ -175,6 +179,7 @@ class Broker:
         )
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
+        self.jetstream: JetStreamState = "off"
         self.admin_token: str | None = None  # if this start has created it; shown once
 
     def take_admin_token(self) -> str | None:

@@ -38,16 +38,16 @@ class Model:
     def answer(self, subject: str, headers: dict[str, str]) -> Any:
         if (known := self.ids.get(headers.get(ID, ""))) is not None:
             return known + 1
+        others = [at for at, one in enumerate(self.stored) if one[0] == subject and at not in self.removed]
+        of_subject = max(others, default=-1) + 1
+        if headers.get(LAST_OF_SUBJECT, str(of_subject)) != str(of_subject):
+            return f"wrong last sequence: {of_subject}"
         last = len(self.stored)
         if headers.get(LAST, str(last)) != str(last):
             return f"wrong last sequence: {last}"
         last_id = self.stored[-1][1].get(ID, "") if self.stored else ""
         if headers.get(LAST_ID, last_id) != last_id:
             return f"wrong last msg ID: {last_id}"
-        others = [at for at, one in enumerate(self.stored) if one[0] == subject and at not in self.removed]
-        of_subject = max(others, default=-1) + 1
-        if headers.get(LAST_OF_SUBJECT, str(of_subject)) != str(of_subject):
-            return f"wrong last sequence: {of_subject}"
         if ID in headers:
             self.ids[headers[ID]] = len(self.stored)
         rollup = headers.get("Nats-Rollup")
