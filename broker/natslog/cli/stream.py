@@ -76,8 +76,8 @@ Acks = Annotated[
     typer.Option(
         "--acks",
         help="Where acks go: reply (to each message's reply subject, if it is an inbox), any (to any reply "
-        "subject that no stream records), header (to the subject in Natslog-Ack-To) or never. To record the requests to "
-        "a service, use header or never.",
+        "subject that no stream records), header (to the subject in Natslog-Ack-To) or never. To record the requests "
+        "to a service, use header or never.",
     ),
 ]
 

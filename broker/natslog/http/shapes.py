@@ -32,7 +32,7 @@ from natslog.model import (
     OnConflict,
     PartReceipt,
 )
-from natslog.security.records import IDENTITY_PATTERN, Action, Security
+from natslog.security.records import IDENTITY_PATTERN, MAX_IDENTITY_CHARS, Action, Security
 from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
 MAX_OFFSET = 2**62
@@ -719,7 +719,7 @@ class Readiness(msgspec.Struct):
 
 # ---- security ----
 
-Identity = Annotated[str, Meta(pattern=f"^{IDENTITY_PATTERN}$", max_length=MAX_NAME_CHARS)]
+Identity = Annotated[str, Meta(pattern=f"^{IDENTITY_PATTERN}$", max_length=MAX_IDENTITY_CHARS)]
 Quota = Annotated[int, Meta(ge=0)] | None
 
 

@@ -32,7 +32,8 @@ MAX_TOKENS = 10_000
 MAX_RULES = 1_000
 MAX_ROLES = 10_000
 MAX_QUOTAS = 1_000
-IDENTITY_PATTERN = rf"[A-Za-z0-9_](?:[A-Za-z0-9_.@:/=+-]{{0,{MAX_NAME_CHARS - 2}}}[A-Za-z0-9_])?"
+MAX_IDENTITY_CHARS = 128
+IDENTITY_PATTERN = rf"[A-Za-z0-9_](?:[A-Za-z0-9_.@:/=+-]{{0,{MAX_IDENTITY_CHARS - 2}}}[A-Za-z0-9_])?"
 _IDENTITY = re.compile(IDENTITY_PATTERN)
 _PATTERN_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-*?")
 
@@ -124,9 +125,9 @@ def check_identity(name: object) -> str:
         InvalidRequest.
     """
     if not isinstance(name, str) or not _IDENTITY.fullmatch(name) or name.startswith(ROLE_PREFIX):
-        shown = name[:MAX_NAME_CHARS] if isinstance(name, str) else name
+        shown = name[:MAX_IDENTITY_CHARS] if isinstance(name, str) else name
         raise InvalidRequest(
-            f"identity {shown!r} is not allowed: use 1 to {MAX_NAME_CHARS} letters and digits, and inside also any of "
+            f"identity {shown!r} is not allowed: use 1 to {MAX_IDENTITY_CHARS} letters and digits, and inside also any of "
             f"_ - . @ : / = +; it must not begin with {ROLE_PREFIX!r}",
             field="identity",
         )
