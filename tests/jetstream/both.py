@@ -47,7 +47,16 @@ class Send:
     value: bytes = b"x"
 
 
-Step = Api | Publish | Send
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A direct request, `$JS.API.DIRECT.GET.<call>`; all messages of its answer."""
+
+    call: str
+    body: Any = b""
+    headers: dict[str, str] | None = None
+
+
+Step = Api | Publish | Send | Direct
 
 
 def comparable(value: Any) -> Any:
@@ -89,8 +98,28 @@ async def answer_of(connection: Any, step: Step) -> Any:
             case Send(subject, value):
                 await connection.publish(subject, value)
                 return None
+            case Direct():
+                return await _messages_of(connection, step)
     except NoRespondersError:
         return "nobody answers"
+
+
+async def _messages_of(connection: Any, step: Direct) -> list[tuple[dict[str, str], bytes]]:
+    """Headers and payload of each message that answers; the last one has a status, if there are several."""
+    inbox = connection.new_inbox()
+    subscription = await connection.subscribe(inbox)
+    payload = step.body if isinstance(step.body, bytes) else json.dumps(step.body).encode()
+    is_for_several = isinstance(step.body, dict) and bool({"batch", "multi_last"} & set(step.body))
+    await connection.publish(f"$JS.API.DIRECT.GET.{step.call}", payload, reply=inbox, headers=step.headers)
+    found: list[tuple[dict[str, str], bytes]] = []
+    while not found or (is_for_several and "Status" not in found[-1][0]):
+        message = await subscription.next_msg(timeout=_ANSWERS_WITHIN_S)
+        headers = dict(message.headers or {})
+        if "Nats-Time-Stamp" in headers:
+            headers["Nats-Time-Stamp"] = "a time"
+        found.append((headers, message.data))
+    await subscription.unsubscribe()
+    return found
 
 
 class Both:

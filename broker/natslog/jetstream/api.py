@@ -11,6 +11,8 @@ committed (`HostedStream.settled`).
 If the NATS server has JetStream enabled for this account, it answers `$JS.API` itself: then the subjects begin with
 `$JS.natslog.API`, as those of a JetStream domain do. This is found out with each new connection.
 
+Requests whose reply subject begins with `$` are ignored: their answer could be another request.
+
 Bounds: at most `_MOST_WAITING` requests wait or are being answered; more are dropped, and counted in the log.
 """
 
@@ -28,9 +30,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from natslog.errors import NatslogError, NatsUnavailable
-from natslog.jetstream import errors
+from natslog.jetstream import direct, errors
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.streams import API_LEVEL, LIST_LIMIT, NAMES_LIMIT, StreamCalls
+from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
 from natslog.wire.frames import Frames
@@ -50,6 +53,8 @@ _PROBE_S = 2.0
 _PROBE_EVERY_S = 1.0
 _PROBE_POLL_S = 0.01
 _LOG_EVERY_S = 5.0
+_HEADER_ROOM_BYTES = 256
+_DOLLAR = ord("$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ class JetStreamApi:
         self._broker = broker
         self._link = broker.link.lane("jetstream")
         self._calls = StreamCalls(broker)
+        services = broker.hosting.services
+        services.direct_subjects, services.receive_direct = self._direct_subjects, self._receive_direct
         self._attachment: object | None = None
         self._task: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
@@ -221,6 +228,7 @@ class JetStreamApi:
                 PREFIX,
             )
             return
+        await self._serve_direct_requests()
         prefix = PREFIX if state == "on" else DOMAIN_PREFIX
         subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
         self._attachment = await self._link.attach(subjects, self._receive)
@@ -265,21 +273,65 @@ class JetStreamApi:
         finally:
             await self._link.detach(attachment)
 
+    # ---- direct requests ----
+
+    def _direct_subjects(self, record: StreamRecord) -> tuple[str, ...]:
+        state = self._broker.jetstream
+        prefix = PREFIX if state == "on" else DOMAIN_PREFIX
+        return () if state == "off" else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
+
+    async def _serve_direct_requests(self) -> None:
+        """Of all streams that this broker leads."""
+        for stream in list(self._broker.streams.values()):
+            await stream.serve_direct_requests()
+
+    def _receive_direct(self, stream: HostedStream, frames: Frames) -> None:
+        for row in frames.rows.tolist():
+            if not row[REPLY_LEN] or frames.buffer[row[REPLY]] == _DOLLAR:
+                continue
+            if len(self._answering) >= _MOST_WAITING:
+                self._drop()
+                continue
+            task = asyncio.create_task(self._answer_direct(stream, *_parts(frames, row)), name="a direct request")
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _answer_direct(
+        self, stream: HostedStream, subject: bytes, reply: bytes, block: bytes, payload: bytes
+    ) -> None:
+        async with self._room:
+            try:
+                if _required_level(block) > API_LEVEL:
+                    raise direct.Status(412, "Required Api Level")
+                key = subject.decode().partition(f".{direct.PREFIX}{stream.name}.")[2]
+                request = direct.request_of(key, payload)
+                answers = await self._calls.direct(stream, request)
+            except direct.Status as status:
+                answers = [direct.Answer(status.headers)]
+            except UnicodeDecodeError:
+                answers = [direct.Answer(direct.Status(408, "Bad Request").headers)]
+            except NatslogError as error:
+                logger.warning("a direct request to stream %s failed: %s", stream.name, error.message)
+                answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
+            except Exception:  # a bug: one request fails, and nothing else
+                logger.exception("a direct request to stream %s failed", stream.name)
+                answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
+            most_bytes = self._link.max_payload_bytes
+            if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
+                answers = [direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)]
+            if self._calls.led_here(stream.name) is stream:
+                await stream.send(b"".join(_frame(reply, answer) for answer in answers))
+
     # ---- requests ----
 
     def _receive(self, frames: Frames) -> None:
         for row in frames.rows.tolist():
+            if row[REPLY_LEN] and frames.buffer[row[REPLY]] == _DOLLAR:
+                continue
             if len(self._answering) >= _MOST_WAITING:
                 self._drop()
                 continue
-
-            def text(start: int, length: int, row: list[int] = row) -> bytes:
-                return frames.buffer[row[start] : row[start] + row[length]].tobytes()
-
-            header_start = row[PAYLOAD] - row[HEADER_LEN]
-            headers = frames.buffer[header_start : row[PAYLOAD]].tobytes()
-            request = (text(SUBJECT, SUBJECT_LEN), text(REPLY, REPLY_LEN), headers, text(PAYLOAD, PAYLOAD_LEN))
-            task = asyncio.create_task(self._answer(*request), name="a JetStream request")
+            task = asyncio.create_task(self._answer(*_parts(frames, row)), name="a JetStream request")
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
@@ -341,12 +393,31 @@ class JetStreamApi:
 
     def _send(self, endpoint: _Endpoint, reply: bytes, body: dict[str, Any]) -> None:
         payload = msgspec.json.encode(body)
+        if len(payload) > (most := self._link.max_payload_bytes - _HEADER_ROOM_BYTES):  # would end the connection
+            error = errors.answer_too_large(len(payload), most)
+            payload = msgspec.json.encode({"type": body["type"], **endpoint.beside_error, "error": error.to_json()})
         if endpoint.kind != "account_info":
-            self._link.send_now(b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload))
+            self._link.send_now(_frame(reply, direct.Answer(b"", payload)))
             return
         headers = f"NATS/1.0\r\n{_OWN_HEADER}: {self._broker.cluster.me}\r\n\r\n".encode()
-        sizes = b"%d %d" % (len(headers), len(headers) + len(payload))
-        self._link.send_now(b"HPUB %b %b\r\n%b%b\r\n" % (reply, sizes, headers, payload))
+        self._link.send_now(_frame(reply, direct.Answer(headers, payload)))
+
+
+def _parts(frames: Frames, row: list[int]) -> tuple[bytes, bytes, bytes, bytes]:
+    """Copies of subject, reply subject, headers and payload."""
+    starts = (row[SUBJECT], row[REPLY], row[PAYLOAD] - row[HEADER_LEN], row[PAYLOAD])
+    lengths = (row[SUBJECT_LEN], row[REPLY_LEN], row[HEADER_LEN], row[PAYLOAD_LEN])
+    subject, reply, headers, payload = (
+        frames.buffer[start : start + length].tobytes() for start, length in zip(starts, lengths, strict=True)
+    )
+    return subject, reply, headers, payload
+
+
+def _frame(reply: bytes, answer: direct.Answer) -> bytes:
+    headers, payload = answer
+    if not headers:
+        return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (reply, len(headers), len(headers) + len(payload), headers, payload)
 
 
 def _required_level(headers: bytes) -> int:

@@ -120,6 +120,15 @@ def purge_denied() -> ApiError:
     return ApiError(500, 10110, "stream purge not permitted")
 
 
+def answer_too_large(size_bytes: int, most_bytes: int) -> ApiError:
+    return ApiError(
+        500,
+        10051,
+        f"the answer has {size_bytes} bytes, and the NATS server permits {most_bytes} (max_payload): raise its limit, "
+        "or request less",
+    )
+
+
 def internal() -> ApiError:
     return ApiError(500, 10051, "internal error: the log of the broker has the details")
 

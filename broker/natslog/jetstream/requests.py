@@ -87,7 +87,7 @@ def has_fields(payload: bytes) -> bool:
     return payload.lstrip(b" \t\r\n")[:1] in (b"{", b"[")
 
 
-def decoded(payload: bytes, kind: type[Request]) -> Request:
+def decoded(payload: bytes, kind: type[Request], *, ignores_unknown: bool = False) -> Request:
     """Raises ApiError: it is not JSON, has an unknown field, or one of another type."""
     if not payload.strip():
         return kind()
@@ -97,6 +97,8 @@ def decoded(payload: bytes, kind: type[Request]) -> Request:
             return kind()
         if not isinstance(fields, dict):
             raise invalid_json(f"a request is an object, not {_shown(payload)}")
+        if ignores_unknown:
+            fields = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
         return msgspec.convert(fields, kind)
     except RecursionError as error:
         raise invalid_json("exceeded max depth") from error

@@ -10,7 +10,7 @@ import msgspec
 
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
 from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, RemovalDenied, StreamSealed
-from natslog.jetstream import errors, stored_messages
+from natslog.jetstream import direct, errors, stored_messages
 from natslog.jetstream.requests import (
     MessageDeleteRequest,
     MessageGetRequest,
@@ -251,6 +251,7 @@ class StreamCalls:
         self._require_own_subjects(name, config.subjects)
         settings = updated_settings(record.settings, config)
         await self._broker.change_cluster(operations.replace_settings(record, settings))
+        await stream.serve_direct_requests()
         if config.sealed and not was.sealed:
             await self._broker.change_cluster(operations.seal(stream))
         return self._info(stream.record, await self._state(stream), dynamic=DYNAMIC)
@@ -300,6 +301,10 @@ class StreamCalls:
         if stream is None:
             raise errors.stream_not_found()
         return {"message": await self._read(stream, lambda log: stored_messages.message_of(log, request))}
+
+    async def direct(self, stream: HostedStream, request: MessageGetRequest) -> list[direct.Answer]:
+        """Raises `direct.Status`."""
+        return await self._read(stream, lambda log: list(direct.answers_to(log, stream.name, request)))
 
     async def delete_message(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         if is_empty(payload):

@@ -99,12 +99,15 @@ class SubjectIndex:
 
         return self._at_one_moment(look_up)
 
-    def last(self, subject: str) -> int:
-        """The offset of the newest visible message on a subject; -1 if there is none. Raises as `on_subject`."""
+    def last(self, subject: str, end: int | None = None) -> int:
+        """The offset of the newest visible message on a subject (below `end`, where it is given); -1 if there is none.
+        Raises as `on_subject`.
+        """
         text = subject.encode()
 
         def look_up(parts: Sequence[SubjectPart], state: VisibleState) -> int:
-            found = (newest_visible(one.offsets_of(text, state.start, state.end), state.hidden) for one in parts[::-1])
+            high = state.end if end is None else min(end, state.end)
+            found = (newest_visible(one.offsets_of(text, state.start, high), state.hidden) for one in parts[::-1])
             return next((one for one in found if one >= 0), -1)
 
         return self._at_one_moment(look_up)

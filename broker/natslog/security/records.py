@@ -127,8 +127,8 @@ def check_identity(name: object) -> str:
     if not isinstance(name, str) or not _IDENTITY.fullmatch(name) or name.startswith(ROLE_PREFIX):
         shown = name[:MAX_IDENTITY_CHARS] if isinstance(name, str) else name
         raise InvalidRequest(
-            f"identity {shown!r} is not allowed: use 1 to {MAX_IDENTITY_CHARS} letters and digits, and inside also any of "
-            f"_ - . @ : / = +; it must not begin with {ROLE_PREFIX!r}",
+            f"identity {shown!r} is not allowed: use 1 to {MAX_IDENTITY_CHARS} letters and digits, and inside also any "
+            f"of _ - . @ : / = +; it must not begin with {ROLE_PREFIX!r}",
             field="identity",
         )
     return name

@@ -20,6 +20,7 @@ from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.subjects import SubjectSet
+from natslog.wire.frames import Frames
 from natslog.wire.lanes import NatsLanes
 
 OnBug = Callable[[str, BaseException], None]
@@ -34,7 +35,8 @@ class Followed(Protocol):
 @dataclass(slots=True)
 class Services:
     """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises.
-    `report`: an event of a stream's replica, for `__activity`.
+    `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
+    leader of a stream subscribes; `receive_direct`: takes the requests to them.
     """
 
     config: BrokerConfig
@@ -56,6 +58,8 @@ class Services:
     leaders_appointed: int = 0
     wake_scrubber: Callable[[], None] = lambda: None
     wake_upkeep: Callable[[], None] = lambda: None
+    direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
+    receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
     _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -64,12 +65,14 @@ from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.companion import Companion, OnRecords
 from natslog.node.replicas.companion_log import Delivered, Record
+from natslog.node.replicas.direct_requests import DirectRequests
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
 from natslog.node.threads import in_thread
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.ingest_memory import IngestStats
 from natslog.node.writes.stream_ingest import StreamIngest
+from natslog.wire.frames import Frames
 
 logger = logging.getLogger("natslog.node")
 
@@ -135,6 +138,7 @@ class HostedStream:
         self._companion: Companion | None = None
         self._ingest: StreamIngest | None = None
         self._subscription: object | None = None
+        self._direct = DirectRequests(self._nats)
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._reconciled: asyncio.Event | None = None  # made where somebody waits for it
@@ -410,6 +414,10 @@ class HostedStream:
             await self._ingest.drained()
         while self.is_leading and self.usable_log().high_watermark < self.usable_log().log_end_offset:  # noqa: ASYNC110
             await asyncio.sleep(_WRITTEN_POLL_S)  # `advanced` stays set where the broker stops
+
+    async def send(self, protocol: bytes) -> bool:
+        """Raw NATS protocol, on the connection of this stream; waits where the server accepts less than is sent."""
+        return await self._nats.send(protocol)
 
     async def settled(self) -> None:
         """Returns when all that publishers have sent before the call is committed, or was refused. In the leader.
@@ -782,7 +790,9 @@ class HostedStream:
                 await self._begin_epoch(epoch)
             case Subscribe(subjects=subjects, group=group):
                 await self._subscribe(subjects, group)
+                await self.serve_direct_requests()
             case Unsubscribe():
+                await self._direct.serve((), _not_received)
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
                     await self._nats.detach(handle)
@@ -882,6 +892,14 @@ class HostedStream:
             except NatslogError as error:
                 logger.warning("stream %s: NATS did not confirm the subscription: %s", self.name, error.message)
 
+    async def serve_direct_requests(self) -> None:
+        """Subscribes to the direct requests that the record permits, as long as this broker is subscribed as the
+        leader.
+        """
+        services = self._services
+        subjects = services.direct_subjects(self.record) if self._subscription is not None else ()
+        await self._direct.serve(subjects, partial(services.receive_direct, self))
+
     async def _stop_writing(self, *, abandon: bool) -> None:
         if self._companion is not None:
             await self._companion.stop_writing()
@@ -942,6 +960,10 @@ class HostedStream:
         settings = record.settings
         tombstones_us = int(settings.tombstone_retention_s * 1e6) if settings.compact else None
         log.visibility.set_expiry(Expiry(settings.allow_ttl, tombstones_us), log.log_start_offset)
+
+
+def _not_received(frames: Frames) -> None:
+    """No subject is subscribed to."""
 
 
 def rules_of(record: StreamRecord) -> tuple[Rule, ...]:
