@@ -40,13 +40,15 @@ class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     Attributes:
         storage: as requested; all streams are stored in files. inactive_threshold_ns, max_ack_pending: limits of
-            consumers; 0: none. first_seq: the first sequence as requested; 0: 1.
+            consumers; 0: none. discard_new_per_subject: with `discard: new`, also the limit per subject refuses new
+            messages. first_seq: the first sequence as requested; 0: 1.
     """
 
     description: str = ""
     storage: Literal["file", "memory"] = "file"
     max_consumers: int = -1
     allow_direct: bool = False
+    discard_new_per_subject: bool = False
     first_seq: int = 0
     inactive_threshold_ns: int = 0
     max_ack_pending: int = 0

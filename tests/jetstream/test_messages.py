@@ -114,6 +114,8 @@ def test_purge_and_deletion_that_the_stream_denies(both: Both) -> None:
         {"max_msgs": 3, "max_msgs_per_subject": 1, "discard": "new"},
         {"max_bytes": 150, "max_msgs_per_subject": 2, "discard": "new"},
         {"max_bytes": 30},
+        {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True},
+        {"max_msgs_per_subject": 2, "max_msgs": 5, "discard": "new", "discard_new_per_subject": True},
     ],
 )
 def test_limits_hold_when_a_message_is_acked(both: Both, limits: dict[str, Any], storage: str) -> None:
@@ -122,6 +124,25 @@ def test_limits_hold_when_a_message_is_acked(both: Both, limits: dict[str, Any],
         headers = {"K": "v" * (at % 4)} if at % 2 else {}
         steps += [Publish(f"a.{at % 3}", b"v" * (3 * at), headers), info("A", deleted_details=True)]
     both.compare(steps)
+
+
+def test_limit_per_subject_that_refuses_new_messages(both: Both) -> None:
+    config = {"subjects": ["a.>"], "discard": "new", "discard_new_per_subject": True, "allow_rollup_hdrs": True}
+    both.compare(
+        [
+            create("A", **config, max_msgs_per_subject=1),
+            *published("a.1", "a.1", "a.2"),
+            Publish("a.1", b"x", {ROLLUP: "sub"}),
+            Api("STREAM.MSG.DELETE.A", {"seq": 2}),
+            *published("a.1", "a.2", "a.2"),
+            info("A", deleted_details=True),
+            update("A", **config, max_msgs_per_subject=2),
+            *published("a.1", "a.1", "a.2"),
+            purge(filter="a.1"),
+            *published("a.1"),
+            info("A", deleted_details=True),
+        ]
+    )
 
 
 def test_headers_of_publishers(both: Both) -> None:

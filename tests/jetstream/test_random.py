@@ -30,6 +30,7 @@ CONFIGS = some(
     max_msgs_per_subject=[-1, 1, 2],
     max_msg_size=[-1, 8, 30],
     discard=["old", "new"],
+    discard_new_per_subject=[False, False, True],
     storage=["file", "memory"],
     duplicate_window=[0, 60_000 * MS],
     allow_rollup_hdrs=[False, True],

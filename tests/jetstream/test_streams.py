@@ -58,6 +58,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"max_age": 60_000 * MS},
     {"no_ack": True, "subjects": ["*.foo", "bar"]},
     {"deny_delete": True, "deny_purge": True, "allow_direct": True, "allow_msg_ttl": True},
+    {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 3},
     {"allow_rollup_hdrs": True, "first_seq": 1000, "persist_mode": "default"},
     {"consumer_limits": {"inactive_threshold": 5000 * MS, "max_ack_pending": 7}, "placement": {}},
     {"first_seq": None, "subjects": None, "metadata": None, "placement": None, "mirror": None, "sources": None},

@@ -12,6 +12,7 @@ Source: JetStream's semantics, error number and texts (nats-server, `server/file
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -28,7 +29,11 @@ from natslog.log.rollups import ALL, SUBJECT, rollups_of
 from natslog.log.stream_log import HEADER_BYTES, ROW_BYTES
 from natslog.model import StreamSettings
 
-_TEXTS = {"max_messages": "maximum messages exceeded", "max_bytes": "maximum bytes exceeded"}
+_TEXTS = {
+    "max_messages": "maximum messages exceeded",
+    "max_bytes": "maximum bytes exceeded",
+    "max_messages_per_subject": "maximum messages per subject exceeded",
+}
 _ERR_CODE = 10077
 _OVERHEAD_BYTES = 2 * HEADER_BYTES  # of a commit: the headers of its batch, and of a file that it may begin
 
@@ -53,7 +58,8 @@ class StreamRoom:
         settings, size = self._log.settings, self._log.visible_size
         counts_stored_bytes = settings.jetstream is None  # otherwise messages are counted, which may read files
         return settings.discard == "old" or (
-            (settings.max_messages is None or size.most_messages + rows <= settings.max_messages)
+            not _refuses_per_subject(settings)
+            and (settings.max_messages is None or size.most_messages + rows <= settings.max_messages)
             and (
                 settings.max_bytes is None
                 or (counts_stored_bytes and size.most_bytes + size_bytes <= settings.max_bytes)
@@ -104,6 +110,10 @@ class RowRoom:
 
     def why_not(self, first: int, last: int) -> LimitReached | None:
         """Why rows `first` to `last`, which belong together, are refused; None: they are accepted."""
+        if _refuses_per_subject(self._settings) and self._hiding is not None:
+            subjects = Counter(row.subject for row in map(self._hiding.row, range(first, last + 1)) if not row.rollup)
+            if any(count > self._hiding.room_on(subject) for subject, count in subjects.items()):
+                return _exceeded("max_messages_per_subject")
         rows, size_bytes = last - first + 1, int(self._row_bytes[first : last + 1].sum())
         hidden = self._hiding.hidden_by(self._hiding.row(first, self._next)) if self._hiding and rows == 1 else []
         settings, more = self._settings, rows - len(hidden)
@@ -178,7 +188,13 @@ class _Hiding:
         columns = (batch.column(name).to_pylist() for name in ("subject", "key"))
         return [_Row(*one) for one in zip(offsets, *columns, rollups, strict=True)]
 
-    def row(self, at: int, offset: int) -> _Row:
+    def room_on(self, subject: str) -> int:
+        """How many messages on a subject hide no other."""
+        limit = self._rule.per_subject
+        assert limit is not None, "the stream has a limit per subject"
+        return limit - sum(map(self._is_visible, self._of_subject.get(subject, [])))
+
+    def row(self, at: int, offset: int = 0) -> _Row:
         """Of the commit, when it is appended there."""
         return self._rows[at]._replace(offset=offset)
 
@@ -234,6 +250,11 @@ def _row_bytes(rows: RowBuffers, batch: pa.RecordBatch, settings: StreamSettings
     texts = text_bytes(batch)
     rest = max(0, rows.nbytes - int(texts.sum()))
     return np.asarray(texts + ROW_BYTES - (-rest // rows.rows), np.int64)
+
+
+def _refuses_per_subject(settings: StreamSettings) -> bool:
+    """Whether the limit per subject refuses new messages, instead of hiding old ones."""
+    return settings.jetstream is not None and settings.jetstream.discard_new_per_subject
 
 
 def _exceeded(setting: str) -> LimitReached:
