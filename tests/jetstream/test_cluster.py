@@ -1,0 +1,145 @@
+"""The JetStream API of three brokers: each request gets one answer, also after its leader was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster_harness import Cluster
+from tests.harness import eventually, with_nats
+
+ANSWERS_WITHIN_S = 1.0
+RESUMES_WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("jetstream") / "own")
+    try:
+        cluster.start()
+        eventually(lambda: len(answers(cluster, "INFO")) == 1, RESUMES_WITHIN_S, "one broker answers")
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def answers(cluster: Cluster, call: str, body: Any = None) -> list[dict[str, Any]]:
+    """All that come within a second."""
+
+    async def work(connection: Any) -> list[dict[str, Any]]:
+        inbox = connection.new_inbox()
+        subscription = await connection.subscribe(inbox)
+        payload = b"" if body is None else json.dumps(body).encode()
+        await connection.publish(f"$JS.API.{call}", payload, reply=inbox)
+        found: list[dict[str, Any]] = []
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                while True:
+                    message = await subscription.next_msg(timeout=10)
+                    is_direct = "Nats-Sequence" in (message.headers or {})
+                    found.append({"seq": int(message.headers["Nats-Sequence"])} if is_direct else _json(message))
+        except TimeoutError:
+            return [one for one in found if one]
+
+    return with_nats(cluster.nats.url, work)
+
+
+def _json(message: Any) -> dict[str, Any]:
+    return dict(json.loads(message.data)) if message.data else {}
+
+
+def answer(cluster: Cluster, call: str, body: Any = None) -> dict[str, Any]:
+    (one,) = answers(cluster, call, body)
+    return one
+
+
+def create(cluster: Cluster, name: str, **config: Any) -> dict[str, Any]:
+    return answer(cluster, f"STREAM.CREATE.{name}", {"name": name, "num_replicas": 3} | config)
+
+
+def published(cluster: Cluster, subject: str, count: int) -> list[int]:
+    """Sequences of messages that are sent again until they are acked."""
+
+    async def work(connection: Any) -> list[int]:
+        found = []
+        for _ in range(count):
+            async with asyncio.timeout(RESUMES_WITHIN_S):
+                while True:
+                    try:
+                        found.append(json.loads((await connection.request(subject, b"x", timeout=1)).data)["seq"])
+                        break
+                    except Exception:  # no leader, or its ack was lost with it
+                        await asyncio.sleep(0.1)
+        return found
+
+    return with_nats(cluster.nats.url, work)
+
+
+def test_each_request_gets_one_answer(cluster: Cluster) -> None:
+    names = [f"one{at}" for at in range(4)]  # led by several brokers
+    for name in names:
+        assert create(cluster, name, allow_direct=True)["did_create"]
+    published(cluster, "one0", 3)
+    assert answer(cluster, "STREAM.NAMES")["streams"] == names
+    assert [one["config"]["name"] for one in answer(cluster, "STREAM.LIST")["streams"]] == names
+    for name in names:
+        info = answer(cluster, f"STREAM.INFO.{name}")
+        assert info["config"]["num_replicas"] == 3
+        assert len(info["cluster"]["replicas"]) == 2
+        assert all(one["current"] for one in info["cluster"]["replicas"])
+    assert {answer(cluster, f"STREAM.INFO.{name}")["cluster"]["leader"] for name in names} > {"natslog-1"}
+    assert answer(cluster, "STREAM.MSG.GET.one0", {"seq": 3})["message"]["seq"] == 3
+    assert answer(cluster, "DIRECT.GET.one0", {"seq": 2}) == {"seq": 2}
+    assert answer(cluster, "STREAM.INFO.none")["error"]["err_code"] == 10059
+    assert answer(cluster, "CONSUMER.INFO.one1.none")["error"]["err_code"] == 10014
+    for name in names:
+        assert answer(cluster, f"STREAM.UPDATE.{name}", {"name": name, "num_replicas": 3, "description": "x"})["config"]
+        assert answer(cluster, f"STREAM.PURGE.{name}")["success"]
+        assert answer(cluster, f"STREAM.DELETE.{name}")["success"]
+    assert answer(cluster, "STREAM.NAMES")["streams"] is None
+
+
+def test_more_replicas_than_brokers(cluster: Cluster) -> None:
+    assert create(cluster, "many", num_replicas=4)["error"]["err_code"] == 10074
+
+
+def test_create_at_the_same_time_makes_one_stream(cluster: Cluster) -> None:
+    async def work(connection: Any) -> list[dict[str, Any]]:
+        bodies = [{"name": "race", "subjects": [f"race.{at % 2}"], "num_replicas": 3} for at in range(8)]
+        asked = [
+            connection.request("$JS.API.STREAM.CREATE.race", json.dumps(body).encode(), timeout=10) for body in bodies
+        ]
+        return [json.loads(one.data) for one in await asyncio.gather(*asked)]
+
+    found = with_nats(cluster.nats.url, work)
+    created = [one["config"]["subjects"] for one in found if "config" in one]
+    assert created in ([["race.0"]] * 4, [["race.1"]] * 4)
+    assert {one["error"]["err_code"] for one in found if "error" in one} == {10058}
+    answer(cluster, "STREAM.DELETE.race")
+
+
+@pytest.mark.parametrize("what", ["stream", "metadata"])
+def test_killed_leader_is_replaced_and_each_request_gets_one_answer_again(cluster: Cluster, what: str) -> None:
+    name = f"kill-{what}"
+    create(cluster, name, allow_direct=True)
+    acked = published(cluster, name, 20)
+    victim = cluster.leader_of(name) if what == "stream" else cluster.metadata_leader()
+    assert victim is not None
+    victim.kill()
+    try:
+        acked += published(cluster, name, 5)
+        eventually(lambda: len(answers(cluster, "STREAM.NAMES")) == 1, RESUMES_WITHIN_S, "streams are listed again")
+        state = eventually(lambda: answers(cluster, f"STREAM.INFO.{name}"), RESUMES_WITHIN_S, "the stream is shown")
+        assert len(state) == 1
+        assert state[0]["state"]["last_seq"] >= max(acked)
+        assert state[0]["cluster"]["leader"] != f"natslog-{victim.number}" or what == "metadata"
+        assert answer(cluster, f"STREAM.MSG.GET.{name}", {"seq": acked[0]})["message"]["seq"] == acked[0]
+        assert answer(cluster, f"DIRECT.GET.{name}", {"seq": acked[-1]}) == {"seq": acked[-1]}
+        assert answer(cluster, "STREAM.INFO.none")["error"]["err_code"] == 10059
+    finally:
+        victim.start()
+        cluster.wait_in_sync()
