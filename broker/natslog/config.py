@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
-from natslog.subjects import check_subject
+from natslog.subjects import check_name, check_subject
 from natslog.units import parse_duration_s, parse_size_bytes
 from natslog.urls import normal_url, without_secrets
 
@@ -32,6 +32,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str = DEFAULT_DATA_DIR
     broker_id: int = 1
     rack: str = ""
+    tags: tuple[str, ...] = ()
     nats_url: str = DEFAULT_NATS_URL
     nats_creds_file: str | None = None
     nats_nkey_file: str | None = None
@@ -188,7 +189,7 @@ def _interval_s(given: Any, name: str) -> float:
 
 
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
-    for name in ("seeds", "peer_urls", "ack_reply_prefixes"):
+    for name in ("seeds", "peer_urls", "ack_reply_prefixes", "tags"):
         if isinstance(texts := settings.get(name), str):
             settings[name] = [text.strip() for text in texts.split(",") if text.strip()]
     try:
@@ -221,6 +222,11 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
                 normal_url(url)
             except InvalidRequest as error:
                 raise ConfigError(f"{name}: {error.message}", setting=name) from error
+    for tag in config.tags:
+        try:
+            check_name(tag, "tag")
+        except InvalidRequest as error:
+            raise ConfigError(f"tags: {error.message}", setting="tags") from error
     _check_tls(config)
     _check_reach(config)
     if config.seeds and config.cluster_secret_file is None:

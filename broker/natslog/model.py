@@ -31,6 +31,7 @@ Discard = Literal["old", "new"]
 MAX_REPLICAS = 9
 MAX_PER_SUBJECT = 1_000_000
 MAX_SUBJECTS = 64
+MAX_TAGS = 16
 """Of one stream."""
 _DEFAULT_WINDOW_S = 120.0
 
@@ -65,10 +66,10 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             are visible. compact: a message hides older ones with the same key. tombstone_retention_s: how long a
             tombstone stays visible. allow_ttl: messages may have a time to live of their own; ttl_s: of the others.
             discard: what happens at a limit of messages or bytes: the oldest messages go, or new ones are refused. At
-            the limit per subject the oldest one of the subject goes.
-            max_message_bytes: of headers and payload together. deny_delete, deny_purge: single messages are not
-            deleted, the stream is not purged; once set, they remain set. allow_rollup: messages with the header
-            `Nats-Rollup` remove older ones. jetstream: of streams that were created or changed by the JetStream API.
+            the limit per subject the oldest one of the subject goes. max_message_bytes: of headers and payload
+            together. deny_delete, deny_purge: single messages are not deleted, the stream is not purged; once set, they
+            remain set. allow_rollup: messages with the header `Nats-Rollup` remove older ones. placement_tags: of the
+            brokers that may hold replicas. jetstream: of streams that were created or changed by the JetStream API.
     """
 
     subject: str
@@ -92,6 +93,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     deny_delete: bool = False
     deny_purge: bool = False
     allow_rollup: bool = False
+    placement_tags: tuple[str, ...] = ()
     jetstream: JetStreamSettings | None = None
 
     @property
@@ -102,7 +104,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def to_json(self) -> dict[str, Any]:
         """The form of the HTTP API: durations as text, sizes as numbers."""
         body: dict[str, Any] = {"subject": self.subject, "subjects": list(self.subjects)}
-        body |= msgspec.structs.asdict(self)
+        body |= msgspec.structs.asdict(self) | {"placement_tags": list(self.placement_tags)}
         del body["more_subjects"], body["jetstream"]
         max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
         tombstones_s, ttl_s = body.pop("tombstone_retention_s"), body.pop("ttl_s")
@@ -206,6 +208,12 @@ def _discard(value: Any) -> Any:
     if value not in ("old", "new", None):
         raise InvalidRequest(f"discard {value!r} must be old or new", setting="discard")
     return value or "old"
+
+
+def _tags(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple | None) or len(value or ()) > MAX_TAGS:
+        raise InvalidRequest(f"placement_tags must be a list of at most {MAX_TAGS} tags", setting="placement_tags")
+    return tuple(dict.fromkeys(check_name(one, "placement tag") for one in value or ()))
 
 
 def _parsed_subjects(body: dict[str, Any]) -> dict[str, Any]:
@@ -341,6 +349,7 @@ _PARSERS: dict[str, Any] = {
     "deny_delete": _flag("deny_delete"),
     "deny_purge": _flag("deny_purge"),
     "allow_rollup": _flag("allow_rollup"),
+    "placement_tags": _tags,
     "dedupe_window": lambda value: 0.0 if value in (None, 0, "0") else parse_duration_s(value, "dedupe_window"),
 }
 

@@ -19,6 +19,8 @@ RESUMES_WITHIN_S = 30.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("jetstream") / "own")
+    for broker in cluster.brokers:
+        broker.settings["tags"] = "odd,all" if broker.number % 2 else "all"
     try:
         cluster.start()
         eventually(lambda: len(answers(cluster, "INFO")) == 1, RESUMES_WITHIN_S, "one broker answers")
@@ -105,6 +107,30 @@ def test_each_request_gets_one_answer(cluster: Cluster) -> None:
 
 def test_more_replicas_than_brokers(cluster: Cluster) -> None:
     assert create(cluster, "many", num_replicas=4)["error"]["err_code"] == 10074
+
+
+def replicas_of(cluster: Cluster, name: str) -> set[str]:
+    shown = answer(cluster, f"STREAM.INFO.{name}")["cluster"]
+    return {shown["leader"], *(one["name"] for one in shown.get("replicas", []))}
+
+
+def test_placement_tags(cluster: Cluster) -> None:
+    odd = {"placement": {"tags": ["odd"]}}
+    assert create(cluster, "tagged", **odd)["error"]["err_code"] == 10005
+    assert create(cluster, "tagged", num_replicas=2, **odd)["config"]["placement"] == {"tags": ["odd"]}
+    assert replicas_of(cluster, "tagged") == {"natslog-1", "natslog-3"}
+    more = answer(cluster, "STREAM.UPDATE.tagged", {"name": "tagged", "num_replicas": 3, **odd})
+    assert more["error"]["err_code"] == 10005
+    assert answer(cluster, "STREAM.UPDATE.tagged", {"name": "tagged", "num_replicas": 3})["config"]
+    cluster.wait_in_sync()
+    assert answer(cluster, "STREAM.UPDATE.tagged", {"name": "tagged", "num_replicas": 2, **odd})["config"]
+    eventually(lambda: replicas_of(cluster, "tagged") == {"natslog-1", "natslog-3"}, RESUMES_WITHIN_S)
+    with cluster.client() as client:
+        created = client.create_stream("own", "own", placement_tags=["odd"])
+    assert created["placement_tags"] == ["odd"]
+    assert replicas_of(cluster, "own") <= {"natslog-1", "natslog-3"}
+    for name in ("tagged", "own"):
+        answer(cluster, f"STREAM.DELETE.{name}")
 
 
 def test_create_at_the_same_time_makes_one_stream(cluster: Cluster) -> None:

@@ -172,6 +172,12 @@ def test_headers_of_publishers(both: Both) -> None:
     )
 
 
+@pytest.mark.parametrize("header", ["Nats-Batch-Id", "Nats-Incr", "Nats-Schedule"])
+def test_headers_of_features_that_the_stream_does_not_have(both: Both, header: str) -> None:
+    feature = {header: "1", "Nats-Batch-Sequence": "1"}
+    both.compare([create("A"), Publish("A", b"", feature), Publish("A"), info("A")])
+
+
 def test_first_sequence(both: Both) -> None:
     both.compare(
         [

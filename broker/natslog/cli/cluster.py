@@ -96,6 +96,7 @@ def _show_status(body: dict[str, Any], streams: list[dict[str, Any]]) -> None:
 _JETSTREAM = {
     "off": "JetStream API: off",
     "on": "JetStream API: on",
+    "forbidden": "JetStream API: off, because the NATS user of the broker lacks permissions (its log names them)",
     "domain": "JetStream API: only in the domain natslog ($JS.natslog.API.>), because the NATS server has JetStream",
 }
 

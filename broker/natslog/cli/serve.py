@@ -135,6 +135,10 @@ def server(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Data folder: messages and state are stored here.")] = None,
     broker_id: Annotated[int | None, typer.Option(help="This broker's number in the cluster.")] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(help="Tags of this broker, comma-separated; streams may require them (--placement-tag)."),
+    ] = None,
     rack: Annotated[
         str | None, typer.Option(help="Rack of this broker; replicas are placed on different racks.")
     ] = None,

@@ -92,6 +92,15 @@ DenyDelete = Annotated[
 DenyPurge = Annotated[bool, typer.Option("--deny-purge", help="Refuse to purge. It cannot be turned off again.")]
 
 
+PlacementTags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--placement-tag",
+        help="Tag that each broker with a replica must have (setting tags of the broker). May be repeated; none: any.",
+    ),
+]
+
+
 _SHOWN_WHERE_SET = ("former_subjects", "lineage", "import_state")
 
 
@@ -140,6 +149,7 @@ def create(
     max_message_bytes: MaxMessageBytes = None,
     deny_delete: DenyDelete = False,
     deny_purge: DenyPurge = False,
+    placement_tag: PlacementTags = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a stream. If it exists with the same settings, nothing changes."""
@@ -163,6 +173,7 @@ def create(
         max_message_bytes=max_message_bytes,
         deny_delete=deny_delete or None,
         deny_purge=deny_purge or None,
+        placement_tags=None if not placement_tag else [] if placement_tag == ["none"] else placement_tag,
     )
     body = global_of(context).client().create_stream(name, subject, **settings)
     print_json(body) if as_json else out.print(f"stream {name} records {_subjects(body)}")
@@ -291,6 +302,7 @@ def edit(
     max_message_bytes: MaxMessageBytes = None,
     deny_delete: DenyDelete = False,
     deny_purge: DenyPurge = False,
+    placement_tag: PlacementTags = None,
     if_version: Annotated[
         int | None,
         typer.Option("--if-version", min=0, help="Change nothing if settings_version (stream info) is another one."),
@@ -319,6 +331,7 @@ def edit(
         max_message_bytes=max_message_bytes,
         deny_delete=deny_delete or None,
         deny_purge=deny_purge or None,
+        placement_tags=None if not placement_tag else [] if placement_tag == ["none"] else placement_tag,
     )
     if not settings:
         raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")

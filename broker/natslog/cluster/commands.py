@@ -16,7 +16,8 @@ from natslog.model import BrokerId, Epoch, Fork, Offset, StreamId, StreamSetting
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it is to hold no replica.
-    `nonce`: of this start; "" at feature level 1.
+    `nonce`: of this start; "" at feature level 1. `tags`: streams may require them of the brokers that hold their
+    replicas; none at feature level 1.
     """
 
     id: BrokerId
@@ -27,6 +28,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     is_draining: bool = False
     former_directories: tuple[str, ...] = ()
     nonce: str = ""
+    tags: tuple[str, ...] = ()
 
     @property
     def incarnation(self) -> str:

@@ -1,4 +1,6 @@
-"""Where replicas go: on the brokers with the fewest replicas and leaders, racks apart. Deterministic arithmetic."""
+"""Where replicas go: on the brokers with the fewest replicas and leaders, racks apart, and only on those that have all
+placement tags of the stream. Deterministic arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,22 @@ class Loads:
 
     def __init__(self, state: Metadata) -> None:
         self._racks = {broker.id: broker.rack for broker in state.brokers.values()}
+        self._tags = {broker.id: set(broker.tags) for broker in state.brokers.values()}
         records = [
             record for record in state.streams.values() if not is_internal(record.name)
         ]  # those have little load
         self._replicas = Counter(broker for record in records for broker in record.replicas)
         self._leaders = Counter(record.replicas[0] for record in records)
 
-    def place(self, replicas: int, usable: Collection[BrokerId]) -> tuple[BrokerId, ...]:
+    def place(self, replicas: int, usable: Collection[BrokerId], tags: tuple[str, ...] = ()) -> tuple[BrokerId, ...]:
         """Brokers for a new stream, the preferred leader first.
 
         Raises:
-            NotEnoughBrokers: fewer than `replicas` are usable.
+            NotEnoughBrokers: fewer than `replicas` are usable, and have the tags.
         """
+        usable = self._having(tags, usable)
         if replicas > len(usable):
-            raise _not_enough(replicas, len(usable))
+            raise _not_enough(replicas, len(usable), tags)
         chosen: list[BrokerId] = []
         for _ in range(replicas):
             chosen.append(self._next(chosen, usable))
@@ -47,11 +51,12 @@ class Loads:
         """
         wanted = record.target or record.replicas
         staying = [broker for broker in wanted if broker != leaving]
-        free = [broker for broker in usable if broker not in wanted]
+        tags = record.settings.placement_tags
+        free = [broker for broker in self._having(tags, usable) if broker not in wanted]
         if not free:
             raise NotEnoughBrokers(
-                f"stream {record.name!r} has {len(wanted)} replicas and no other broker is available for the replica "
-                f"of broker {leaving}: start another broker first",
+                f"stream {record.name!r} has {len(wanted)} replicas and no other broker {_with_tags(tags)}is available "
+                f"for the replica of broker {leaving}: start another broker first",
                 stream=record.name,
                 replicas=len(wanted),
             )
@@ -59,24 +64,36 @@ class Loads:
         self._replicas.update({newcomer: 1, leaving: -1})
         return tuple(newcomer if broker == leaving else broker for broker in wanted)
 
-    def resize(self, record: StreamRecord, replicas: int, usable: Collection[BrokerId]) -> tuple[BrokerId, ...]:
+    def resize(
+        self, record: StreamRecord, replicas: int, usable: Collection[BrokerId], tags: tuple[str, ...] | None = None
+    ) -> tuple[BrokerId, ...]:
         """Brokers for another number of replicas of the stream. The leader is kept first, then who is in sync; further
-        replicas are placed as for a new stream.
+        replicas are placed as for a new stream. Brokers without the tags are left.
+
+        Args:
+            tags: of the stream after the change; None: as they are.
 
         Raises:
             NotEnoughBrokers: too few brokers are usable.
         """
         present = record.target or record.replicas
+        tags = record.settings.placement_tags if tags is None else tags
+        usable = self._having(tags, usable)
         former = [broker for broker in record.replicas if broker not in present and broker in usable]
         keeping = (record.leader, *record.isr)
-        first = sorted(present, key=lambda one: keeping.index(one) if one in keeping else len(keeping))
+        staying = self._having(tags, present)
+        first = sorted(staying, key=lambda one: keeping.index(one) if one in keeping else len(keeping))
         chosen = [*first, *former][:replicas]
         while len(chosen) < replicas:
             free = [broker for broker in usable if broker not in chosen]
             if not free:
-                raise _not_enough(replicas, len({*usable, *chosen}))
+                raise _not_enough(replicas, len({*usable, *chosen}), tags)
             chosen.append(self._next(chosen, free))
         return tuple(sorted(chosen, key=lambda one: present.index(one) if one in present else len(present)))
+
+    def _having(self, tags: tuple[str, ...], brokers: Collection[BrokerId]) -> list[BrokerId]:
+        """Those that have all of the tags."""
+        return [broker for broker in brokers if self._tags.get(broker, set()) >= set(tags)]
 
     def _next(self, chosen: list[BrokerId], usable: Collection[BrokerId]) -> BrokerId:
         racks = {self._racks.get(broker, "") for broker in chosen} - {""}
@@ -91,10 +108,14 @@ class Loads:
         )
 
 
-def _not_enough(replicas: int, brokers: int) -> NotEnoughBrokers:
+def _with_tags(tags: tuple[str, ...]) -> str:
+    return f"with the placement tags {', '.join(tags)} " if tags else ""
+
+
+def _not_enough(replicas: int, brokers: int, tags: tuple[str, ...]) -> NotEnoughBrokers:
     return NotEnoughBrokers(
-        f"{replicas} replicas require {replicas} brokers, but only {brokers} are available: start more brokers, or "
-        "use fewer replicas with --replicas",
+        f"{replicas} replicas require {replicas} brokers {_with_tags(tags)}, but only {brokers} are available: start "
+        "more brokers, or use fewer replicas with --replicas".replace(" ,", ","),
         brokers=brokers,
         replicas=replicas,
     )

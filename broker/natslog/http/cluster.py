@@ -135,6 +135,7 @@ def _shown(broker: Broker, number: BrokerId) -> shapes.Broker:
         id=number,
         url=url,
         rack=known.rack if known else "",
+        tags=list(known.tags) if known else [],
         alive=alive,
         role="none" if member is None else "voter" if member.is_voter else "learner",
         draining=known.is_draining if known else False,

@@ -24,6 +24,7 @@ from natslog.model import (
     MAX_PER_SUBJECT,
     MAX_REPLICAS,
     MAX_SUBJECTS,
+    MAX_TAGS,
     Acks,
     Compression,
     Discard,
@@ -92,6 +93,7 @@ class Broker(msgspec.Struct):
     id: BrokerNumber
     url: str | None
     rack: str
+    tags: list[str]
     alive: bool
     role: Literal["voter", "learner", "none"]
     draining: bool
@@ -120,7 +122,7 @@ class Cluster(msgspec.Struct):
     supported_level: Count
     upgrade_waits: bool
     upgrade_waits_for: list[BrokerNumber]
-    jetstream: Literal["off", "on", "domain"]
+    jetstream: Literal["off", "on", "domain", "forbidden"]
 
 
 class Newcomer(msgspec.Struct):
@@ -178,6 +180,7 @@ class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     deny_delete: bool | UnsetType | None = UNSET
     deny_purge: bool | UnsetType | None = UNSET
     allow_rollup: bool | UnsetType | None = UNSET
+    placement_tags: Annotated[list[Name], Meta(max_length=MAX_TAGS)] | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     if_version: Count | UnsetType | None = UNSET
     id: str | UnsetType | None = UNSET
@@ -208,6 +211,7 @@ class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     deny_delete: bool | UnsetType | None = UNSET
     deny_purge: bool | UnsetType | None = UNSET
     allow_rollup: bool | UnsetType | None = UNSET
+    placement_tags: Annotated[list[Name], Meta(max_length=MAX_TAGS)] | UnsetType | None = UNSET
 
 
 class NewImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -366,6 +370,7 @@ class Stream(msgspec.Struct, kw_only=True):
     deny_delete: bool
     deny_purge: bool
     allow_rollup: bool
+    placement_tags: list[str]
     settings_version: Count
     max_age: str | None
     dedupe_window: str | None

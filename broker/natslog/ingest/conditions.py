@@ -31,6 +31,7 @@ ROLLUP = "Nats-Rollup"
 
 KNOWN_EXPECTATIONS = {EXPECTED_STREAM, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE, LAST_MESSAGE_ID}
 _PREFIXES = tuple(np.frombuffer(name.encode(), np.uint8) for name in (EXPECTED_PREFIX, f"{TTL}:", f"{ROLLUP}:"))
+_FEATURES = tuple(np.frombuffer(name, np.uint8) for name in (b"Nats-Batch-Id:", b"Nats-Schedule:", b"Nats-Incr:"))
 _DEMAND = re.compile(rb"\n(Nats-(?:Expected-[^:\r\n]*|TTL|Rollup)):([^\r\n]*)")
 _NEVER = -1
 
@@ -60,6 +61,19 @@ def marked(frames: Frames) -> Marks | None:
     marks = np.zeros(len(frames.rows), np.bool_)
     native.mark_header_prefixes(frames.buffer, frames.rows, *_PREFIXES, marks)
     return marks if marks.any() else None
+
+
+def marked_features(frames: Frames) -> list[Marks]:
+    """Which frames have a header of an atomic batch, of a schedule, and of a counter: features that natslog does not
+    have. A message with such a header means something else than a plain one.
+    """
+    any_of_them = np.zeros(len(frames.rows), np.bool_)
+    native.mark_header_prefixes(frames.buffer, frames.rows, *_FEATURES, any_of_them)
+    found = [np.zeros(len(frames.rows), np.bool_) for _ in _FEATURES]
+    if any_of_them.any():
+        for prefix, marks in zip(_FEATURES, found, strict=True):
+            native.mark_header_prefix(frames.buffer, frames.rows, prefix, marks)
+    return found
 
 
 def begin_as_envelopes(frames: Frames) -> Marks:

@@ -42,6 +42,7 @@ from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_L
 logger = logging.getLogger("natslog.jetstream")
 
 DOMAIN = "natslog"
+_INBOX = "_INBOX.natslog."
 PREFIX = "$JS.API"
 DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
 _TYPES = "io.nats.jetstream.api.v1."
@@ -139,10 +140,15 @@ _ENDPOINTS = (
         lambda calls, request: calls.consumer_names(request.stream, LIST_LIMIT),
         beside_error=_NO_PAGE | {"consumers": None},
     ),
+    _Endpoint("CONSUMER.CREATE.*", "consumer_create", lambda calls, request: calls.create_consumer(request.stream)),
+    _Endpoint("CONSUMER.CREATE.*.>", "consumer_create", lambda calls, request: calls.create_consumer(request.stream)),
+    _Endpoint(
+        "CONSUMER.DURABLE.CREATE.*.*", "consumer_create", lambda calls, request: calls.create_consumer(request.stream)
+    ),
     _Endpoint("CONSUMER.INFO.*.*", "consumer_info", lambda calls, request: calls.consumer(request.stream)),
     _Endpoint("CONSUMER.DELETE.*.*", "consumer_delete", lambda calls, request: calls.consumer(request.stream)),
 )
-_BY_VERBS = {tuple(token for token in one.subject.split(".") if token != "*"): one for one in _ENDPOINTS}
+_BY_VERBS = {tuple(one.subject.removesuffix(".>").replace(".*", "").split(".")): one for one in _ENDPOINTS}
 _MOST_VERBS = max(map(len, _BY_VERBS))
 
 
@@ -219,20 +225,25 @@ class JetStreamApi:
         if state == self._broker.jetstream:
             return
         await self._detach()
+        forbidden = self._link.forbidden
+        if state != "forbidden":
+            prefix = PREFIX if state == "on" else DOMAIN_PREFIX
+            subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
+            self._attachment = await self._link.attach(subjects, self._receive)
+            if self._link.forbidden > forbidden:
+                await self._detach()
+                state = "forbidden"
         self._broker.jetstream = state
-        if state == "off":
-            logger.info(
-                "the JetStream API is not served: the NATS user of this broker may not publish to %s.INFO (it also "
-                "needs to subscribe to %s.>)",
-                PREFIX,
-                PREFIX,
-            )
-            return
         await self._serve_direct_requests()
-        prefix = PREFIX if state == "on" else DOMAIN_PREFIX
-        subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
-        self._attachment = await self._link.attach(subjects, self._receive)
-        if state == "domain":
+        if state == "forbidden":
+            logger.warning(
+                "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "
+                "publish to %s.INFO, and to subscribe to %s.> and %s> (or set jetstream = off)",
+                PREFIX,
+                PREFIX,
+                _INBOX,
+            )
+        elif state == "domain":
             logger.warning(
                 "the NATS server has JetStream enabled for this account, so natslog does not answer $JS.API. Its API "
                 "is at %s.> (JetStream domain %r). To use natslog in place of JetStream, disable JetStream there",
@@ -243,13 +254,14 @@ class JetStreamApi:
             logger.info("serving the JetStream API")
 
     async def _found_out(self) -> JetStreamState:
-        """`domain`: somebody other than the brokers of natslog answers `$JS.API.INFO`. `off`: it may not be asked for.
+        """`domain`: somebody other than the brokers of natslog answers `$JS.API.INFO`. `forbidden`: that may not be
+        asked.
 
         Raises:
             NatsUnavailable.
         """
         forbidden = self._link.forbidden
-        inbox, answers = f"_INBOX.natslog.{secrets.token_hex(8)}", asyncio.Queue[str]()
+        inbox, answers = f"{_INBOX}{secrets.token_hex(8)}", asyncio.Queue[str]()
 
         def receive(frames: Frames) -> None:
             for row in frames.rows:
@@ -265,7 +277,7 @@ class JetStreamApi:
             ):
                 await asyncio.sleep(_PROBE_POLL_S)
             if self._link.forbidden > forbidden:
-                return "off"
+                return "forbidden"
             if answers.empty():
                 return "on"  # another broker is subscribed, and nobody leads
             headers = answers.get_nowait()
@@ -278,7 +290,11 @@ class JetStreamApi:
     def _direct_subjects(self, record: StreamRecord) -> tuple[str, ...]:
         state = self._broker.jetstream
         prefix = PREFIX if state == "on" else DOMAIN_PREFIX
-        return () if state == "off" else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
+        return (
+            ()
+            if state in ("off", "forbidden")
+            else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
+        )
 
     async def _serve_direct_requests(self) -> None:
         """Of all streams that this broker leads."""

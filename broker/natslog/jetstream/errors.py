@@ -64,6 +64,14 @@ def consumer_not_found() -> ApiError:
     return ApiError(404, 10014, "consumer not found")
 
 
+def consumers_not_supported() -> ApiError:
+    return ApiError(
+        500,
+        10012,
+        "natslog does not support consumers yet: read the stream by HTTP, Spark, natslog cat or natslog.client",
+    )
+
+
 def name_mismatch() -> ApiError:
     return ApiError(400, 10056, "stream name in subject does not match request")
 
@@ -90,6 +98,10 @@ def subjects_overlap() -> ApiError:
 
 def too_many_replicas() -> ApiError:
     return ApiError(500, 10074, "replicas > 1 not supported in non-clustered mode")
+
+
+def no_suitable_brokers(tags: tuple[str, ...]) -> ApiError:
+    return ApiError(400, 10005, f"no suitable peers for placement, tags not matched {list(tags)}")
 
 
 def negative_replicas() -> ApiError:

@@ -132,7 +132,6 @@ _UNSUPPORTED: dict[str, str] = {
     "allow_atomic": "atomic batches",
     "allow_msg_schedules": "message schedules",
     "allow_batched": "batched publishing",
-    "placement": "placement",
 }
 
 
@@ -248,8 +247,18 @@ def _check_acked_subject(subject: str) -> None:
 
 def _check_supported(config: StreamConfig) -> None:
     """What the server accepts, and natslog does not."""
+    placement = config.placement or Placement()
+    if placement.preferred:
+        raise invalid_config("preferred server not permitted in placement")
+    if placement.cluster:
+        raise invalid_config("natslog does not support clusters in placement: use tags")
+    for tag in placement.tags:
+        try:
+            check_name(tag, "placement tag")
+        except InvalidRequest as error:
+            raise invalid_config(error.message) from error
     for field, what in _UNSUPPORTED.items():
-        if getattr(config, field) and getattr(config, field) != Placement():
+        if getattr(config, field):
             raise invalid_config(f"natslog does not support {what}")
     if config.retention != "limits":
         raise invalid_config(f"natslog does not support the retention {config.retention!r}")
@@ -318,6 +327,7 @@ def settings_of(config: StreamConfig) -> StreamSettings:
         deny_purge=config.deny_purge,
         allow_rollup=config.allow_rollup_hdrs,
         allow_ttl=config.allow_msg_ttl,
+        placement_tags=config.placement.tags if config.placement is not None else (),
         jetstream=JetStreamSettings(
             description=config.description,
             storage=config.storage,
@@ -335,9 +345,8 @@ def settings_of(config: StreamConfig) -> StreamSettings:
 def updated_settings(was: StreamSettings, config: StreamConfig) -> StreamSettings:
     """Of a stream that has these settings, after an update. What the API does not have stays as it is."""
     now = settings_of(config)
-    age = {"ttl_s": now.ttl_s, "max_age_s": was.max_age_s}
-    if was.ttl_s is None and was.max_age_s is not None:  # the other API has set it
-        age = {"ttl_s": None, "max_age_s": was.max_age_s} if now.ttl_s == was.max_age_s else age | {"max_age_s": None}
+    is_same_age = config.max_age == _to_ns(_age_s(was))
+    age = {"ttl_s": was.ttl_s, "max_age_s": was.max_age_s} if is_same_age else {}
     is_compressed_alike = (was.compression == "none") == (now.compression == "none")
     return msgspec.structs.replace(
         now,
@@ -359,7 +368,6 @@ def config_of(record: StreamRecord, replicas: int | None = None) -> StreamConfig
     """Of a stream, whichever API created it. `replicas`: how many there will be, while that changes."""
     settings = record.settings
     extra = settings.jetstream or JetStreamSettings()
-    age_s = settings.ttl_s or settings.max_age_s or 0
     return StreamConfig(
         name=record.name,
         description=extra.description,
@@ -367,12 +375,13 @@ def config_of(record: StreamRecord, replicas: int | None = None) -> StreamConfig
         max_consumers=extra.max_consumers,
         max_msgs=settings.max_messages or -1,
         max_bytes=settings.max_bytes or -1,
-        max_age=_to_ns(age_s),
+        max_age=_to_ns(_age_s(settings)),
         max_msgs_per_subject=settings.max_messages_per_subject or -1,
         max_msg_size=settings.max_message_bytes or -1,
         discard=settings.discard,
         storage=extra.storage,
         num_replicas=replicas or settings.replicas,
+        placement=Placement(tags=settings.placement_tags) if settings.placement_tags else None,
         no_ack=settings.acks == "never",
         duplicate_window=_to_ns(settings.dedupe_window_s),
         compression="none" if settings.compression == "none" else "s2",
@@ -396,6 +405,8 @@ def shown(config: StreamConfig, dynamic: dict[str, str]) -> dict[str, Any]:
     body = msgspec.to_builtins(config)
     limits = {name: value for name, value in body["consumer_limits"].items() if value}
     body |= {"consumer_limits": limits, "metadata": config.metadata | dynamic}
+    if config.placement is not None:
+        body["placement"] = {name: value for name, value in body["placement"].items() if value}
     empty = [name for name in _OMITTED_IF_EMPTY if not body[name]]
     if not body["metadata"]:
         empty.append("metadata")
@@ -409,7 +420,13 @@ def are_equal(one: StreamConfig, other: StreamConfig) -> bool:
 
 def _comparable(config: StreamConfig) -> StreamConfig:
     metadata = {name: value for name, value in config.metadata.items() if name != REQUIRED_LEVEL}
-    return msgspec.structs.replace(config, metadata=metadata, placement=None, persist_mode="")
+    placement = None if config.placement == Placement() else config.placement
+    return msgspec.structs.replace(config, metadata=metadata, placement=placement, persist_mode="")
+
+
+def _age_s(settings: StreamSettings) -> float:
+    """After which messages go, by either setting; 0: never."""
+    return min((age for age in (settings.ttl_s, settings.max_age_s) if age is not None), default=0.0)
 
 
 def _or_none(limit: int) -> int | None:

@@ -22,6 +22,7 @@ from natslog.jetstream.requests import (
     is_empty,
 )
 from natslog.jetstream.stream_config import (
+    StreamConfig,
     StreamConfigRequest,
     are_equal,
     checked,
@@ -169,6 +170,7 @@ class StreamCalls:
             raise errors.invalid_config("stream has no mirror but does have mirror direct")
         config = checked(request)
         self._require_brokers(config.num_replicas)
+        self._require_tags(config)
         async with self._creating:
             existing = self._broker.state.streams.get(name)
             if existing is not None and not are_equal(config_of(existing, wanted_replicas(existing)), config):
@@ -187,6 +189,13 @@ class StreamCalls:
     def _require_brokers(self, replicas: int) -> None:
         if replicas > len(self._broker.stream_operations.usable()):
             raise errors.too_many_replicas()
+
+    def _require_tags(self, config: StreamConfig) -> None:
+        tags = config.placement.tags if config.placement is not None else ()
+        brokers = self._broker.state.brokers
+        having = [one for one in self._broker.stream_operations.usable() if set(brokers[one].tags) >= set(tags)]
+        if tags and len(having) < config.num_replicas:
+            raise errors.no_suitable_brokers(tags)
 
     def _require_own_subjects(self, name: str, subjects: tuple[str, ...]) -> None:
         """A message that two streams record would get two acks."""
@@ -248,7 +257,9 @@ class StreamCalls:
         if config.num_replicas > max(was.num_replicas, 1):
             self._require_brokers(config.num_replicas)
         config = require_updatable(was, config)
-        self._require_own_subjects(name, config.subjects)
+        self._require_tags(config)
+        if set(config.subjects) != set(was.subjects):
+            self._require_own_subjects(name, config.subjects)
         settings = updated_settings(record.settings, config)
         await self._broker.change_cluster(operations.replace_settings(record, settings))
         await stream.serve_direct_requests()
@@ -335,6 +346,9 @@ class StreamCalls:
         if stream is None:
             raise errors.stream_not_found()
         return {"total": 0, "offset": 0, "limit": limit, "consumers": []}
+
+    async def create_consumer(self, stream: HostedStream | None) -> dict[str, Any]:
+        raise errors.stream_not_found() if stream is None else errors.consumers_not_supported()
 
     async def consumer(self, stream: HostedStream | None) -> dict[str, Any]:
         raise errors.stream_not_found() if stream is None else errors.consumer_not_found()

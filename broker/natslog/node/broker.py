@@ -64,9 +64,9 @@ from natslog.wire.link import NatsCredentials
 logger = logging.getLogger("natslog.node")
 
 Result = TypeVar("Result")
-JetStreamState = Literal["off", "on", "domain"]
-"""How a broker serves the JetStream API: not at all; at `$JS.API`; or, because the NATS server has JetStream itself,
-only at `$JS.natslog.API`.
+JetStreamState = Literal["off", "on", "domain", "forbidden"]
+"""How a broker serves the JetStream API: not at all; at `$JS.API`; because the NATS server has JetStream itself, only
+at `$JS.natslog.API`; or not at all, because its NATS user lacks permissions.
 """
 
 _WRITER_THREADS = 8

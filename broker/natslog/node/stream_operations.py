@@ -25,6 +25,7 @@ from natslog.cluster.commands import (
     DeleteStream,
     EditStream,
     FinishImport,
+    MoveReplicas,
     PauseStream,
     PurgeStream,
     ResizeReplicas,
@@ -145,7 +146,7 @@ class StreamOperations:
         if is_internal(name):
             raise InvalidRequest(f"stream name {name!r}: names that begin with '__' are reserved")
         existing = self._state.streams.get(name)
-        placement = existing.replicas if existing else Loads(self._state).place(settings.replicas, self.usable())
+        placement = existing.replicas if existing else self._placed(settings)
         return CreateStream(
             name=name,
             id=StreamId(secrets.token_hex(16)),
@@ -154,6 +155,9 @@ class StreamOperations:
             placement=placement,
             owner=owner,
         )
+
+    def _placed(self, settings: StreamSettings) -> tuple[BrokerId, ...]:
+        return Loads(self._state).place(settings.replicas, self.usable(), settings.placement_tags)
 
     # ---- importing ----
 
@@ -235,6 +239,8 @@ class StreamOperations:
             self._require_level(REMOVAL_LEVEL, "removing single messages")
         if settings.jetstream is not None:
             self._require_level(JETSTREAM_LEVEL, "the JetStream API")
+        if settings.placement_tags:
+            self._require_level(JETSTREAM_LEVEL, "placement_tags")
         for name in ("max_message_bytes", "deny_delete", "deny_purge"):
             if getattr(settings, name):
                 self._require_level(PROTECTION_LEVEL, name)
@@ -346,9 +352,11 @@ class StreamOperations:
         condition: _Condition,
         request: Request | None = None,
     ) -> None:
-        """These fields, and the number of replicas."""
+        """These fields, and the number of replicas. Replicas leave brokers without the tags of the stream."""
+        target: tuple[BrokerId, ...] = ()
+        if is_resized or "placement_tags" in fields:
+            target = Loads(self._state).resize(record, settings.replicas, self.usable(), settings.placement_tags)
         if is_resized:
-            target = Loads(self._state).resize(record, settings.replicas, self.usable())
             command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr, **condition)
             await self._propose(command, request if not fields - {"min_isr"} else None)
             fields -= {"min_isr"}
@@ -356,6 +364,8 @@ class StreamOperations:
             changed = tuple(sorted(fields))
             edit = EditStream(name=record.name, settings=settings, changed=changed, **condition)
             await self._propose(edit, request)
+        if target and not is_resized and set(target) != set(record.target or record.replicas):
+            await self._propose(MoveReplicas(name=record.name, target=target), None)
         await self._wait_until_reconciled(record.name)
 
     async def pause(

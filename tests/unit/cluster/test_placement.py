@@ -89,3 +89,39 @@ def test_resize_that_is_taken_back_prefers_who_has_the_files() -> None:
     state = state_of("-----", ((1, 2, 3),))
     record = msgspec.structs.replace(state.stream("s0"), target=(1,))
     assert Loads(state).resize(record, 3, (1, 2, 3, 4, 5)) == (1, 2, 3)
+
+
+def tagged(*tags: str) -> Metadata:
+    """Brokers 1, 2, 3 … with these tags, and a stream on 1 and 2 that requires the tag x."""
+    state = Metadata(cluster_id="c")
+    for number, text in enumerate(tags, 1):
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", tags=tuple(text.split()))))
+    settings = StreamSettings(subject="s", replicas=2, placement_tags=("x",))
+    state.apply(CreateStream(name="s", id="s", settings=settings, created_us=0, placement=(1, 2)))
+    return state
+
+
+def test_replicas_are_placed_on_brokers_with_all_tags_of_the_stream() -> None:
+    state = tagged("x y", "x", "y", "x y z", "")
+    assert set(Loads(state).place(2, (1, 2, 3, 4, 5), ("x", "y"))) == {1, 4}
+    assert set(Loads(state).place(5, (1, 2, 3, 4, 5))) == {1, 2, 3, 4, 5}
+    with pytest.raises(NotEnoughBrokers, match="tags"):
+        Loads(state).place(3, (1, 2, 3, 4, 5), ("x", "y"))
+
+
+def test_moved_and_added_replicas_go_to_brokers_with_the_tags() -> None:
+    state = tagged("x", "x", "", "x y")
+    record = state.stream("s")
+    assert Loads(state).replace(record, 2, (1, 2, 3, 4)) == (1, 4)
+    assert Loads(state).resize(record, 3, (1, 2, 3, 4)) == (1, 2, 4)
+    with pytest.raises(NotEnoughBrokers):
+        Loads(state).resize(record, 4, (1, 2, 3, 4))
+    with pytest.raises(NotEnoughBrokers):
+        Loads(state).replace(record, 2, (1, 2, 3))
+
+
+def test_replicas_leave_brokers_that_do_not_have_the_tags_any_more() -> None:
+    state = tagged("x", "", "x", "x y")
+    record = state.stream("s")
+    assert Loads(state).resize(record, 2, (1, 2, 3, 4)) == (1, 3)
+    assert Loads(state).resize(record, 1, (1, 2, 3, 4), ("y",)) == (4,)

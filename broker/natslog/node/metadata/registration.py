@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from natslog.cluster.commands import BrokerRecord, RegisterBroker
+from natslog.cluster.features import JETSTREAM_LEVEL
 from natslog.cluster.incarnations import NONCE_LEVEL, outdated_folder
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OutdatedFolder, StorageUnavailable
 from natslog.node.clock import monotonic_ms
@@ -117,6 +118,7 @@ class Registration:
             directory=self._data_dir.identity.directory,
             life=life.number,
             nonce=life.nonce if has_nonce else "",
+            tags=config.tags if self._group.state.feature_level >= JETSTREAM_LEVEL else (),
         )
         command = RegisterBroker(broker=me, after=life.after, lives=life.lives if has_nonce else ())
         request = Request(f"{life.name} is up as {me.incarnation}", f"broker {me.id}")

@@ -44,6 +44,16 @@ def refusal_of(demands: dict[str, str], stream: str, settings: StreamSettings, *
     return None
 
 
+def feature_refusals(stream: str) -> tuple[PublishRefused, ...]:
+    """For the features of `conditions.marked_features`, in their order: the answers of JetStream without them."""
+    texts = (
+        (10174, "atomic publish is disabled"),
+        (10188, "message schedules is disabled"),
+        (10168, "message counters is disabled"),
+    )
+    return tuple(PublishRefused(text, err_code=err_code, stream=stream) for err_code, text in texts)
+
+
 def rollup_not_permitted() -> RollupRefused:
     return _rollup_refused("rollup not permitted")
 

@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
-from natslog.errors import InvalidRequest, NatslogError, Overloaded, ShuttingDown
+from natslog.errors import ConditionFailed, InvalidRequest, NatslogError, Overloaded, ShuttingDown
 from natslog.ingest import acks
 from natslog.ingest.ack_rules import AckRules
 from natslog.ingest.batches import (
@@ -48,7 +48,7 @@ from natslog.ingest.batches import (
     survey_of,
 )
 from natslog.ingest.columns import Texts
-from natslog.ingest.conditions import begin_as_envelopes, conditions_of, demands_at, marked
+from natslog.ingest.conditions import begin_as_envelopes, conditions_of, demands_at, marked, marked_features
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_messages, split_envelopes
 from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
@@ -57,7 +57,7 @@ from natslog.log import RunLog
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
-from natslog.node.writes.header_checks import refusal_of
+from natslog.node.writes.header_checks import feature_refusals, refusal_of
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
 from natslog.node.writes.last_of_subjects import LastOfSubjects
 from natslog.node.writes.stream_room import StreamRoom
@@ -282,9 +282,20 @@ class StreamIngest:
         if self.max_message_bytes is not None and survey.headed_rows:  # first, as JetStream does it
             are_envelopes = begin_as_envelopes(frames)
             frames = frames if are_envelopes.any() else self._of_allowed_size(frames, self.max_message_bytes)
+        if self.ack_rules.acks == "any" and survey.headed_rows:
+            frames = self._without_features(frames)
         if survey.headed_rows and (marks := marked(frames)) is not None:
             return self._without_refused_demands(frames, marks), True
         return frames, False
+
+    def _without_features(self, frames: Frames) -> Frames:
+        """A JetStream client must not take an ack for one of what the header requests."""
+        marks = marked_features(frames)
+        for error, refused in zip(feature_refusals(self.name), marks, strict=True):
+            if refused.any():
+                self._refuse(frames.select(refused), error)
+        refused = np.logical_or.reduce(marks)
+        return frames.select(~refused) if refused.any() else frames
 
     def _without_refused_demands(self, frames: Frames, marks: Marks) -> Frames:
         """Checks the headers of the marked frames that depend on the settings of the stream only."""
@@ -391,7 +402,8 @@ class StreamIngest:
         if time.monotonic() - self._last_complaint >= _LOG_EVERY_S:
             self._last_complaint = time.monotonic()
             total = sum(self.stats.refused.values())
-            logger.error("stream %s: refused %d messages (%d in total): %s", self.name, rows, total, error.message)
+            level = logging.INFO if isinstance(error, ConditionFailed) else logging.ERROR  # publishers expect it
+            logger.log(level, "stream %s: refused %d messages (%d in total): %s", self.name, rows, total, error.message)
 
     def _answer(self, protocol: bytes | memoryview, rows: int) -> None:
         if not self._sender.send_now(protocol):
