@@ -54,6 +54,7 @@ _PROBE_S = 2.0
 _PROBE_EVERY_S = 1.0
 _PROBE_POLL_S = 0.01
 _LOG_EVERY_S = 5.0
+_SETTLED_WITHIN_S = 4.0
 _HEADER_ROOM_BYTES = 256
 _DOLLAR = ord("$")
 
@@ -398,7 +399,11 @@ class JetStreamApi:
         if _required_level(headers) > API_LEVEL:
             raise errors.level_required()
         if stream is not None:
-            await stream.settled()
+            try:
+                async with asyncio.timeout(_SETTLED_WITHIN_S):
+                    await stream.settled()
+            except TimeoutError as error:  # too few replicas are in sync to commit what was received
+                raise errors.unavailable() from error
             request = replace(request, stream=stream)
         body = await endpoint.call(self._calls, request)
         if endpoint.kind == "account_info":

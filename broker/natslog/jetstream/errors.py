@@ -11,6 +11,7 @@ from natslog.errors import (
     BrokerUnavailable,
     MetadataUnavailable,
     NatslogError,
+    NatsUnavailable,
     NoLeader,
     NotEnoughBrokers,
     ShuttingDown,
@@ -158,7 +159,7 @@ def of_error(error: NatslogError) -> ApiError:
             return too_many_replicas()
         case StorageQuotaExceeded():
             return ApiError(400, 10002, "resource limits exceeded for account")
-        case MetadataUnavailable() | NoLeader() | ShuttingDown() | BrokerUnavailable():
+        case MetadataUnavailable() | NoLeader() | ShuttingDown() | BrokerUnavailable() | NatsUnavailable():
             return unavailable()
     if error.status == 400:
         return invalid_config(error.message)
