@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.jetstream.both import Api, Both, Direct, Publish, Step
+from tests.jetstream.both import Api, Both, Direct, Publish, Send, Step
 from tests.jetstream.test_streams import create, info, published, update
 
 
@@ -110,3 +110,31 @@ def test_only_streams_that_allow_it_answer(both: Both) -> None:
 def test_more_subjects_than_an_answer_may_have(both: Both) -> None:
     messages = [Publish(f"a.{at}", b"") for at in range(1025)]
     both.compare([create("A", subjects=["a.>"], allow_direct=True), *messages, direct(multi_last=["a.*"])])
+
+
+def test_answers_that_do_not_fit_into_a_message(both: Both) -> None:
+    """They would end the connection of the broker; the server has no such limit for its own answers."""
+    large = [create("A", subjects=["a.>"], allow_direct=True), Publish("a.x", bytes(900_000)), Publish("a.y")]
+    _, found = both.answers([*large, Api("STREAM.MSG.GET.A", {"seq": 1}), direct(seq=1), direct(seq=2), info("A")])
+    assert "max_payload" in found[3]["error"]["description"]
+    assert len(found[4][0][1]) == 900_000
+    assert found[6]["state"]["messages"] == 2
+    edge = [Publish("a.x", bytes(1024 * 1024)), direct(seq=3), direct(seq=2)]
+    _, found = both.answers(edge)
+    assert found[1] == [({"Status": "500", "Description": "Message Exceeds Maximum Payload"}, b"")]
+    assert found[2][0][1] == b"x"
+
+
+def test_subjects_come_in_pages_that_fit_into_a_message(both: Both) -> None:
+    long = "x" * 700
+    sent: list[Step] = [Send(f"a.{at:04}.{long}") for at in range(1000)]
+    both.answers([create("A", subjects=["a.>"]), *sent])
+    subjects: dict[str, int] = {}
+    while True:
+        _, (found,) = both.answers([info("A", subjects_filter=">", offset=len(subjects))])
+        assert found["total"] == 1000
+        if "subjects" not in found["state"]:
+            break
+        assert len(found["state"]["subjects"]) < 1000
+        subjects |= found["state"]["subjects"]
+    assert subjects == {f"a.{at:04}.{long}": 1 for at in range(1000)}

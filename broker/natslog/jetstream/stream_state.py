@@ -9,7 +9,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
 from natslog.arrow.covered import covered
@@ -17,6 +19,7 @@ from natslog.log import StreamLog
 
 NO_TIME = "0001-01-01T00:00:00Z"
 MAX_SUBJECT_DETAILS = 100_000
+_DETAIL_BYTES = len('"":,') + 19
 
 
 class StreamState(msgspec.Struct, kw_only=True):
@@ -70,9 +73,10 @@ def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
     return state
 
 
-def subjects_of(log: StreamLog, pattern: str, offset: int) -> tuple[dict[str, int] | None, int]:
+def subjects_of(log: StreamLog, pattern: str, offset: int, most_bytes: int) -> tuple[dict[str, int] | None, int]:
     """How many messages each subject has that `pattern` covers, and how many subjects there are. At most
-    `MAX_SUBJECT_DETAILS`, from `offset` on in the order of the alphabet. Raises CorruptLog.
+    `MAX_SUBJECT_DETAILS`, from `offset` on in the order of the alphabet, and no more than fit into an answer. Raises
+    CorruptLog.
     """
     _, counts = log.subjects.counts()
     table = counts.table
@@ -81,6 +85,8 @@ def subjects_of(log: StreamLog, pattern: str, offset: int) -> tuple[dict[str, in
     page: pa.Table = table.slice(min(offset, len(table)), MAX_SUBJECT_DETAILS)
     if not len(page):
         return None, len(table)
+    sizes = np.cumsum(pc.binary_length(page.column("subject")).to_numpy() + _DETAIL_BYTES)
+    page = page.slice(0, max(1, int(np.searchsorted(sizes, most_bytes, "right"))))
     found = dict(zip(page.column("subject").to_pylist(), page.column("count").to_pylist(), strict=True))
     return found, len(table)
 

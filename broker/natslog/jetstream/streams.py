@@ -238,8 +238,8 @@ class StreamCalls:
         state = await self._state(stream, deleted=request.deleted_details)
         page = {"total": 0, "offset": 0, "limit": 0}
         if pattern := request.subjects_filter:
-            offset = max(0, request.offset)
-            found, total = await self._read(stream, lambda log: subjects_of(log, pattern, offset))
+            offset, most_bytes = max(0, request.offset), self._broker.link.lane("jetstream").max_payload_bytes // 2
+            found, total = await self._read(stream, lambda log: subjects_of(log, pattern, offset, most_bytes))
             if total:
                 page = {"total": total, "offset": offset, "limit": MAX_SUBJECT_DETAILS}
             if found is not None:
