@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from natslog.errors import InvalidRequest
 
@@ -125,17 +126,24 @@ def cover(patterns: Iterable[str], subject: str) -> bool:
 
 
 class SubjectSet:
-    """Wildcards and plain subjects, by their first tokens: for many of them, and single lookups."""
+    """Wildcards and plain subjects: for many of them, and single lookups. Each lookup follows the tokens of a tree."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._by_first: dict[str, list[str]] = {}
+        self._root: dict[str, Any] = {}
         for pattern in patterns:
-            self._by_first.setdefault(pattern.split(".", 1)[0], []).append(pattern)
+            node = self._root
+            for token in pattern.split("."):
+                node = node.setdefault(token, {})
+            node[""] = {}  # a subject ends here; no token is empty
 
     def covers(self, subject: str) -> bool:
         """Whether one of them covers a plain subject."""
-        firsts = (subject.split(".", 1)[0], "*", ">")
-        return any(cover(self._by_first[first], subject) for first in firsts if first in self._by_first)
+        nodes = [self._root]
+        for token in subject.split("."):
+            if any(">" in node for node in nodes):
+                return True
+            nodes = [node[one] for node in nodes for one in (token, "*") if one in node]
+        return any("" in node for node in nodes)
 
 
 def wildcard_regex(pattern: str) -> str:

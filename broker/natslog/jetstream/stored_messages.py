@@ -95,5 +95,10 @@ def shown(rows: pa.RecordBatch, *, with_headers: bool) -> dict[str, Any]:
 
 def header_block(headers: list[dict[str, str]]) -> bytes:
     """The headers of a message as they are sent."""
-    lines = "".join(f"{one['key']}: {one['value']}\r\n" for one in headers)
+    lines = "".join(f"{_on_one_line(one['key'])}: {_on_one_line(one['value'])}\r\n" for one in headers)
     return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
+def _on_one_line(text: str) -> str:
+    """Direct appends may have line ends in headers, which would begin another header."""
+    return text.replace("\r", " ").replace("\n", " ") if "\r" in text or "\n" in text else text

@@ -32,6 +32,7 @@ MAX_NAME_BYTES = 255
 MAX_DESCRIPTION_BYTES = 4096
 MAX_METADATA_BYTES = 128 * 1024
 MAX_REPLICAS = 5
+MAX_FIRST_SEQ = 2**53
 _LEAST_AGE_NS = 100_000_000
 _DEFAULT_WINDOW_NS = 120_000_000_000
 _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
@@ -160,7 +161,8 @@ def checked(config: StreamConfigRequest) -> StreamConfig:
     _check_subjects(config, subjects)
     _check_supported(config)
     changes: dict[str, Any] = {field: getattr(config, field) for field in StreamConfig.__struct_fields__}
-    return StreamConfig(**changes | {"subjects": subjects, "metadata": stored_metadata(config)})
+    ages = {field: _to_ns(getattr(config, field) / 1e9) for field in ("max_age", "duplicate_window")}
+    return StreamConfig(**changes | ages | {"subjects": subjects, "metadata": stored_metadata(config)})
 
 
 def _check_texts(config: StreamConfig) -> None:
@@ -219,6 +221,8 @@ def _check_discard_per_subject(config: StreamConfig) -> None:
 
 
 def _check_subjects(config: StreamConfig, subjects: tuple[str, ...]) -> None:
+    if len(subjects) > MAX_SUBJECTS:
+        raise invalid_config(f"natslog streams have at most {MAX_SUBJECTS} subjects; combine them with wildcards")
     for at, subject in enumerate(subjects):
         try:
             check_subject(subject, wildcards=True)
@@ -231,8 +235,6 @@ def _check_subjects(config: StreamConfig, subjects: tuple[str, ...]) -> None:
         for other in subjects[at + 1 :]:
             if overlap(subject, other):
                 raise invalid_config(f'subject "{subject}" overlaps with "{other}"')
-    if len(subjects) > MAX_SUBJECTS:
-        raise invalid_config(f"natslog streams have at most {MAX_SUBJECTS} subjects; combine them with wildcards")
 
 
 def _check_acked_subject(subject: str) -> None:
@@ -262,6 +264,8 @@ def _check_supported(config: StreamConfig) -> None:
             raise invalid_config(f"natslog does not support {what}")
     if config.retention != "limits":
         raise invalid_config(f"natslog does not support the retention {config.retention!r}")
+    if config.first_seq > MAX_FIRST_SEQ:
+        raise invalid_config(f"natslog supports at most {MAX_FIRST_SEQ} as first_seq")
     if config.persist_mode == "async":
         raise invalid_config("natslog stores messages before it acks them, and does not support the persist mode async")
     if config.max_msgs_per_subject > MAX_PER_SUBJECT:
@@ -435,7 +439,7 @@ def _or_none(limit: int) -> int | None:
 
 def _to_ns(seconds: float) -> int:
     """Exact to the microsecond."""
-    return round(seconds * 1e6) * _US
+    return min(round(seconds * 1e6) * _US, 2**63 - 1)
 
 
 __all__ = ["MAX_NAME_CHARS", "StreamConfig", "StreamConfigRequest", "checked", "config_of", "settings_of", "shown"]

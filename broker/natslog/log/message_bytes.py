@@ -3,7 +3,7 @@
 Theory of operation. The metadata of a stored batch states the length of each column's data, so the size of all its
 messages follows from its header. Per segment the sizes of its batches are summed up once, and extended with what is
 appended, so that a total costs two lookups a segment. Only a batch of which some messages are hidden, or past the log
-start, is read; what was computed for a segment with hidden messages is kept until more of it is hidden.
+start, is read; the size of its hidden messages is kept until more of it are hidden.
 
 Source: nats-server, `fileStoreMsgSize` in `server/filestore.go`, `memStoreMsgSize` in `server/memstore.go`.
 """
@@ -75,15 +75,43 @@ def _header_sizes(headers: pa.Array[Any], rule: SizeRule) -> npt.NDArray[np.int6
     return np.asarray(np.where(has_any, rule.headers_bytes, 0) + before[ends] - before[ends - counts], np.int64)
 
 
+class _Sizes:
+    """Of one segment.
+
+    Attributes:
+        sums: of all rows of the first n batches. hidden_bytes: of each batch, of `hidden_rows` that are hidden.
+    """
+
+    def __init__(self) -> None:
+        self.sums = array("q", [0])
+        self.hidden_rows = np.zeros(0, np.int64)
+        self.hidden_bytes = np.zeros(0, np.int64)
+
+    def enlarge(self, batches: int) -> None:
+        if len(self.hidden_rows) < batches:
+            more = np.zeros(max(batches - len(self.hidden_rows), len(self.hidden_rows)), np.int64)
+            self.hidden_rows = np.concatenate((self.hidden_rows, more))
+            self.hidden_bytes = np.concatenate((self.hidden_bytes, more))
+
+    def visible(self, at: int) -> int:
+        """Of the visible rows of a batch, as far as hidden ones were looked for."""
+        hidden = int(self.hidden_bytes[at]) if at < len(self.hidden_bytes) else 0
+        return self.sums[at + 1] - self.sums[at] - hidden
+
+
 class MessageBytes:
     """Of one log. For one thread at a time; methods raise CorruptLog where a part of the log is damaged."""
 
     def __init__(self, chain: SegmentChain, removed: RemovedOffsets) -> None:
         self._chain, self._removed = chain, removed
         self._rule = _FILE
-        self._sums: dict[Path, array[int]] = {}  # of all rows of the first n batches
-        self._hiding: dict[Path, tuple[tuple[int, int, int], int]] = {}
+        self._sizes: dict[Path, _Sizes] = {}
         self._part: tuple[tuple[Path, int, int, int, int], int] | None = None
+
+    def forget(self) -> None:
+        """Batches were cut off, or replaced: others may take their places."""
+        self._part = None
+        self._sizes.clear()
 
     def total(self, start: int, end: int, rule: SizeRule) -> int:
         """Of the visible messages in `[start, end)`."""
@@ -107,54 +135,73 @@ class MessageBytes:
         return self._chain.on_snapshot(search)
 
     def _total(self, segments: list[Segment], start: int, end: int, rule: SizeRule) -> int:
-        if rule != self._rule or len(self._sums) > 2 * len(segments) + 8:
-            self._rule, self._part = rule, None
-            self._sums.clear()
-            self._hiding.clear()
+        if rule != self._rule or len(self._sizes) > 2 * len(segments) + 8:
+            self.forget()
+            self._rule = rule
         return sum(
             self._of_segment(segment, max(start, base), min(end, segment_end))
             for segment, base, segment_end in overlapping(segments, start, end)
         )
 
     def _of_segment(self, segment: Segment, low: int, high: int) -> int:
-        hidden = self._removed.count(low, high)
-        if not hidden:
-            return self._of_batches(segment, low, high)
-        key, known = (low, high, hidden), self._hiding.get(segment.path)
-        if known is None or known[0] != key:
-            index = segment.index
-            ranges = zip(index.base_offsets, index.end_offsets, strict=False)
-            parts = [(max(low, base), min(high, end)) for base, end in ranges if base < high and end > low]
-            known = self._hiding[segment.path] = key, sum(self._of_batches(segment, *part) for part in parts)
-        return known[1]
-
-    def _of_batches(self, segment: Segment, low: int, high: int) -> int:
-        """Of a range of one segment: all of it, or within one batch, where messages are hidden."""
-        index, sums = segment.index, self._sums_of(segment)
-        first, last = index.first_covering(low), bisect_left(index.base_offsets, high, 0, len(sums) - 1) - 1
+        first, last = self._batches(segment, low, high)
         if last < first:
             return 0
-        found = sums[last + 1] - sums[first]
+        index, sizes = segment.index, self._sizes[segment.path]
+        found = sizes.sums[last + 1] - sizes.sums[first]
+        if self._removed.count(index.base_offsets[first], index.end_offsets[last]):
+            found -= int(self._hidden_sizes(segment, first, last).sum())
         for at in {first, last}:
-            base, end = index.base_offsets[at], index.end_offsets[at]
-            if low > base or high < end or self._removed.count(base, end):
-                found += self._visible_part(segment, at, low, high) - (sums[at + 1] - sums[at])
+            if low > index.base_offsets[at] or high < index.end_offsets[at]:
+                found += self._visible_part(segment, at, low, high) - sizes.visible(at)
         return found
 
-    def _sums_of(self, segment: Segment) -> array[int]:
-        """With batches that were appended since. Another file may have taken the place of the segment."""
-        index = segment.index
-        count, sums = len(index), self._sums.setdefault(segment.path, array("q", [0]))
-        if len(sums) > count + 1:
-            sums = self._sums[segment.path] = array("q", [0])
-        if len(sums) <= count:
+    def _offset_behind(self, segment: Segment, low: int, high: int, size_bytes: int) -> int:
+        """Behind the first messages from `low` on that take so many bytes, or a little more."""
+        first, last = self._batches(segment, low, high)
+        index, sums = segment.index, self._sizes[segment.path].sums
+        sizes = np.diff(np.array(sums[first : last + 2], np.int64)) - self._hidden_sizes(segment, first, last)
+        for at in {first, last}:
+            if low > index.base_offsets[at] or high < index.end_offsets[at]:
+                sizes[at - first] = self._visible_part(segment, at, low, high)
+        ends = np.cumsum(sizes)
+        at = int(np.searchsorted(ends, size_bytes))
+        offsets, rows = self._visible_rows(segment, index[first + at], low, high)
+        missing = size_bytes - (int(ends[at - 1]) if at else 0)
+        return int(offsets[np.searchsorted(np.cumsum(rows), missing)]) + 1
+
+    def _batches(self, segment: Segment, low: int, high: int) -> tuple[int, int]:
+        """The first and the last batch that has a part of the range; their sizes are known then. Another file may have
+        taken the place of the segment.
+        """
+        index, sizes = segment.index, self._sizes.setdefault(segment.path, _Sizes())
+        count = len(index)
+        if len(sizes.sums) > count + 1:
+            sizes = self._sizes[segment.path] = _Sizes()
+        if len(sizes.sums) <= count:
             fd = self._chain.open(segment)
             try:
-                for at in range(len(sums) - 1, count):
-                    sums.append(sums[-1] + _size_of_batch(fd, index[at], segment.path, self._rule))
+                for at in range(len(sizes.sums) - 1, count):
+                    sizes.sums.append(sizes.sums[-1] + _size_of_batch(fd, index[at], segment.path, self._rule))
             finally:
                 os.close(fd)
-        return sums
+        return index.first_covering(low), bisect_left(index.base_offsets, high, 0, count) - 1
+
+    def _hidden_sizes(self, segment: Segment, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Of each of these batches: the size of its hidden messages. Only batches of which more are hidden than before
+        are read.
+        """
+        index, sizes = segment.index, self._sizes[segment.path]
+        sizes.enlarge(last + 1)
+        ends = np.array(index.end_offsets[first : last + 1], np.int64)
+        hidden = self._removed.offsets_within(index.base_offsets[first], int(ends[-1]))
+        counts = np.bincount(np.searchsorted(ends, hidden, "right"), minlength=last + 1 - first)
+        for at in (np.flatnonzero(counts != sizes.hidden_rows[first : last + 1]) + first).tolist():
+            entry = index[at]
+            _, visible = self._visible_rows(segment, entry, entry.base_offset, entry.end_offset)
+            sizes.hidden_bytes[at] = sizes.sums[at + 1] - sizes.sums[at] - int(visible.sum())
+            sizes.hidden_rows[at] = counts[at - first]
+        return sizes.hidden_bytes[first : last + 1]
 
     def _visible_part(self, segment: Segment, at: int, low: int, high: int) -> int:
         entry = segment.index[at]
@@ -177,18 +224,6 @@ class MessageBytes:
         offsets = batch.column("offset").to_numpy()
         marks = (offsets >= low) & (offsets < high) & ~self._removed.marks(offsets)
         return offsets[marks], sizes_of(batch, self._rule)[marks]
-
-    def _offset_behind(self, segment: Segment, low: int, high: int, size_bytes: int) -> int:
-        """Behind the first messages from `low` on that take so many bytes, or a little more."""
-        index = segment.index
-        for at in range(index.first_covering(low), len(index)):
-            base, end = max(low, index.base_offsets[at]), min(high, index.end_offsets[at])
-            size = self._of_batches(segment, base, end)
-            if size >= size_bytes:
-                offsets, sizes = self._visible_rows(segment, index[at], base, end)
-                return int(offsets[np.searchsorted(np.cumsum(sizes), size_bytes)]) + 1
-            size_bytes -= size
-        return high
 
 
 def _size_of_batch(fd: int, entry: BatchEntry, path: Path, rule: SizeRule) -> int:

@@ -114,6 +114,7 @@ class ReplicaLog(RunLog):
         self.unfinished_run = self._find_unfinished_run()
         self.producers.cut(end_offset)
         self.scrub.cut(end_offset)
+        self.forget_sizes()
         if end_offset < self.visibility.applied:
             self.visibility.begin_again(self.log_start_offset)
 
@@ -176,6 +177,7 @@ class ReplicaLog(RunLog):
         self.unfinished_run = None
         self.producers.cut(log_start_offset)
         self.scrub.cut(0)
+        self.forget_sizes()
         self.visibility.begin_again(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:

@@ -769,6 +769,11 @@ class StreamLog:
         with self._message_bytes_lock:
             return self._message_bytes.total(start, end, size_rule(self.settings))
 
+    def forget_sizes(self) -> None:
+        """Stored batches were cut off or replaced."""
+        with self._message_bytes_lock:
+            self._message_bytes.forget()
+
     def _start_within(self, start: int, end: int, max_bytes: int) -> int:
         """From where on the visible messages take at most `max_bytes`, as JetStream counts them."""
         with self._message_bytes_lock:
