@@ -170,3 +170,49 @@ def test_killed_leader_is_replaced_and_each_request_gets_one_answer_again(cluste
     finally:
         victim.start()
         cluster.wait_in_sync()
+
+
+def test_replicated_stream_with_a_first_sequence(cluster: Cluster) -> None:
+    made = create(cluster, "later", first_seq=1000)
+    assert made["state"]["first_seq"] == 1000
+    assert published(cluster, "later", 2) == [1000, 1001]
+    assert answer(cluster, "STREAM.INFO.later")["state"]["last_seq"] == 1001
+    answer(cluster, "STREAM.DELETE.later")
+
+
+def test_stream_that_cannot_commit_does_not_hold_the_others(cluster: Cluster) -> None:
+    """It is answered with an error, and others at once."""
+    create(cluster, "fine", num_replicas=1)
+    create(cluster, "stuck", num_replicas=2)
+    shown = answer(cluster, "STREAM.INFO.stuck")["cluster"]
+    follower = cluster.broker(int(shown["replicas"][0]["name"].rpartition("-")[2]))
+    leads_fine = answer(cluster, "STREAM.INFO.fine")["cluster"]["leader"]
+    if leads_fine == f"natslog-{follower.number}" or cluster.metadata_leader() is follower:
+        pytest.skip("the broker that is killed has another role")
+    follower.kill()
+    try:
+
+        async def work(connection: Any) -> tuple[float, dict[str, Any]]:
+            await connection.publish("stuck", b"x")
+            stuck = [
+                asyncio.ensure_future(connection.request("$JS.API.STREAM.INFO.stuck", b"", timeout=20))
+                for _ in range(100)
+            ]
+            await asyncio.sleep(0.1)
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            await connection.request("$JS.API.STREAM.INFO.fine", b"", timeout=20)
+            took_s = loop.time() - started
+            first = await stuck[0]
+            for one in stuck[1:]:
+                one.cancel()
+            return took_s, json.loads(first.data)
+
+        took_s, found = with_nats(cluster.nats.url, work)
+        assert took_s < 2
+        assert found.get("error", {}).get("err_code") in (10008, None)
+    finally:
+        follower.start()
+        cluster.wait_in_sync()
+        for name in ("fine", "stuck"):
+            answer(cluster, f"STREAM.DELETE.{name}")

@@ -81,6 +81,7 @@ from natslog.cluster.stream_changes import (
     no_longer_held,
     paused,
     purged,
+    require_own_subjects,
     require_version,
     resizing,
     wanted_replicas,
@@ -348,6 +349,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     settings=sorted(differing),
                 )
             return False
+        require_own_subjects(command.name, command.settings, self.streams.values())
         require_stream(self._quota_of(command.owner), command.owner, command.settings, self.streams.values())
         used = {record.id for record in self.streams.values()} | {one.id for one in self.tombstones.values()}
         if command.id in used:
@@ -379,6 +381,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         match command:
             case EditStream(settings=settings, changed=changed):
                 after = edited(record, settings, changed, level=self.feature_level)
+                if set(after.settings.subjects) - set(record.settings.subjects):
+                    require_own_subjects(record.name, after.settings, self.streams.values())
                 if after.settings.max_bytes != record.settings.max_bytes:
                     others = [one for one in self.streams.values() if one.name != record.name]
                     quota, wanted = self._quota_of(record.owner), wanted_replicas(record)

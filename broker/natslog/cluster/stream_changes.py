@@ -7,6 +7,7 @@ leader, replicas or ISR gives the record another version, so that a decision mad
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from natslog.errors import (
 )
 from natslog.model import MAX_REPLICAS, BrokerId, Epoch, FormerRule, Offset, StreamId, StreamRecord, StreamSettings
 from natslog.security.records import ALL_SUBJECTS
+from natslog.subjects import overlap
 
 _MOST_FORMER_SUBJECTS = 16
 _MOST_FORMER_RULES = 64
@@ -252,6 +254,24 @@ def differences(existing: StreamSettings, asked: StreamSettings) -> dict[str, tu
     if set(existing.subjects) == set(asked.subjects):
         was.pop("subjects", None)
     return {name: (was[name], wanted[name]) for name in was if was[name] != wanted[name]}
+
+
+def require_own_subjects(name: str, settings: StreamSettings, others: Iterable[StreamRecord]) -> None:
+    """For a stream that acks to any reply subject: a message that two such streams record would get two acks. Raises
+    StreamConflict.
+    """
+    if settings.acks != "any":
+        return
+    for other in others:
+        if other.name != name and other.settings.acks == "any":
+            for ours, theirs in product(settings.subjects, other.settings.subjects):
+                if overlap(ours, theirs):
+                    raise StreamConflict(
+                        f"stream {name!r} cannot record {ours!r}: stream {other.name!r} records {theirs!r}, and both "
+                        "ack to any reply subject (acks any). Choose another subject",
+                        stream=name,
+                        overlaps=other.name,
+                    )
 
 
 # ---- what it holds ----

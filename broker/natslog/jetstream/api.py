@@ -9,11 +9,14 @@ requests, so the leader of the stream asks the server on that connection, and wa
 committed (`HostedStream.settled`).
 
 If the NATS server has JetStream enabled for this account, it answers `$JS.API` itself: then the subjects begin with
-`$JS.natslog.API`, as those of a JetStream domain do. This is found out with each new connection.
+`$JS.natslog.API`, as those of a JetStream domain do. This is found out with each new connection, and looked at
+again from time to time.
 
 Requests whose reply subject begins with `$` are ignored: their answer could be another request.
 
-Bounds: at most `_MOST_WAITING` requests wait or are being answered; more are dropped, and counted in the log.
+Bounds: at most `_MOST_WAITING` requests, of `_MOST_BYTES` together, wait or are being answered; more are dropped, and
+counted in the log. So are requests that have waited for `_STALE_S`: a change must not happen long after its client has
+given up.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -50,33 +53,47 @@ _LEVEL_HEADER = "nats-required-api-level"
 _OWN_HEADER = "Natslog-Broker"
 _MOST_WAITING = 10_000
 _AT_ONCE = 64
+_CHANGES_AT_ONCE = 8
 _PROBE_S = 2.0
 _PROBE_EVERY_S = 1.0
 _PROBE_POLL_S = 0.01
 _LOG_EVERY_S = 5.0
 _SETTLED_WITHIN_S = 4.0
+_LED_WITHIN_S = 3.0
+_LED_POLL_S = 0.02
+_STALE_S = 10.0
+_LOOK_AGAIN_S = 10.0
+_LATER_ANSWERS_S = 0.3
+_MOST_REQUEST_BYTES = 512 * 1024
+_MOST_BYTES = 32 * 1024 * 1024
 _HEADER_ROOM_BYTES = 256
 _DOLLAR = ord("$")
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """`names`: the tokens of the subject behind those of the endpoint. `stream`: None if there is none."""
+    """`names`: the tokens of the subject behind those of the endpoint. `is_known`: there was such a stream when the
+    request arrived. `stream`: None if there is none.
+    """
 
     names: list[str]
+    reply: bytes
+    headers: bytes
     payload: bytes
+    is_known: bool = False
     stream: HostedStream | None = None
 
 
 class _Endpoint(NamedTuple):
-    """`kind`: of its answers. `at_stream`: the leader of the stream answers, not the metadata leader. `beside_error`:
-    what an answer with an error has as well.
+    """`kind`: of its answers. `at_stream`: the leader of the stream answers, not the metadata leader. `is_change`: of
+    the configuration; a few are made at once. `beside_error`: what an answer with an error has as well.
     """
 
     subject: str
     kind: str
     call: Callable[[StreamCalls, _Request], Awaitable[dict[str, Any]]]
     at_stream: bool = True
+    is_change: bool = False
     beside_error: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -88,6 +105,7 @@ _ENDPOINTS = (
         "stream_create",
         lambda calls, request: calls.create(request.names[0], request.payload),
         at_stream=False,
+        is_change=True,
     ),
     _Endpoint(
         "STREAM.NAMES",
@@ -113,6 +131,7 @@ _ENDPOINTS = (
         "STREAM.UPDATE.*",
         "stream_update",
         lambda calls, request: calls.update(request.names[0], request.stream, request.payload),
+        is_change=True,
     ),
     _Endpoint("STREAM.DELETE.*", "stream_delete", lambda calls, request: calls.delete(request.stream, request.payload)),
     _Endpoint(
@@ -162,13 +181,15 @@ class JetStreamApi:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._link = broker.link.lane("jetstream")
+        self._me = broker.cluster.me
         self._calls = StreamCalls(broker)
         services = broker.hosting.services
         services.direct_subjects, services.receive_direct = self._direct_subjects, self._receive_direct
         self._attachment: object | None = None
         self._task: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._waiting_bytes = 0
+        self._room, self._changing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_CHANGES_AT_ONCE)
         self._probed_connection = -1
         self._total = self._failed = self._dropped = 0
         self._complained_s = -_LOG_EVERY_S
@@ -212,11 +233,16 @@ class JetStreamApi:
 
     async def _run(self) -> None:
         """Finds out with each connection which subjects to serve."""
+        looked_s = 0.0
         while True:
-            if self._link.is_up and self._link.connections != self._probed_connection:
-                connection = self._link.connections
+            is_new = self._link.connections != self._probed_connection
+            looks_again = self._broker.jetstream == "on" and time.monotonic() - looked_s > _LOOK_AGAIN_S
+            if self._link.is_up and (is_new or looks_again):
+                connection, looked_s = self._link.connections, time.monotonic()
                 try:
-                    await self._serve(await self._found_out())
+                    found = await self._found_out()
+                    if is_new or found == "domain":
+                        await self._serve(found)
                     self._probed_connection = connection
                 except NatslogError as error:
                     logger.warning("the JetStream API is not served yet: %s", error.message)
@@ -279,10 +305,11 @@ class JetStreamApi:
                 await asyncio.sleep(_PROBE_POLL_S)
             if self._link.forbidden > forbidden:
                 return "forbidden"
-            if answers.empty():
-                return "on"  # another broker is subscribed, and nobody leads
-            headers = answers.get_nowait()
-            return "on" if headers.startswith("NATS/1.0 503") or _OWN_HEADER in headers else "domain"
+            if not answers.empty():  # the server may answer after a broker
+                await asyncio.sleep(_LATER_ANSWERS_S)
+            found = [answers.get_nowait() for _ in range(answers.qsize())]
+            are_ours = (headers.startswith("NATS/1.0 503") or _OWN_HEADER in headers for headers in found)
+            return "on" if all(are_ours) else "domain"
         finally:
             await self._link.detach(attachment)
 
@@ -304,99 +331,120 @@ class JetStreamApi:
 
     def _receive_direct(self, stream: HostedStream, frames: Frames) -> None:
         for row in frames.rows.tolist():
-            if not row[REPLY_LEN] or frames.buffer[row[REPLY]] == _DOLLAR:
-                continue
-            if len(self._answering) >= _MOST_WAITING:
-                self._drop()
-                continue
-            task = asyncio.create_task(self._answer_direct(stream, *_parts(frames, row)), name="a direct request")
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            if row[REPLY_LEN] and frames.buffer[row[REPLY]] != _DOLLAR and self._has_room(row):
+                self._begin(self._answer_direct(stream, *_parts(frames, row)), row[PAYLOAD_LEN])
 
     async def _answer_direct(
         self, stream: HostedStream, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> None:
-        async with self._room:
-            try:
-                if _required_level(block) > API_LEVEL:
-                    raise direct.Status(412, "Required Api Level")
-                key = subject.decode().partition(f".{direct.PREFIX}{stream.name}.")[2]
-                request = direct.request_of(key, payload)
+        try:
+            if _required_level(block) > API_LEVEL:
+                raise direct.Status(412, "Required Api Level")
+            key = subject.decode().partition(f".{direct.PREFIX}{stream.name}.")[2]
+            request = direct.request_of(key, payload)
+            async with asyncio.timeout(_SETTLED_WITHIN_S):
+                await stream.settled(is_on_its_connection=True)
+            async with self._room:
                 answers = await self._calls.direct(stream, request)
-            except direct.Status as status:
-                answers = [direct.Answer(status.headers)]
-            except UnicodeDecodeError:
-                answers = [direct.Answer(direct.Status(408, "Bad Request").headers)]
-            except NatslogError as error:
-                logger.warning("a direct request to stream %s failed: %s", stream.name, error.message)
-                answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
-            except Exception:  # a bug: one request fails, and nothing else
-                logger.exception("a direct request to stream %s failed", stream.name)
-                answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
-            most_bytes = self._link.max_payload_bytes
-            if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
-                answers = [direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)]
-            if self._calls.led_here(stream.name) is stream:
-                await stream.send(b"".join(_frame(reply, answer) for answer in answers))
+        except direct.Status as status:
+            answers = [direct.Answer(status.headers)]
+        except UnicodeDecodeError:
+            answers = [direct.Answer(direct.Status(408, "Bad Request").headers)]
+        except TimeoutError:
+            answers = [direct.Answer(direct.Status(503, "Stream Not Available").headers)]
+        except NatslogError as error:
+            logger.warning("a direct request to stream %s failed: %s", stream.name, error.message)
+            answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
+        except Exception:  # a bug: one request fails, and nothing else
+            logger.exception("a direct request to stream %s failed", stream.name)
+            answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
+        most_bytes = self._link.max_payload_bytes
+        if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
+            answers = [direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)]
+        if self._calls.led_here(stream.name) is stream:
+            await stream.send(b"".join(_frame(reply, answer) for answer in answers))
 
     # ---- requests ----
 
     def _receive(self, frames: Frames) -> None:
+        """Most requests are for another broker: what is known of the stream now decides it, whatever changes later."""
         for row in frames.rows.tolist():
             if row[REPLY_LEN] and frames.buffer[row[REPLY]] == _DOLLAR:
                 continue
-            if len(self._answering) >= _MOST_WAITING:
-                self._drop()
-                continue
-            task = asyncio.create_task(self._answer(*_parts(frames, row)), name="a JetStream request")
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            tokens = _tokens(frames.buffer[row[SUBJECT] : row[SUBJECT] + row[SUBJECT_LEN]].tobytes())
+            verbs = next(verbs for count in range(_MOST_VERBS, 0, -1) if (verbs := tuple(tokens[:count])) in _BY_VERBS)
+            endpoint, names = _BY_VERBS[verbs], tokens[len(verbs) :]
+            record = self._calls.named(names[0]) if endpoint.at_stream else None
+            answers_here = self._broker.cluster.group.is_leader if record is None else record.leader == self._me
+            if answers_here and self._has_room(row):
+                request = _Request(names, *_parts(frames, row)[1:], is_known=record is not None)
+                self._begin(self._answer(endpoint, request), row[PAYLOAD_LEN])
+
+    def _has_room(self, row: list[int]) -> bool:
+        """Whether one more request may wait."""
+        waits = len(self._answering) < _MOST_WAITING and self._waiting_bytes + row[PAYLOAD_LEN] <= _MOST_BYTES
+        if not waits:
+            self._drop()
+        return waits
+
+    def _begin(self, answering: Coroutine[Any, Any, None], size_bytes: int) -> None:
+        task = asyncio.create_task(answering, name="a JetStream request")
+        self._answering.add(task)
+        self._waiting_bytes += size_bytes
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._answering.discard(task)
+            self._waiting_bytes -= size_bytes
+
+        task.add_done_callback(ended)
 
     def _drop(self) -> None:
         self._dropped += 1
         if time.monotonic() - self._complained_s >= _LOG_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error(
-                "more than %d requests to the JetStream API wait: %d were dropped so far", _MOST_WAITING, self._dropped
+                "too many requests to the JetStream API wait, or they have waited for more than %.0f s: %d were "
+                "dropped so far",
+                _STALE_S,
+                self._dropped,
             )
 
-    async def _answer(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        async with self._room:
-            prefix = PREFIX if subject.startswith(PREFIX.encode() + b".") else DOMAIN_PREFIX
-            tokens = subject.decode(errors="replace").removeprefix(f"{prefix}.").split(".")
-            verbs = next(verbs for count in range(_MOST_VERBS, 0, -1) if (verbs := tuple(tokens[:count])) in _BY_VERBS)
-            endpoint, request = _BY_VERBS[verbs], _Request(tokens[len(verbs) :], payload)
-            body: dict[str, Any] | None
-            try:
-                body = await self._body(endpoint, request, headers)
-            except ApiError as error:
-                body = {**endpoint.beside_error, "error": error.to_json()}
-            except NatslogError as error:
-                answer = errors.of_error(error)
-                level = logging.WARNING if answer.code >= 500 else logging.DEBUG
-                logger.log(level, "the JetStream request %s failed: %s", ".".join(tokens), error.message)
-                body = {**endpoint.beside_error, "error": answer.to_json()}
-            except Exception:  # a bug: one request fails, and nothing else
-                logger.exception("the JetStream request %s failed", ".".join(tokens))
-                body = {**endpoint.beside_error, "error": errors.internal().to_json()}
+    async def _answer(self, endpoint: _Endpoint, request: _Request) -> None:
+        body: dict[str, Any] | None
+        try:
+            body = await self._body(endpoint, request)
+        except ApiError as error:
+            body = {**endpoint.beside_error, "error": error.to_json()}
+        except NatslogError as error:
+            answer = errors.of_error(error)
+            level = logging.WARNING if answer.code >= 500 else logging.DEBUG
+            logger.log(level, "the JetStream request %s failed: %s", endpoint.subject, error.message)
+            body = {**endpoint.beside_error, "error": answer.to_json()}
+        except Exception:  # a bug: one request fails, and nothing else
+            logger.exception("the JetStream request %s failed", endpoint.subject)
+            body = {**endpoint.beside_error, "error": errors.internal().to_json()}
         if body is None:
             return
         self._total += 1
         self._failed += "error" in body
-        if reply:
-            self._send(endpoint, reply, {"type": f"{_TYPES}{endpoint.kind}_response"} | body)
+        if request.reply:
+            self._send(endpoint, request.reply, {"type": f"{_TYPES}{endpoint.kind}_response"} | body)
 
-    async def _body(self, endpoint: _Endpoint, request: _Request, headers: bytes) -> dict[str, Any] | None:
+    async def _body(self, endpoint: _Endpoint, request: _Request) -> dict[str, Any] | None:
         """None: another broker answers, or nobody leads. Raises ApiError, NatslogError."""
-        name = request.names[0] if endpoint.at_stream else None
-        stream = None if name is None else self._calls.led_here(name)
-        if stream is None:
-            is_elsewhere = name is not None and self._calls.named(name) is not None
-            if is_elsewhere or not self._broker.cluster.group.is_leader or not await self._broker.up_to_date():
-                return None
-            if name is not None and self._calls.named(name) is not None:  # created meanwhile
-                return None
-        if _required_level(headers) > API_LEVEL:
+        arrived_s = time.monotonic()
+        stream = None
+        if request.is_known:
+            stream = await self._led_soon(request.names[0])
+            if stream is None and self._calls.named(request.names[0]) is not None:
+                return None  # another broker leads it now
+        elif not self._broker.cluster.group.is_leader or not await self._broker.up_to_date():
+            return None
+        elif endpoint.at_stream and self._calls.named(request.names[0]) is not None:
+            return None  # created meanwhile
+        if len(request.payload) > _MOST_REQUEST_BYTES:
+            raise errors.request_too_large(_MOST_REQUEST_BYTES)
+        if _required_level(request.headers) > API_LEVEL:
             raise errors.level_required()
         if stream is not None:
             try:
@@ -405,12 +453,26 @@ class JetStreamApi:
             except TimeoutError as error:  # too few replicas are in sync to commit what was received
                 raise errors.unavailable() from error
             request = replace(request, stream=stream)
-        body = await endpoint.call(self._calls, request)
+        async with self._changing if endpoint.is_change else self._room:
+            if time.monotonic() - arrived_s > _STALE_S:  # its client has given up
+                self._drop()
+                return None
+            body = await endpoint.call(self._calls, request)
         if endpoint.kind == "account_info":
             body["api"] = {"level": API_LEVEL, "total": self._total, "errors": self._failed}
         if stream is not None and endpoint.kind != "stream_delete" and self._calls.led_here(stream.name) is not stream:
             return None  # another broker leads the stream now: what was read here may be outdated
         return body
+
+    async def _led_soon(self, name: str) -> HostedStream | None:
+        """The stream, as soon as this broker leads it, which its record states; None if that takes too long."""
+        deadline_s = time.monotonic() + _LED_WITHIN_S
+        while (stream := self._calls.led_here(name)) is None and time.monotonic() < deadline_s:
+            record = self._calls.named(name)
+            if record is None or record.leader != self._me:
+                return None
+            await asyncio.sleep(_LED_POLL_S)
+        return stream
 
     def _send(self, endpoint: _Endpoint, reply: bytes, body: dict[str, Any]) -> None:
         payload = msgspec.json.encode(body)
@@ -422,6 +484,12 @@ class JetStreamApi:
             return
         headers = f"NATS/1.0\r\n{_OWN_HEADER}: {self._broker.cluster.me}\r\n\r\n".encode()
         self._link.send_now(_frame(reply, direct.Answer(headers, payload)))
+
+
+def _tokens(subject: bytes) -> list[str]:
+    """Behind the prefix of the API."""
+    prefix = PREFIX if subject.startswith(PREFIX.encode() + b".") else DOMAIN_PREFIX
+    return subject.decode(errors="replace").removeprefix(f"{prefix}.").split(".")
 
 
 def _parts(frames: Frames, row: list[int]) -> tuple[bytes, bytes, bytes, bytes]:

@@ -142,6 +142,10 @@ def answer_too_large(size_bytes: int, most_bytes: int) -> ApiError:
     )
 
 
+def request_too_large(most_bytes: int) -> ApiError:
+    return invalid_json(f"a request has at most {most_bytes} bytes")
+
+
 def internal() -> ApiError:
     return ApiError(500, 10051, "internal error: the log of the broker has the details")
 
@@ -151,8 +155,8 @@ def of_error(error: NatslogError) -> ApiError:
     match error:
         case StreamNotFound():
             return stream_not_found()
-        case StreamConflict():
-            return name_in_use()
+        case StreamConflict(facts=facts):
+            return subjects_overlap() if "overlaps" in facts else name_in_use()
         case StreamSealed():
             return sealed()
         case NotEnoughBrokers():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
-from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, RemovalDenied, StreamSealed
+from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, OffsetOutOfRange, RemovalDenied, StreamSealed
 from natslog.jetstream import direct, errors, stored_messages
 from natslog.jetstream.requests import (
     MessageDeleteRequest,
@@ -51,6 +51,9 @@ DYNAMIC = {"_nats.ver": SERVER_VERSION, "_nats.level": str(API_LEVEL)}
 NAMES_LIMIT = 1024
 LIST_LIMIT = 256
 _ASK_WITHIN_S = 4.0
+_STATE_TRIES, _STATE_RETRY_S = 30, 0.1
+_READ_TRIES = 3
+_UNSUBSCRIBED_TRIES, _UNSUBSCRIBED_POLL_S = 400, 0.005
 _STATES = "jetstream_states"
 
 
@@ -59,7 +62,6 @@ class StreamCalls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._creating = asyncio.Lock()
         broker.cluster.questions.answerers[_STATES] = self._states_here
 
     # ---- what is where ----
@@ -110,9 +112,14 @@ class StreamCalls:
         return await self._read(stream, lambda log: state_of(log, deleted=deleted))
 
     async def _read(self, stream: HostedStream, work: Callable[[StreamLog], Result]) -> Result:
-        """In a reader's thread."""
-        log = stream.usable_log()
-        return await asyncio.get_running_loop().run_in_executor(self._broker.readers, work, log)
+        """In a reader's thread; again where a limit has moved the start of the log meanwhile."""
+        log, loop = stream.usable_log(), asyncio.get_running_loop()
+        for _ in range(_READ_TRIES):
+            try:
+                return await loop.run_in_executor(self._broker.readers, work, log)
+            except OffsetOutOfRange:
+                continue
+        return await loop.run_in_executor(self._broker.readers, work, log)
 
     def _info(
         self, record: StreamRecord, state: StreamState, *, dynamic: dict[str, str], with_cluster: bool = False
@@ -171,20 +178,25 @@ class StreamCalls:
         config = checked(request)
         self._require_brokers(config.num_replicas)
         self._require_tags(config)
-        async with self._creating:
-            existing = self._broker.state.streams.get(name)
-            if existing is not None and not are_equal(config_of(existing, wanted_replicas(existing)), config):
-                raise errors.name_in_use()
-            if existing is None:
-                self._require_own_subjects(name, config.subjects)
-                operations = self._broker.stream_operations
-                creating = operations.create(name, settings_of(config), first_offset=first_offset_of(config))
-                await self._broker.change_cluster(creating)
-        record = self._broker.state.stream(name)
-        state = (await self.states([record])).get(name)
-        if state is None:
-            raise errors.unavailable()
+        existing = self._broker.state.streams.get(name)
+        if existing is not None and not are_equal(config_of(existing, wanted_replicas(existing)), config):
+            raise errors.name_in_use()
+        if existing is None:
+            self._require_own_subjects(name, config.subjects)
+            operations = self._broker.stream_operations
+            creating = operations.create(name, settings_of(config), first_offset=first_offset_of(config))
+            await self._broker.change_cluster(creating)
+        record, state = await self._state_soon(name)
         return self._info(record, state, dynamic=DYNAMIC) | {"did_create": True}
+
+    async def _state_soon(self, name: str) -> tuple[StreamRecord, StreamState]:
+        """Of a stream that was created; its first leader may just have changed."""
+        for _ in range(_STATE_TRIES):
+            record: StreamRecord = self._broker.state.stream(name)
+            if (state := (await self.states([record])).get(name)) is not None:
+                return record, state
+            await asyncio.sleep(_STATE_RETRY_S)
+        raise errors.unavailable()
 
     def _require_brokers(self, replicas: int) -> None:
         if replicas > len(self._broker.stream_operations.usable()):
@@ -215,8 +227,16 @@ class StreamCalls:
         request, records = self._listed(payload)
         page = records[request.offset :][:LIST_LIMIT]
         states = await self.states(page)
-        infos = [self._info(one, states[one.name], dynamic={}) for one in page if one.name in states]
+        infos: list[dict[str, Any]] = []
         missing = [one.name for one in page if one.name not in states]
+        room_bytes = self._broker.link.lane("jetstream").max_payload_bytes // 2
+        for record in page:
+            if record.name in states:
+                info = self._info(record, states[record.name], dynamic={})
+                room_bytes -= len(msgspec.json.encode(info))
+                if room_bytes < 0 and infos:
+                    break
+                infos.append(info)
         body = _paged(request, len(records), LIST_LIMIT) | {"streams": infos}
         return body | ({"missing": missing} if missing else {})
 
@@ -273,6 +293,10 @@ class StreamCalls:
         if stream is None:
             raise errors.stream_not_found()
         await self._broker.change_cluster(self._broker.stream_operations.delete(stream.name))
+        for _ in range(_UNSUBSCRIBED_TRIES):  # a publisher must not get an ack of a stream that is deleted
+            if not stream.is_subscribed:
+                break
+            await asyncio.sleep(_UNSUBSCRIBED_POLL_S)
         return {"success": True}
 
     async def purge(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:

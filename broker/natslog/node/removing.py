@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from natslog.arrow.covered import covered
-from natslog.errors import CorruptLog, MessageNotFound, NatslogError
+from natslog.errors import CorruptLog, MessageNotFound, NatslogError, OffsetOutOfRange
 from natslog.log import ReplicaLog
 from natslog.log.erasing import ErasedOffsets, Erases
 from natslog.log.removed import offset_range, offset_set, to_array, to_bytes
@@ -310,10 +310,19 @@ def _derived(log: ReplicaLog) -> BitMap64:
 
 
 def _found(log: ReplicaLog, chosen: Chosen, end: int) -> BitMap64:
+    """What a limit removes meanwhile is left out."""
     found, start = BitMap64(), log.first_readable_offset
-    for batch in log.visible_rows(start, end):
-        rows = np.asarray(chosen(batch), bool)
-        found |= offset_set(batch.column("offset").to_numpy()[rows])
+    while start < end:
+        try:
+            for batch in log.visible_rows(start, end):
+                offsets = batch.column("offset").to_numpy()
+                found |= offset_set(offsets[np.asarray(chosen(batch), bool)])
+                start = int(offsets[-1]) + 1
+            break
+        except OffsetOutOfRange:
+            if log.first_readable_offset <= start:
+                raise
+            start = log.first_readable_offset
     return found
 
 

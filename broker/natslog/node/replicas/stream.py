@@ -138,6 +138,7 @@ class HostedStream:
         self._companion: Companion | None = None
         self._ingest: StreamIngest | None = None
         self._subscription: object | None = None
+        self._is_unsubscribing = False
         self._direct = DirectRequests(self._nats)
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -219,6 +220,11 @@ class HostedStream:
     def is_ready(self) -> bool:
         """Whether it leads and its subscription was requested."""
         return self._replica.is_ready
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether messages are still received."""
+        return self._subscription is not None or self._is_unsubscribing
 
     @property
     def may_serve(self) -> bool:
@@ -419,15 +425,19 @@ class HostedStream:
         """Raw NATS protocol, on the connection of this stream; waits where the server accepts less than is sent."""
         return await self._nats.send(protocol)
 
-    async def settled(self) -> None:
+    async def settled(self, *, is_on_its_connection: bool = False) -> None:
         """Returns when all that publishers have sent before the call is committed, or was refused. In the leader.
+
+        Args:
+            is_on_its_connection: what asks for it came over the connection of the stream, so messages did before it.
 
         Raises:
             NatsUnavailable: the server does not answer, so messages may be on their way.
         """
         if self._ingest is None:
             return
-        await self._nats.flush()
+        if not is_on_its_connection:
+            await self._nats.flush()
         await self._ingest.settled()
         end = self.usable_log().log_end_offset
         while self.is_leading and self.usable_log().high_watermark < end:  # noqa: ASYNC110
@@ -795,7 +805,9 @@ class HostedStream:
                 await self._direct.serve((), _not_received)
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
+                    self._is_unsubscribing = True
                     await self._nats.detach(handle)
+                    self._is_unsubscribing = False
             case Drain():
                 if self._ingest is not None:
                     await self._ingest.drained()
