@@ -92,3 +92,16 @@ def test_total_follows_what_is_appended_and_rewritten(tmp_path: Path) -> None:
         pass
     assert log.message_bytes(0, 6) == 4 * size(*row, "file")
     log.close()
+
+
+def test_total_after_batches_were_cut_off_and_others_have_taken_their_places(tmp_path: Path) -> None:
+    small, large = ("orders.a", None, b"v"), ("orders.a", None, b"v" * 25)
+    log = filled(tmp_path / "log", [[small]], "none", "file")
+    for at in range(4):
+        log.append(buffers([small]), 10 + at)
+    assert log.message_bytes(0, 5) == 5 * size(*small, "file")
+    log.discard_from(2)
+    for at in range(3):
+        log.append(buffers([large]), 20 + at)
+    assert log.message_bytes(0, 5) == 2 * size(*small, "file") + 3 * size(*large, "file")
+    log.close()
