@@ -32,6 +32,7 @@ NOTICED_LATE = (
     "appointment of a stale version accepted",
     "positions are stated without a session",
     "hearing of a metadata leader begins a session",
+    "companion: ends of a former life count",
     "companion: one that is missing opens as an empty log",
     "companion: a leader serves before its records are delivered",
     "removal: messages removed before a rule was added count",
