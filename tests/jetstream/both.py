@@ -101,7 +101,7 @@ async def answer_of(connection: Any, step: Step) -> Any:
             case Direct():
                 return await _messages_of(connection, step)
     except NoRespondersError:
-        return "nobody answers"
+        return "no answer"
 
 
 async def _messages_of(connection: Any, step: Direct) -> list[tuple[dict[str, str], bytes]]:

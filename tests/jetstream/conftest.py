@@ -19,7 +19,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     plain = NatsServer(0, folder / "nats.log").start()
     broker = BrokerProcess(folder / "broker", plain.url).start()
     found = Both(jetstream.url, plain.url)
-    eventually(lambda: found.answers([Api("INFO")])[1] != ["nobody answers"], what="natslog serves the JetStream API")
+    eventually(lambda: found.answers([Api("INFO")])[1] != ["no answer"], what="natslog serves the JetStream API")
     yield found
     broker.terminate()
     plain.stop()

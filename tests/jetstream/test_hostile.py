@@ -87,17 +87,16 @@ def test_lines_in_headers_of_appends_are_no_headers(both: Both) -> None:
 def test_many_creations_leave_room_for_other_requests(both: Both) -> None:
     natslog(both, [create("A")])
 
-    async def work(connection: Any) -> float:
+    async def work(connection: Any) -> bool:
         bodies = [json.dumps({"name": f"many{at}"}).encode() for at in range(150)]
         creating = [
             asyncio.ensure_future(connection.request(f"$JS.API.STREAM.CREATE.many{at}", body, timeout=30))
             for at, body in enumerate(bodies)
         ]
         await asyncio.sleep(0.05)
-        started = time.monotonic()
         await connection.request("$JS.API.STREAM.INFO.A", b"", timeout=20)
-        took_s = time.monotonic() - started
+        is_before_the_last = not all(one.done() for one in creating)
         await asyncio.gather(*creating)
-        return took_s
+        return is_before_the_last
 
-    assert with_nats(both.urls[1], work) < 3
+    assert with_nats(both.urls[1], work)

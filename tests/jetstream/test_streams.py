@@ -43,7 +43,7 @@ def test_life_of_a_stream(both: Both) -> None:
             Publish("a.b"),
         ]
     )
-    assert answers[-1] == "nobody answers"
+    assert answers[-1] == "no answer"
 
 
 CONFIGS: list[dict[str, Any]] = [

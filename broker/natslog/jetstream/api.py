@@ -2,7 +2,7 @@
 
 Theory of operation. Every broker subscribes to the same subjects, and exactly one of them answers a request: the
 metadata leader where a stream is created or listed, or does not exist, and otherwise the leader of the stream. The
-others ignore it. While there is no leader, nobody answers, and the client's request times out, as with the server.
+others ignore it. While there is no leader, no broker answers, and the client's request times out, as with the server.
 
 A request is answered after all that the same client has sent before: messages come over another connection than
 requests, so the leader of the stream asks the server on that connection, and waits until what has arrived by then is
@@ -431,7 +431,7 @@ class JetStreamApi:
             self._send(endpoint, request.reply, {"type": f"{_TYPES}{endpoint.kind}_response"} | body)
 
     async def _body(self, endpoint: _Endpoint, request: _Request) -> dict[str, Any] | None:
-        """None: another broker answers, or nobody leads. Raises ApiError, NatslogError."""
+        """None: another broker answers, or there is no leader. Raises ApiError, NatslogError."""
         arrived_s = time.monotonic()
         stream = None
         if request.is_known:
