@@ -65,6 +65,15 @@ def consumer_not_found() -> ApiError:
     return ApiError(404, 10014, "consumer not found")
 
 
+def no_leaf_link() -> ApiError:
+    return ApiError(
+        500,
+        10012,
+        "natslog delivers to consumers over a leafnode connection: give the NATS server a leafnodes block, and the "
+        "broker the setting nats_leaf_url",
+    )
+
+
 _CONSUMER_ERRORS: dict[str, tuple[int, int, str]] = {
     "ack_wait_negative": (400, 10183, "consumer ack wait needs to be positive"),
     "already_exists": (400, 10148, "consumer already exists"),

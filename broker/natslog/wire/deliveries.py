@@ -26,6 +26,8 @@ OTHER, ACK, NAK, TERM, PROGRESS, NEXT, UNKNOWN = range(7)
 _FRAME_BYTES = len("LMSG ") + 5 * 20 + 1 + 3 * 11 + len("NATS/1.0\r\nNats-Msg-Size: \r\n\r\n") + 3 * 2
 """An upper bound of what a frame has besides texts of its own: verb, numbers, blanks, line ends."""
 
+_EMPTY_BLOCK_BYTES = len("NATS/1.0\r\n\r\n")
+
 
 class Messages:
     """Columns of messages to be delivered.
@@ -35,10 +37,10 @@ class Messages:
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        headers = batch.column("headers")
+        headers, values = batch.column("headers"), batch.column("value")
         self.subjects = batch.column("subject")
-        self.values = pc.fill_null(batch.column("value"), b"")
-        self.has_headers = pc.is_valid(headers)
+        self.values = pc.fill_null(values, b"") if values.null_count else values
+        self.has_headers = headers.is_valid().to_numpy(zero_copy_only=False)
         self.lines = _one_line_each(headers) if headers.null_count < len(headers) else None
 
     def sizes(self) -> Longs:
@@ -46,39 +48,51 @@ class Messages:
         size = pc.add(pc.binary_length(self.subjects), pc.binary_length(self.values))
         found: Longs = size.to_numpy(zero_copy_only=False).astype(np.int64)
         if self.lines is not None:
-            headed = self.has_headers.to_numpy(zero_copy_only=False)
-            found += np.where(headed, 12 + pc.binary_length(self.lines).to_numpy(zero_copy_only=False), 0)
+            lines = pc.binary_length(self.lines).to_numpy(zero_copy_only=False)
+            found += np.where(self.has_headers, _EMPTY_BLOCK_BYTES + lines, 0)
         return found
 
     def frames(
-        self, count: int, prefix: bytes, numbers: Longs, replies: Sequence[str], reply_of: Longs, *, headers_only: bool
+        self,
+        first: int,
+        count: int,
+        *,
+        prefix: bytes,
+        numbers: Longs,
+        replies: Sequence[str],
+        reply_of: Longs,
+        groups: Sequence[str] = (),
+        headers_only: bool = False,
     ) -> memoryview:
-        """Of the first `count` messages.
+        """Of `count` messages from `first` on.
 
         Args:
             prefix, numbers: of the ack replies; `numbers` has the shape (5, count): how often the message was
                 delivered, its stream sequence, its consumer sequence, its time (ns), and how many messages follow.
-            replies: subjects to deliver to. reply_of: the number of that of each message.
+            replies: subjects to deliver to. reply_of: the number of that of each message. groups: queue groups of which
+            one member each gets the messages.
         """
         if not count:
             return memoryview(b"")
-        subjects, values = texts_of(self.subjects.slice(0, count)), texts_of(self.values.slice(0, count))
+        subjects, values = texts_of(self.subjects.slice(first, count)), texts_of(self.values.slice(first, count))
         no_lines = np.zeros(count + 1, np.int32), np.empty(0, np.uint8)
-        lines = no_lines if self.lines is None else texts_of(self.lines.slice(0, count))
-        encoded = [reply.encode() for reply in replies]
+        lines = no_lines if self.lines is None else texts_of(self.lines.slice(first, count))
+        named = "".join(f" {group}" for group in groups).encode()
+        encoded = [f"{reply} +".encode() if groups else reply.encode() for reply in replies]
         ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
         most_reply_bytes = max(map(len, encoded))
         size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subjects, values, lines))
-        out = np.empty(size + count * (_FRAME_BYTES + len(prefix) + most_reply_bytes), np.uint8)
+        out = np.empty(size + count * (_FRAME_BYTES + len(prefix) + most_reply_bytes + len(named)), np.uint8)
         filled = native.delivery_frames(
             *subjects,
             *values,
             *lines,
-            np.ascontiguousarray(self.has_headers.slice(0, count).to_numpy(zero_copy_only=False)),
+            np.ascontiguousarray(self.has_headers[first : first + count]),
             ends,
             np.frombuffer(b"".join(encoded), np.uint8),
             np.ascontiguousarray(reply_of),
             np.frombuffer(prefix, np.uint8),
+            np.frombuffer(named, np.uint8),
             np.ascontiguousarray(numbers),
             int(headers_only),
             out,
@@ -106,13 +120,13 @@ def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, bool]:
     (frames, 4); and whether all of them are plain acks without a reply subject.
     """
     found = np.empty((len(frames.rows), 4), np.int64)
-    plain = native.parse_acks(
-        frames.buffer, np.ascontiguousarray(frames.rows), np.frombuffer(prefix, np.uint8), found
-    )
+    plain = native.parse_acks(frames.buffer, np.ascontiguousarray(frames.rows), np.frombuffer(prefix, np.uint8), found)
     return found, plain == len(frames.rows)
 
 
-def status_frame(to: str, headers: bytes, reply: str = "") -> bytes:
+def status_frame(to: str, headers: bytes, reply: str = "", groups: Sequence[str] = ()) -> bytes:
     """`HMSG` with headers and no payload."""
     target = f"{to} {reply}" if reply else to
+    if groups:
+        target = f"{to} + {reply} {' '.join(groups)}" if reply else f"{to} | {' '.join(groups)}"
     return b"HMSG %b %d %d\r\n%b\r\n" % (target.encode(), len(headers), len(headers), headers)

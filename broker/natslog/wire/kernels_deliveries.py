@@ -46,13 +46,15 @@ def delivery_frames(
     reply_data: Any,
     reply_of: Any,
     prefix: Any,
+    groups: Any,
     numbers: Any,
     headers_only: int,
     out: Any,
 ) -> int:
-    """`LMSG <reply> <ack reply>@<subject> <size>` or `HMSG` frames; see `deliveries.delivery_frames`.
+    """`LMSG <reply> <ack reply>@<subject> <size>` or `HMSG` frames; see `deliveries.Messages`.
 
     Args:
+        groups: queue groups, each with a blank before it. The text of a reply then ends with ` +`.
         numbers: of shape (5, rows): what follows `prefix` in the ack reply.
         headers_only: 1: the value is left out, and its size is in a header.
 
@@ -85,7 +87,7 @@ def delivery_frames(
             at += 1
         out[at - 1] = _AT
         copy_bytes(subject_data, subject_start, subject_bytes, out, at)
-        at += subject_bytes
+        at = put_text(out, at + subject_bytes, groups)
         out[at] = SPACE
         at += 1
         if header_bytes > 0:

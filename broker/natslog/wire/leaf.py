@@ -86,7 +86,7 @@ class LeafLink:
         self._name = name
         self._server_id = secrets.token_hex(11).upper()
         self._credentials = credentials
-        self._on_state = on_state or (lambda up: None)
+        self.on_state = on_state or (lambda up: None)
         self._connection: LeafConnection | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._problems: dict[LeafAddress, Problem] = {}
@@ -215,7 +215,7 @@ class LeafLink:
             "the leafnode connection to NATS at %s is up",
             address.shown,
         )
-        self._on_state(True)
+        self.on_state(True)
 
     async def _keep_up(self, connection: LeafConnection) -> None:
         """Until it has ended."""
@@ -233,7 +233,7 @@ class LeafLink:
         self.interest.clear()
         problem = self._problems[address] = self._problem_of(connection.ended.result())
         logger.warning("the leafnode connection to NATS at %s was lost: %s; reconnecting", address.shown, problem.shown)
-        self._on_state(False)
+        self.on_state(False)
 
     def _interest_changed(self, connection: LeafConnection, subject: str) -> None:
         if connection is self._connection:

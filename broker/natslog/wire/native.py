@@ -138,8 +138,8 @@ mark_acks = Kernel(
     _out, "mark_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_ROWS, LONGS, LONGS, LONGS, results=6
 )  # fmt: skip
 delivery_frames = Kernel(
-    _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, ROWS, INTEGER, BYTES,
-    results=1,
+    _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, BYTES, ROWS, INTEGER,
+    BYTES, results=1,
 )  # fmt: skip
 parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, results=1)
 

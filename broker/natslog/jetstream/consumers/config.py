@@ -401,9 +401,7 @@ def _comparable(config: ConsumerConfig) -> ConsumerConfig:
     return msgspec.structs.replace(config, metadata=metadata)
 
 
-def require_work_queue(
-    config: ConsumerConfig, name: str, others: dict[str, ConsumerConfig], *, is_new: bool
-) -> None:
+def require_work_queue(config: ConsumerConfig, name: str, others: dict[str, ConsumerConfig], *, is_new: bool) -> None:
     """Of a stream whose messages are each for one consumer. Raises ApiError."""
     if is_new and config.ack_policy != "explicit":
         raise consumer_error("wq_requires_explicit_ack")
@@ -437,5 +435,3 @@ def go_duration(nanoseconds: int) -> str:
 
 def _trimmed(number: float) -> str:
     return f"{number:.9f}".rstrip("0").rstrip(".")
-
-

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from natslog.jetstream.consumers.config import ConsumerConfig, go_duration
-from natslog.jetstream.consumers.pending import REDELIVERED, SEQ, TIME_US, Longs, Marks, Pending
 from natslog.jetstream.consumers.pending import DELIVERED_AS as AS
+from natslog.jetstream.consumers.pending import REDELIVERED, SEQ, TIME_US, Longs, Marks, Pending
 from natslog.jetstream.consumers.pulls import (
     HasInterest,
     Pull,
@@ -297,7 +297,7 @@ class Consumer:
 
     def nak(self, seq: int, delivered_as: int, delay_us: int | None, now_us: int) -> bool:
         """A message is to be delivered again, at once or after a delay. Whether that is so."""
-        at = self._position(seq)
+        at = self.position(seq)
         if at is None or not self.floor[0] < delivered_as <= self.delivered[0]:
             return False
         if delay_us is None:
@@ -312,11 +312,12 @@ class Consumer:
 
     def progress(self, seq: int, now_us: int) -> None:
         """The subscriber is still working on a message."""
-        if (at := self._position(seq)) is not None:
+        if (at := self.position(seq)) is not None:
             self.pending.touch(at, now_us)
             self.is_changed = True
 
-    def _position(self, seq: int) -> Longs | None:
+    def position(self, seq: int) -> Longs | None:
+        """Of a pending message among these; None if it is not pending."""
         at = self.pending.find(np.array([seq], np.int64))
         return at if at[0] >= 0 else None
 
@@ -504,7 +505,11 @@ class Consumer:
         sizes += _digits(np.maximum(left, 0))
         found = self._to_subject(batch, sizes, now_us) if self.config.is_push else self._to_pulls(sizes, now_us)
         count = found.count
-        found.delivered_as, found.times, found.pending = delivered_as[:count], times[:count], np.maximum(left, 0)[:count]
+        found.delivered_as, found.times, found.pending = (
+            delivered_as[:count],
+            times[:count],
+            np.maximum(left, 0)[:count],
+        )
         self.num_pending = num_pending
         if count:
             self._track(seqs[:count], found, is_again, now_us)

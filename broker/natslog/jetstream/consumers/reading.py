@@ -20,7 +20,7 @@ from natslog.arrow.covered import covered
 from natslog.errors import OffsetOutOfRange
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Batch, Wanted
-from natslog.jetstream.consumers.pending import Longs
+from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog
 from natslog.subjects import has_wildcard
@@ -38,14 +38,15 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a consumer begins: at `seq`; before, if there are any, at the sequences `skip`, and then at `seq`."""
+    """Where a consumer begins: at `seq`, or, if there are any, with the sequences `skip`, and then at `resume`."""
 
     seq: int
+    resume: int
     skip: Longs
 
 
 class Window:
-    """Messages that were read. `upto`: all sequences below, from its first one on, are in it, or not for the consumer."""
+    """Messages that were read. `upto`: all sequences below, from `start` on, are in it, or not for the consumer."""
 
     def __init__(self, start: int, upto: int, rows: pa.RecordBatch | None, version: object) -> None:
         self.start, self.upto, self.version = start, upto, version
@@ -64,6 +65,11 @@ class Window:
     @property
     def size_bytes(self) -> int:
         return 0 if self.rows is None else self.rows.nbytes
+
+    def only(self, marks: Marks) -> Window:
+        """The messages that are marked."""
+        rows = None if self.rows is None else self.rows.filter(pa.array(marks))
+        return Window(self.start, self.upto, rows, self.version)
 
     def batch(self, first: int, count: int) -> Batch:
         part = slice(first, first + count)
@@ -191,6 +197,17 @@ class ConsumerReader:
         self.left = Left(count, start, end, removed.count(start, end))
         return count
 
+    def known_left(self, log: StreamLog, next_seq: int) -> int | None:
+        """The same, if it is known without reading."""
+        if log.visibility.has_rules:
+            return None
+        if not self.filters:
+            start = max(next_seq - 1, log.first_readable_offset)
+            return max(0, log.reader.count(start, log.high_watermark))
+        left = self.left
+        is_known = left.hidden >= 0 and left.start == next_seq - 1 and left.end == log.high_watermark
+        return left.count if is_known and log.visibility.removed.count(left.start, left.end) == left.hidden else None
+
     def delivered(self, log: StreamLog, next_seq: int, count: int) -> None:
         """So many of them were delivered, and the next one is this."""
         left, start = self.left, next_seq - 1
@@ -285,8 +302,8 @@ def start_of(log: StreamLog, config: ConsumerConfig, *, keeps_one: bool) -> Star
         case "new":
             seq = last + 1
         case "by_start_sequence":
-            return Start(max(config.opt_start_seq, first), skip)
-    return Start(max(1, first, min(seq, last + 1)), skip)
+            return Start(max(config.opt_start_seq, first), last + 1, skip)
+    return Start(max(1, first, min(seq, last + 1)), last + 1, skip)
 
 
 def _last_of_each(log: StreamLog, filters: tuple[str, ...]) -> Longs:

@@ -16,20 +16,12 @@ from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import COLUMNS, TIME_US, Longs, Pending
 
-CONSUMER = "consumer"
-"""Kind of the records of a companion log that create or change a consumer."""
-CONSUMER_STATE = "consumer-state"
-"""Kind of those that state how far a consumer is."""
-CONSUMER_DELETED = "consumer-deleted"
-
 _MOST_BYTES = 256 * 1024 * 1024
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer. `id`: of this one, so that a later consumer of the same name has another state."""
+    """A consumer, and where it begins: at `start`, or at the sequences `skip` (packed) and then at `resume`."""
 
-    name: str
-    id: str
     created_us: int
     config: ConsumerConfig
     start: int
@@ -41,10 +33,8 @@ class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`pending`: columns, `skip`: sequences; both packed. `exceeded`: see `Consumer`."""
+    """`pending`: columns, `skip`: sequences; both packed. `exceeded`: see `Consumer`. Ages: -1 if it never was."""
 
-    name: str
-    id: str
     next_seq: int
     delivered: tuple[int, int]
     floor: tuple[int, int]
@@ -57,11 +47,6 @@ class StateRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     def to_bytes(self) -> bytes:
         return msgspec.msgpack.encode(self)
-
-
-class DeletedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    id: str
 
 
 def consumer_record(data: bytes, source: str) -> ConsumerRecord:
@@ -80,21 +65,11 @@ def state_record(data: bytes, source: str) -> StateRecord:
         raise CorruptLog(f"{source}: the state of a consumer is damaged ({error})", source=source) from error
 
 
-def deleted_record(data: bytes, source: str) -> DeletedRecord:
-    """Raises CorruptLog."""
-    try:
-        return msgspec.json.decode(data, type=DeletedRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptLog(f"{source}: the record of a deleted consumer is damaged ({error})", source=source) from error
-
-
-def state_of(consumer: Consumer, record_id: str, now_us: int) -> StateRecord:
+def state_of(consumer: Consumer, now_us: int) -> StateRecord:
     """Args: now_us: as of the clock of the machine."""
     columns = consumer.pending.to_columns()
     columns[TIME_US] = now_us - columns[TIME_US]
     return StateRecord(
-        name=consumer.name,
-        id=record_id,
         next_seq=consumer.next_seq,
         delivered=consumer.delivered,
         floor=consumer.floor,
