@@ -584,11 +584,13 @@ def test_progress_and_longer_waits_after_an_update(both: Both) -> None:
 
 
 def test_deliveries_are_limited(both: Both) -> None:
+    """The message stays pending until the next request would deliver it."""
     both.compare(
         [
             *filled(explicit(max_deliver=2, ack_wait=100 * MS), subjects=("a.1",)),
             pull(1),
             pull(1),
+            later("one"),
             acks_pending(0),
             state(),
             Ack(0),
@@ -640,6 +642,7 @@ def test_waits_that_grow(both: Both) -> None:
             pull(),
             pull(),
             pull(),
+            later("one"),
             acks_pending(0),
             state(),
             Ack(),
