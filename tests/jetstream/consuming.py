@@ -122,6 +122,7 @@ class AnswerFlowControl(Receiving):
     async def answer(self, session: Session) -> Received | str:
         request = await session.mailboxes[self.name].flow_control()
         await session.connection.publish(request[1], b"")
+        await session.connection.flush()
         return _masked(request, session)
 
 
@@ -314,6 +315,8 @@ def _masked(received: Received, session: Session) -> Received:
     if _PARSER.search(description := headers.get("Description", "")):
         headers["Description"] = description.partition(" - ")[0]
     reply = _FLOW_REPLY.sub(r"\1.random", _ACK_REPLY.sub(r"\1.time.\2", session.masked(reply)))
+    if reply.startswith("_INBOX."):
+        reply = "inbox"
     return subject, reply, {name: session.masked(text) for name, text in headers.items()}, payload
 
 
