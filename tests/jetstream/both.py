@@ -1,5 +1,7 @@
 """The same requests to a NATS server with JetStream, and to a plain one with a broker of natslog beside it.
 
+Steps that receive messages of consumers are in `consuming.py`.
+
 What cannot be equal is not compared: times, names of servers, and what follows "invalid JSON:" (the words of the
 parser).
 """
@@ -8,17 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import nats
 from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
 
-_TIMES = ("first_ts", "last_ts", "created", "ts", "time")
+_TIMES = ("first_ts", "last_ts", "created", "ts", "time", "last_active", "pinned_ts", "pause_remaining")
 _NO_TIME = "0001-01-01T00:00:00Z"
 _INVALID_JSON = "invalid JSON: "
 _ANSWERS_WITHIN_S = 5.0
+_CONSUMER_CREATED = "consumer_create_response"
+_GENERATED_NAME = re.compile("^[A-Za-z0-9]{8}$")
+"""Tests give no consumer a name of this length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,72 @@ class Direct:
     headers: dict[str, str] | None = None
 
 
-Step = Api | Publish | Send | Direct
+class Receiving:
+    """A step that uses what the connection has received before: see `consuming.py`."""
+
+    async def answer(self, session: Session) -> Any:
+        raise NotImplementedError
+
+
+Step = Api | Publish | Send | Direct | Receiving
+
+
+class Meeting:
+    """Where both sides exchange values, so that one waits for the other."""
+
+    def __init__(self) -> None:
+        self._for: tuple[asyncio.Queue[Any], asyncio.Queue[Any]] = (asyncio.Queue(), asyncio.Queue())
+
+    async def exchange(self, side: int, value: Any) -> Any:
+        self._for[1 - side].put_nowait(value)
+        return await self._for[side].get()
+
+
+class Session:
+    """One connection, on which steps are played one after the other. `side`: 0 is JetStream, 1 is natslog.
+
+    Names that the server has generated are `GENERATED0`, `GENERATED1`, … in steps and in answers.
+    """
+
+    def __init__(self, connection: Any, side: int, meeting: Meeting) -> None:
+        self.connection = connection
+        self.deliveries: list[str] = []
+        """Reply subjects of all messages of consumers that a step has received, which an ack names by its index."""
+        self.mailboxes: dict[str, Any] = {}
+        self._generated: list[str] = []
+        self._side = side
+        self._meeting = meeting
+
+    async def exchange(self, value: Any) -> Any:
+        """That of the other side, which plays the same step."""
+        return await self._meeting.exchange(self._side, value)
+
+    async def answer(self, step: Step) -> Any:
+        try:
+            if isinstance(step, Receiving):
+                return await step.answer(self)
+            if not isinstance(step, Api):
+                return await answer_of(self.connection, step)
+            return self._masked(await answer_of(self.connection, replace(step, call=self.actual(step.call))))
+        except NatsTimeoutError:
+            return "no answer in time"
+
+    def actual(self, text: str) -> str:
+        """With generated names in place of `GENERATED0`."""
+        for at, name in enumerate(self._generated):
+            text = text.replace(f"GENERATED{at}", name)
+        return text
+
+    def masked(self, text: str) -> str:
+        """The inverse of `actual`."""
+        for at, name in enumerate(self._generated):
+            text = text.replace(name, f"GENERATED{at}")
+        return text
+
+    def _masked(self, answer: Any) -> Any:
+        if isinstance(answer, dict) and "config" in answer and _CONSUMER_CREATED in answer["type"]:
+            self._generated += _GENERATED_NAME.findall(answer["name"])
+        return json.loads(self.masked(json.dumps(answer)))
 
 
 def comparable(value: Any) -> Any:
@@ -100,6 +172,8 @@ async def answer_of(connection: Any, step: Step) -> Any:
                 return None
             case Direct():
                 return await _messages_of(connection, step)
+            case Receiving():
+                raise AssertionError("played by a session")
     except NoRespondersError:
         return "no answer"
 
@@ -138,15 +212,17 @@ class Both:
     def answers(self, steps: Sequence[Step]) -> tuple[list[Any], list[Any]]:
         """Of JetStream, and of natslog."""
 
-        async def played(url: str) -> list[Any]:
-            connection = await nats.connect(url)
+        async def played(side: int, meeting: Meeting) -> list[Any]:
+            connection = await nats.connect(self.urls[side])
+            session = Session(connection, side, meeting)
             try:
-                return [await answer_of(connection, step) for step in steps]
+                return [await session.answer(step) for step in steps]
             finally:
                 await connection.close()
 
         async def both() -> tuple[list[Any], list[Any]]:
-            first, second = await asyncio.gather(*(played(url) for url in self.urls))
+            meeting = Meeting()
+            first, second = await asyncio.gather(played(0, meeting), played(1, meeting))
             return first, second
 
         return asyncio.run(both())
