@@ -64,7 +64,7 @@ class StreamCalls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.consumers = ConsumerCalls(ConsumerServing(broker), DYNAMIC, _broker_name(broker.cluster.me))
+        self.consumers = ConsumerCalls(ConsumerServing(broker), DYNAMIC, self._cluster_of_several)
         broker.cluster.questions.answerers[_STATES] = self._states_here
 
     # ---- what is where ----
@@ -139,6 +139,9 @@ class StreamCalls:
         if with_cluster:
             info["cluster"] = self._cluster_of(record)
         return info | {"ts": time_of(now_us())}
+
+    def _cluster_of_several(self, record: StreamRecord) -> dict[str, Any] | None:
+        return self._cluster_of(record) if len(self._broker.state.brokers) > 1 else None
 
     def _cluster_of(self, record: StreamRecord) -> dict[str, Any]:
         """Who leads the stream and who follows; brokers have no names but their numbers."""

@@ -43,7 +43,7 @@ class Advisories:
         if kind == "ack" and not _is_sampled(config.sample_freq):
             return
         where, what = _KINDS[kind]
-        body = {
+        body: dict[str, Any] = {
             "type": f"{_TYPES}{what}",
             "id": secrets.token_hex(11),
             "timestamp": time_of(now_us()),
@@ -74,4 +74,5 @@ def _age_ns(machine: Consumer, facts: dict[str, Any]) -> int:
     at = machine.position(facts["seq"])
     if at is None:
         return 0
-    return max(0, facts["now_us"] - int(machine.pending.at(TIME_US, at)[0])) * 1000
+    age_us: int = facts["now_us"] - int(machine.pending.at(TIME_US, at)[0])
+    return max(0, age_us) * 1000

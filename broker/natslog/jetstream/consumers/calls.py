@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from natslog.jetstream.errors import consumer_error
 from natslog.jetstream.requests import PagedRequest, decoded, has_fields, is_empty
 from natslog.jetstream.stream_config import StreamConfig, config_of
 from natslog.jetstream.stream_state import time_of
+from natslog.model import StreamRecord
 from natslog.node.clock import now_us
 from natslog.node.replicas import consumer_records
 from natslog.node.replicas.stream import HostedStream
@@ -38,11 +40,17 @@ class ConsumerCalls:
     """Each call returns the fields of its answer, or raises ApiError or NatslogError. `stream`: None if there is none.
 
     Args:
-        dynamic: metadata of a configuration that is only in answers.
+        dynamic: metadata of a configuration that is only in answers. cluster_of: who leads a stream and who follows;
+            None if there is one broker.
     """
 
-    def __init__(self, serving: ConsumerServing, dynamic: dict[str, str], broker_name: str) -> None:
-        self.serving, self._dynamic, self._broker_name = serving, dynamic, broker_name
+    def __init__(
+        self,
+        serving: ConsumerServing,
+        dynamic: dict[str, str],
+        cluster_of: Callable[[StreamRecord], dict[str, Any] | None],
+    ) -> None:
+        self.serving, self._dynamic, self._cluster_of = serving, dynamic, cluster_of
 
     def _led(self, stream: HostedStream | None) -> LedConsumers:
         if stream is None:
@@ -207,10 +215,11 @@ class ConsumerCalls:
             "num_redelivered": machine.num_redelivered,
             "num_waiting": len(machine.pulls),
             "num_pending": left,
-            "cluster": {"leader": self._broker_name},
         }
         if record.config.is_push and machine.active:
             body["push_bound"] = True
+        if (cluster := self._cluster_of(led.stream.record)) is not None:
+            body["cluster"] = cluster
         return body | {"ts": time_of(now_us())}
 
 

@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
 
     seqs: Longs
     start: int
-    count: int
+    most: int
     is_again: bool = False
 
 
@@ -429,12 +429,12 @@ class Consumer:
 
     def _idle_heartbeat(self, to: str) -> Status:
         headers: dict[str, object] = {
-            "Nats_Last_Consumer": self.delivered[0],
-            "Nats_Last_Stream": self.next_seq - 1,
+            "Nats-Last-Consumer": self.delivered[0],
+            "Nats-Last-Stream": self.next_seq - 1,
         }
         if self._flow.asked:
-            headers["Nats_Consumer_Stalled"] = self._flow.asked
-        return status(to, "100 Idle Heartbeat", **headers)
+            headers["Nats-Consumer-Stalled"] = self._flow.asked
+        return status(to, "100 Idle Heartbeat", headers)
 
     # ---- deliveries ----
 
@@ -527,7 +527,7 @@ class Consumer:
             found.count, asked_after = self._flow.sent(sizes[:count])
             found.reply_of = found.reply_of[: found.count]
             if asked_after is not None:
-                request = status(self.config.deliver_subject, "100 FlowControl Request", self._flow.asked)
+                request = status(self.config.deliver_subject, "100 FlowControl Request", reply=self._flow.asked)
                 found.statuses.append((asked_after, request))
         self._reset_heartbeat(now_us)
         return found

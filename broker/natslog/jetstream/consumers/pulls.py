@@ -6,8 +6,9 @@ Source: nats-server, `waitQueue`, `nextWaiting` and `nextReqFromMsg` in `server/
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +30,9 @@ class Status(NamedTuple):
     reply: str = ""
 
 
-def status(to: str, line: str, reply: str = "", **headers: object) -> Status:
-    """Args: headers: with `_` for `-`, which is not in Python's names."""
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+def status(to: str, line: str, headers: Mapping[str, object] = MappingProxyType({}), reply: str = "") -> Status:
+    """`line`: code and text."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return Status(to, f"NATS/1.0 {line}\r\n{lines}\r\n".encode(), reply)
 
 
@@ -115,7 +116,7 @@ class Pull:
     @property
     def rest(self) -> dict[str, object]:
         """Headers of the status that ends it."""
-        return {"Nats_Pending_Messages": self.left, "Nats_Pending_Bytes": self.left_bytes}
+        return {"Nats-Pending-Messages": self.left, "Nats-Pending-Bytes": self.left_bytes}
 
     def took(self, count: int, now_us: int) -> None:
         self.left -= count
@@ -169,7 +170,7 @@ class WaitingPulls:
         kept: deque[Pull] = deque()
         for pull in self._waiting:
             if now_us >= pull.expires_us:
-                found.append(status(pull.reply, "408 Request Timeout", **pull.rest))
+                found.append(status(pull.reply, "408 Request Timeout", pull.rest))
             elif at_end and pull.no_wait and (not pull.has_expiry or pull.sent):
                 found.append(status(pull.reply, "404 No Messages"))
             elif self._has_interest(pull.reply):
@@ -219,7 +220,7 @@ class WaitingPulls:
         pull = self._waiting[0]
         if pull.left_bytes:
             if size_bytes > pull.left_bytes:
-                taken.note(status(pull.reply, "409 Message Size Exceeds MaxBytes", **pull.rest))
+                taken.note(status(pull.reply, "409 Message Size Exceeds MaxBytes", pull.rest))
                 self._waiting.popleft()
                 return
             pull.left_bytes -= size_bytes
@@ -230,7 +231,7 @@ class WaitingPulls:
         if pull.left <= 0:
             self._waiting.popleft()
             if pull.left_bytes > 0:
-                taken.note(status(pull.reply, "409 Batch Completed", **pull.rest))
+                taken.note(status(pull.reply, "409 Batch Completed", pull.rest))
         else:
             self._waiting.rotate(-1)
 

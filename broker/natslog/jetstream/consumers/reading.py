@@ -135,7 +135,7 @@ class ConsumerReader:
         parts: list[pa.RecordBatch] = []
         rows = size_bytes = 0
         upto = max(start, 0)
-        most = min(_WINDOW_ROWS, max(wanted.count, 500))
+        most = min(_WINDOW_ROWS, max(wanted.most, 500))
         for batch in log.visible_rows(start, end) if start < end else ():
             batch = batch.select(_COLUMNS)
             upto = int(batch.column("offset")[-1].as_py()) + 1

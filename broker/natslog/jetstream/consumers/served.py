@@ -278,10 +278,10 @@ class ServedConsumer:
         owner.changed(self)
 
     async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
-        window, left = self.reader.ready(log, wanted), self.reader.known_left(log, self._counted_from)
-        if window is not None and left is not None:
+        ready, known = self.reader.ready(log, wanted), self.reader.known_left(log, self._counted_from)
+        if ready is not None and known is not None:
             await asyncio.sleep(0)
-            return window, left + len(self.machine.skip)
+            return ready, known + len(self.machine.skip)
 
         def read() -> tuple[Window, int]:
             if len(wanted.seqs):  # what is gone need not be delivered again
@@ -307,7 +307,7 @@ class ServedConsumer:
         if machine.next_seq != wanted.start:  # purged meanwhile
             return True
         first = int(np.searchsorted(window.seqs, wanted.start))
-        count = min(len(window) - first, wanted.count)
+        count = min(len(window) - first, wanted.most)
         delivered = self._assign(window, first, count, left, is_again=False)
         if delivered:
             self.reader.delivered(log, machine.next_seq, delivered)
