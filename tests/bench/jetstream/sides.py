@@ -50,6 +50,7 @@ def natslog_beside(**settings: Any) -> Iterator[Side]:
         server = NatsServer(0, folder / "nats.log").start()
         broker = BrokerProcess(folder / "data", server.url, **settings)
         is_api_on = settings.get("jetstream") != "off"
+        broker.environment = {"NATSLOG_NATS_LEAF_URL": server.leaf_url} if is_api_on else {}
         try:
             broker.start()
             if is_api_on:
