@@ -28,6 +28,7 @@ from tests.bench import (
     subjects,
     typed_payloads,
 )
+from tests.bench.jetstream import api_overhead, buckets, consuming, idle_consumers
 from tests.bench.kafka import payloads, reading, sinks, streaming
 from tests.bench.kafka import publishing as kafka_publishing
 from tests.bench.kafka.sides import versions as kafka_versions
@@ -35,7 +36,7 @@ from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
 _MEMORY_BOUND_MIB = 400.0
-_KAFKA = "kafka"
+_KAFKA, _JETSTREAM = "kafka", "jetstream"
 
 
 def main() -> None:
@@ -45,14 +46,16 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or kafka, which is run "
-        "only if it is named, or parts of it: kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, "
-        "kafka-sink, kafka-publish",
+        "failover, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run only if it is "
+        "named, kafka or a part of it: kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, "
+        "kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, jetstream-queue, jetstream-kv, "
+        "jetstream-idle, jetstream-publish",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
     parser.add_argument("--readers", type=int, default=2000, help="of one stream, by polls")
     parser.add_argument("--rows", type=int, default=5_000_000, help="of 128 bytes, by kafka")
+    parser.add_argument("--messages", type=int, default=400_000, help="of 128 bytes in each run, by jetstream")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "bench", help="folder of results.json and the plot")
     given = parser.parse_args()
     peaks: list[float] = []
@@ -88,19 +91,28 @@ def main() -> None:
         "kafka-sink": lambda: sinks.writes(given.pairs, given.rows),
         "kafka-publish": lambda: kafka_publishing.publishes(given.pairs),
     }
+    beside_jetstream: dict[str, Callable[[], list[Comparison]]] = {
+        "jetstream-pull": lambda: consuming.pulled(given.pairs, given.messages),
+        "jetstream-push": lambda: consuming.pushed(given.pairs, given.messages),
+        "jetstream-queue": lambda: consuming.queued(given.pairs, given.messages),
+        "jetstream-kv": lambda: buckets.buckets(given.pairs, given.messages),
+        "jetstream-idle": lambda: idle_consumers.idle(min(given.pairs, 3)),
+        "jetstream-publish": lambda: api_overhead.published(given.pairs),
+    }
     chosen = given.only.split(",") if given.only else list(parts)
-    is_kafka = [name.startswith(_KAFKA) for name in chosen]
-    if any(is_kafka) and not all(is_kafka):
-        parser.error("--only kafka: it and its parts run without others, because Spark's JVM has other jars then")
-    if any(is_kafka):
-        parts = beside_kafka  # Spark's JVM has other jars from its start
-        chosen = list(parts) if chosen == [_KAFKA] else chosen
+    groups = {_KAFKA: beside_kafka, _JETSTREAM: beside_jetstream}
+    group = next((one for one in groups if any(name.startswith(one) for name in chosen)), "")
+    if group:
+        if not all(name.startswith(group) for name in chosen):
+            parser.error(f"--only {group}: it and its parts run without others, and have a file of their own")
+        parts = groups[group]
+        chosen = list(parts) if group in chosen else chosen
     for name in chosen:
         if name not in parts:
             parser.error(f"--only {name}: there are {', '.join(parts)}")
     started = time.monotonic()
     about = report.machine(ROOT)
-    if any(is_kafka):
+    if group == _KAFKA:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends Kafka and its peer, too
         about["packages"] |= kafka_versions()
     found: list[Comparison] = []
@@ -113,7 +125,7 @@ def main() -> None:
     seconds = time.monotonic() - started
     report.print_table(found)
     given.out.mkdir(parents=True, exist_ok=True)
-    name = _KAFKA if any(is_kafka) else "results"
+    name = group or "results"
     report.write_json(found, about, seconds, given.out / f"{name}.json")
     report.plot(found, about, given.out / f"{name}.png")
     console.print(f"{len(found)} comparisons in {seconds:.0f} s; written to {given.out}")
