@@ -53,6 +53,10 @@ _UNREACHABLE_S = 2.5
 _DEFAULT_PAYLOAD_BYTES = 1024 * 1024
 
 
+class _ClosedAfterTls(ConnectionResetError):
+    """By the server, without an error: most often it does not accept the certificate of this broker."""
+
+
 class LeafLink:
     """One leafnode connection, kept up until `close`.
 
@@ -303,11 +307,10 @@ class LeafLink:
                 raise UnusableConnection(f"the server did not answer within {_CONNECT_TIMEOUT_S} s")
         if answer.result():
             return
+        await asyncio.wait([connection.ended])  # awaiting it would cancel it with this task
         reason = connection.ended.result()
         if connection.has_tls and isinstance(reason, ConnectionResetError):
-            raise UnusableConnection(
-                "the server closed the connection after the TLS handshake", self._credentials.certificate_remedy
-            )
+            raise _ClosedAfterTls("the server closed the connection after the TLS handshake")
         raise reason
 
     # ---- problems ----
@@ -318,13 +321,15 @@ class LeafLink:
         if was_reset and known is not None and known.remedy:
             return  # a server that refuses a leafnode may reset the connection before its error was read
         problem = self._problem_of(error)
-        if problem != known:
+        if known is None or (problem.remedy or problem) != (known.remedy or known):
             logger.warning("no leafnode connection to NATS at %s: %s; trying again", address.shown, problem.shown)
         self._problems[address] = problem
 
     def _problem_of(self, error: Exception) -> Problem:
         if isinstance(error, ConfigError):
             return Problem(error.message, is_complete=True)
+        if isinstance(error, _ClosedAfterTls):
+            return Problem(str(error), self._credentials.certificate_remedy)
         if isinstance(error, TimeoutError):
             return Problem("no answer", "correct the URL, or look for what drops packets to this port")
         if isinstance(error, LeafProtocolError):
