@@ -21,6 +21,7 @@ from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer, free_port
 from natslog.wire.credentials import NatsCredentials
 from natslog.wire.leaf import LeafLink
+from tests.harness import BrokerProcess, eventually, natslog, running
 from tests.nats_login import METHODS, Login, server_with, tls, token, user_and_password
 
 ACK = b"$JS.ACK.S.C.1.1.1.0.0"
@@ -785,3 +786,49 @@ def test_close_in_every_moment_ends_the_link(server: NatsServer) -> None:
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "nats-leaf"]
 
     asyncio.run(story())
+
+
+# ---- brokers ----
+
+
+def leaf_of(broker: BrokerProcess) -> str:
+    return str(broker.client().cluster()["nats_leaf"])
+
+
+def test_broker_states_whether_its_leafnode_connection_is_up(tmp_path: Path) -> None:
+    with running(tmp_path) as (server, broker):
+        assert leaf_of(broker) == "off"
+        assert "leafnode" not in natslog("cluster", "status", url=broker.url).stdout
+        broker.terminate()
+        broker.settings["nats_leaf_url"] = server.leaf_url
+        broker.start()
+        eventually(lambda: leaf_of(broker) == "up", what="up")
+        assert "leafnode connection to NATS: up" in natslog("cluster", "status", url=broker.url).stdout
+        server.stop()
+        eventually(lambda: leaf_of(broker) == "down", what="down")
+        eventually(lambda: "leafnodes { port: 7422 }" in broker.output(), what="the remedy")
+        server.start()
+        eventually(lambda: leaf_of(broker) == "up", what="up again")
+        broker.terminate()
+
+
+def test_broker_whose_leafnode_connection_needs_a_login_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "leaf").mkdir()
+    client, leaf = user_and_password(tmp_path), token(tmp_path / "leaf")
+    leafnodes = f"authorization {{ user: leaf, password: {leaf.secret[0]!r} }}"
+    with leaf_server(tmp_path, client.configuration, leafnodes) as (server, url):
+        settings = {f"nats_{name}": value for name, value in client.right.items()}
+        settings |= {"nats_leaf_user": "leaf", "nats_leaf_password_file": leaf.right["token_file"]}
+        broker = BrokerProcess(tmp_path / "data", server.url, nats_leaf_url=url, **settings).start()
+        try:
+            eventually(lambda: leaf_of(broker) == "up", what="up")
+            broker.terminate()
+        finally:
+            broker.kill()
+
+
+def test_broker_does_not_start_with_a_wrong_url(tmp_path: Path) -> None:
+    done = natslog("server", "--data-dir", str(tmp_path / "d"), "--nats-leaf-url", "http://u:SECRET@a", check=False)
+    assert done.returncode == 1
+    assert "must begin with nats-leaf://" in done.stderr
+    assert "SECRET" not in done.stderr
