@@ -819,8 +819,9 @@ def test_broker_whose_leafnode_connection_needs_a_login_of_its_own(tmp_path: Pat
     with leaf_server(tmp_path, client.configuration, leafnodes) as (server, url):
         settings = {f"nats_{name}": value for name, value in client.right.items()}
         settings |= {"nats_leaf_user": "leaf", "nats_leaf_password_file": leaf.right["token_file"]}
-        broker = BrokerProcess(tmp_path / "data", server.url, nats_leaf_url=url, **settings).start()
+        broker = BrokerProcess(tmp_path / "data", server.url, nats_leaf_url=url, **settings)
         try:
+            broker.start()
             eventually(lambda: leaf_of(broker) == "up", what="up")
             broker.terminate()
         finally:

@@ -16,8 +16,8 @@ each group that is named (`Interest.groups`), and plain subscribers as well: a m
 A connection is up when the server has answered a PING that was sent with `CONNECT`. It sends all existing interest
 before, so that `interest` is complete from the first moment.
 
-Invariant: while the link is up, `interest` is what the server has stated on this connection, and while it is down,
-nothing.
+Invariant: while the link is up, `interest` is what the server has stated on this connection. It is empty when the link
+was lost or closed, and incomplete while it connects.
 
 Source: leafnode.go and client.go (`processMsgResults`) of nats-server 2.15.
 """
@@ -69,7 +69,7 @@ class LeafLink:
             `interest` was changed. Not called for what exists before `on_state(True)`, or ends by `on_state(False)`.
 
     Attributes:
-        interest: which subjects have subscribers; empty while the link is down. on_interest: as above; may be set.
+        interest: which subjects have subscribers; to be used while the link is up. on_interest: as above; may be set.
         connections: how often one was made; if it has not changed, no sent data was lost. shown_url: the URLs without
         user and password. problem: why there is no connection, for a person; empty while it is up, or not yet tried.
 
@@ -261,10 +261,9 @@ class LeafLink:
         """Until the server has sent its INFO and, where it is wanted or required, TLS is established."""
         loop = asyncio.get_running_loop()
         wants_tls = self._credentials.wants_tls or address.wants_tls
-        context = self._credentials.tls_context()
         tls: dict[str, object] = {}
         if self._credentials.tls_handshake_first:
-            tls = {"ssl": context, "server_hostname": address.host}
+            tls = {"ssl": self._credentials.tls_context(), "server_hostname": address.host}
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             await loop.create_connection(lambda: connection, address.host, address.port, **tls)  # type: ignore[call-overload]
         await asyncio.wait([connection.info_received], timeout=_CONNECT_TIMEOUT_S)
@@ -273,7 +272,7 @@ class LeafLink:
             return
         if connection.info.tls_required or (wants_tls and connection.info.tls_available):
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await connection.start_tls(context, address.host)
+                await connection.start_tls(self._credentials.tls_context(), address.host)
         elif wants_tls:
             raise UnusableConnection(
                 "the server does not offer TLS to leafnodes, so no credentials were sent",
