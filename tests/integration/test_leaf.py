@@ -95,9 +95,7 @@ class Received:
         assert link.send_now(b"".join(sent))
         assert await link.settled()
         await self._client.flush()  # what the server has routed is here
-        await asyncio.sleep(0)
         await until(lambda: all(not one._pending_queue.qsize() for one in self._client._subs.values()), "delivered")
-        await asyncio.sleep(0.02)  # a callback that was begun
         return sorted(self.messages, key=repr)
 
 
