@@ -471,6 +471,7 @@ def test_dev_starts_all_says_ready_and_stops_cleanly_on_interrupt(tmp_path: Path
         nats_port = int(lines[0][1].rsplit(":", 1)[1])
         natslog("stream", "create", "orders", "--subject", "orders.>", url=lines[1][1])
         natslog("pub", "orders.a", "kept", "--ack", "--nats-url", lines[0][1])
+        eventually(lambda: NatslogClient(lines[1][1]).cluster()["nats_leaf"] == "up", what="the leafnode connection")
         dev.send_signal(signal.SIGINT)
         assert dev.wait(10) == 0
     assert not is_listening(nats_port)
@@ -482,13 +483,29 @@ def test_dev_starts_all_says_ready_and_stops_cleanly_on_interrupt(tmp_path: Path
         assert dev.wait(10) == 0
 
 
+def test_dev_gives_its_brokers_the_leafnode_listener(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "natslog", "dev", "--brokers", "3", "--data-dir", str(tmp_path / "d")]
+    ports = ["--http-port", "0", "--nats-port", "0"]
+    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as dev:
+        assert dev.stdout is not None
+        urls = [dev.stdout.readline().split()[1] for _ in range(4)][1:]
+        for url in urls:
+            eventually(lambda url=url: NatslogClient(url).cluster()["nats_leaf"] == "up", what="the connection")
+        dev.terminate()
+        assert dev.wait(30) == 0
+    alone = natslog("dev", "--data-dir", str(tmp_path / "e"), "--nats-leaf-url", "nats-leaf://a", check=False)
+    assert (alone.returncode, "--nats-leaf-url belongs to --nats-url" in alone.stderr) == (1, True)
+
+
 @pytest.mark.long
 def test_dev_gives_its_brokers_a_password_that_other_users_cannot_see(tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
-    config.write_text("authorization { user: user, password: SECRET }")
+    leaf = f"127.0.0.1:{free_port()}"
+    config.write_text(f"authorization {{ user: user, password: SECRET }}, leafnodes {{ listen: {leaf} }}")
     nats = NatsServer(0, tmp_path / "nats.log", arguments=("--config", str(config))).start()
     url = f"nats://user:SECRET@127.0.0.1:{nats.port}"
     command = [sys.executable, "-m", "natslog", "dev", "--brokers", "3", "--data-dir", str(tmp_path / "d")]
+    command += ["--nats-leaf-url", f"nats-leaf://user:SECRET@{leaf}"]
     try:
         with subprocess.Popen([*command, "--http-port", "0", "--nats-url", url], stdout=subprocess.PIPE) as dev:
             assert dev.stdout is not None
@@ -500,6 +517,7 @@ def test_dev_gives_its_brokers_a_password_that_other_users_cannot_see(tmp_path: 
                 assert "SECRET" not in Path(f"/proc/{broker.pid}/cmdline").read_text()
             natslog("stream", "create", "orders", "--subject", "orders", url=lines[1][1])
             natslog("pub", "orders", "x", "--ack", "--nats-url", url)
+            eventually(lambda: NatslogClient(lines[1][1]).cluster()["nats_leaf"] == "up", what="the connection")
             dev.terminate()
             assert dev.wait(30) == 0
     finally:

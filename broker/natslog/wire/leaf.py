@@ -16,8 +16,8 @@ each group that is named (`Interest.groups`), and plain subscribers as well: a m
 A connection is up when the server has answered a PING that was sent with `CONNECT`. It sends all existing interest
 before, so that `interest` is complete from the first moment.
 
-Invariant: while the link is up, `interest` is what the server has stated on this connection, and while it is down,
-nothing.
+Invariant: while the link is up, `interest` is what the server has stated on this connection. It is empty when the link
+was lost or closed, and incomplete while it connects.
 
 Source: leafnode.go and client.go (`processMsgResults`) of nats-server 2.15.
 """
@@ -53,6 +53,10 @@ _UNREACHABLE_S = 2.5
 _DEFAULT_PAYLOAD_BYTES = 1024 * 1024
 
 
+class _ClosedAfterTls(ConnectionResetError):
+    """By the server, without an error: most often it does not accept the certificate of this broker."""
+
+
 class LeafLink:
     """One leafnode connection, kept up until `close`.
 
@@ -65,7 +69,7 @@ class LeafLink:
             `interest` was changed. Not called for what exists before `on_state(True)`, or ends by `on_state(False)`.
 
     Attributes:
-        interest: which subjects have subscribers; empty while the link is down. on_interest: as above; may be set.
+        interest: which subjects have subscribers; to be used while the link is up. on_interest: as above; may be set.
         connections: how often one was made; if it has not changed, no sent data was lost. shown_url: the URLs without
         user and password. problem: why there is no connection, for a person; empty while it is up, or not yet tried.
 
@@ -257,10 +261,9 @@ class LeafLink:
         """Until the server has sent its INFO and, where it is wanted or required, TLS is established."""
         loop = asyncio.get_running_loop()
         wants_tls = self._credentials.wants_tls or address.wants_tls
-        context = self._credentials.tls_context()
         tls: dict[str, object] = {}
         if self._credentials.tls_handshake_first:
-            tls = {"ssl": context, "server_hostname": address.host}
+            tls = {"ssl": self._credentials.tls_context(), "server_hostname": address.host}
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             await loop.create_connection(lambda: connection, address.host, address.port, **tls)  # type: ignore[call-overload]
         await asyncio.wait([connection.info_received], timeout=_CONNECT_TIMEOUT_S)
@@ -269,7 +272,7 @@ class LeafLink:
             return
         if connection.info.tls_required or (wants_tls and connection.info.tls_available):
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await connection.start_tls(context, address.host)
+                await connection.start_tls(self._credentials.tls_context(), address.host)
         elif wants_tls:
             raise UnusableConnection(
                 "the server does not offer TLS to leafnodes, so no credentials were sent",
@@ -303,11 +306,10 @@ class LeafLink:
                 raise UnusableConnection(f"the server did not answer within {_CONNECT_TIMEOUT_S} s")
         if answer.result():
             return
+        await asyncio.wait([connection.ended])  # awaiting it would cancel it with this task
         reason = connection.ended.result()
         if connection.has_tls and isinstance(reason, ConnectionResetError):
-            raise UnusableConnection(
-                "the server closed the connection after the TLS handshake", self._credentials.certificate_remedy
-            )
+            raise _ClosedAfterTls("the server closed the connection after the TLS handshake")
         raise reason
 
     # ---- problems ----
@@ -318,13 +320,15 @@ class LeafLink:
         if was_reset and known is not None and known.remedy:
             return  # a server that refuses a leafnode may reset the connection before its error was read
         problem = self._problem_of(error)
-        if problem != known:
+        if known is None or (problem.remedy or problem) != (known.remedy or known):
             logger.warning("no leafnode connection to NATS at %s: %s; trying again", address.shown, problem.shown)
         self._problems[address] = problem
 
     def _problem_of(self, error: Exception) -> Problem:
         if isinstance(error, ConfigError):
             return Problem(error.message, is_complete=True)
+        if isinstance(error, _ClosedAfterTls):
+            return Problem(str(error), self._credentials.certificate_remedy)
         if isinstance(error, TimeoutError):
             return Problem("no answer", "correct the URL, or look for what drops packets to this port")
         if isinstance(error, LeafProtocolError):
