@@ -165,7 +165,7 @@ _ENDPOINTS = (
         "CONSUMER.LIST.*",
         "consumer_list",
         lambda calls, request: calls.consumers.infos(request.stream, request.payload),
-        beside_error=_NO_PAGE | {"consumers": None},
+        beside_error=_NO_PAGE | {"consumers": []},
     ),
     _Endpoint("CONSUMER.CREATE.*", "consumer_create", lambda calls, request: _create_consumer(calls, request)),
     _Endpoint("CONSUMER.CREATE.*.>", "consumer_create", lambda calls, request: _create_consumer(calls, request)),

@@ -65,6 +65,10 @@ def consumer_not_found() -> ApiError:
     return ApiError(404, 10014, "consumer not found")
 
 
+def limits_violate(consumers: list[str]) -> ApiError:
+    return ApiError(500, 10069, f"change to limits violates consumers: {', '.join(consumers)}")
+
+
 def no_leaf_link() -> ApiError:
     return ApiError(
         500,
@@ -129,6 +133,25 @@ _CONSUMER_ERRORS: dict[str, tuple[int, int, str]] = {
     "overlapping_subject_filters": (400, 10138, "consumer subject filters cannot overlap"),
     "pull_requires_ack": (400, 10084, "consumer in pull mode requires explicit ack policy on workqueue stream"),
     "pull_with_rate_limit": (400, 10086, "consumer in pull mode can not have rate limit set"),
+    "ack_fc_requires_fc": (400, 10219, "flow control ack policy requires flow control"),
+    "ack_fc_requires_max_ack_pending": (400, 10220, "flow control ack policy requires max ack pending"),
+    "ack_fc_requires_no_ack_wait": (400, 10221, "flow control ack policy requires unset ack wait"),
+    "ack_fc_requires_no_max_deliver": (400, 10222, "flow control ack policy requires unset max deliver"),
+    "ack_fc_requires_push": (400, 10218, "flow control ack policy requires a push based consumer"),
+    "empty_group_name": (400, 10161, "Group name cannot be an empty string"),
+    "invalid_group_name": (
+        400,
+        10162,
+        "Valid priority group name must match A-Z, a-z, 0-9, -_/=)+ and may not exceed 16 characters",
+    ),
+    "pinned_ttl_without_policy": (400, 10197, "PinnedTTL cannot be set when PriorityPolicy is none"),
+    "priority_group_with_policy_none": (400, 10196, "consumer can not have priority groups when policy is none"),
+    "priority_policy_without_group": (
+        400,
+        10159,
+        "Setting PriorityPolicy requires at least one PriorityGroup to be set",
+    ),
+    "push_with_priority_group": (400, 10178, "priority groups can not be used with push consumers"),
     "push_max_waiting": (400, 10080, "consumer in push mode can not set max waiting"),
     "replicas_exceeds_stream": (400, 10126, "consumer config replica count exceeds parent stream"),
     "replicas_should_match_stream": (

@@ -286,6 +286,7 @@ class StreamCalls:
             self._require_brokers(config.num_replicas)
         config = require_updatable(was, config)
         self._require_tags(config)
+        self.consumers.require_within_limits(stream, was, config)
         if set(config.subjects) != set(was.subjects):
             self._require_own_subjects(name, config.subjects)
         settings = updated_settings(record.settings, config)

@@ -103,7 +103,7 @@ class ConsumerCalls:
             raise consumer_error("name_too_long", configs.MAX_NAME_BYTES)
         if not name:
             name = _free_name(led)
-        config = configs.with_threshold(config)
+        config = configs.with_threshold(config, is_durable=bool(config.durable_name))
         log, keeps_one = led.stream.usable_log(), stream_config.max_msgs_per_subject == 1
         loop = asyncio.get_running_loop()
         start = await loop.run_in_executor(led.readers, lambda: start_of(log, config, keeps_one=keeps_one))
@@ -135,7 +135,8 @@ class ConsumerCalls:
             configs.require_work_queue(config, served.name, led.configs(), is_new=False)
         is_bound = led.leaf.interest.has(was.deliver_subject) if was.is_push else False
         configs.require_updatable(was, config, is_bound=is_bound)
-        config = configs.with_threshold(config)
+        if config.inactive_threshold != was.inactive_threshold:
+            config = configs.with_threshold(config, is_durable=bool(was.durable_name))
         if config == was:
             return served
         record = msgspec.structs.replace(served.record, config=config)
@@ -144,6 +145,20 @@ class ConsumerCalls:
         if config.filters != was.filters:
             led.retention.begin_again()
         return served
+
+    def require_within_limits(self, stream: HostedStream, was: StreamConfig, now: StreamConfig) -> None:
+        """Raises ApiError: limits of the stream that have changed exclude some of its consumers."""
+        led = self.serving.of(stream)
+        age, most = now.consumer_limits.inactive_threshold, now.consumer_limits.max_ack_pending
+        has_changed = now.consumer_limits != was.consumer_limits and (age > 0 or most > 0)
+        consumers = led.configs() if led is not None and has_changed else {}
+        beyond = [
+            name
+            for name, one in sorted(consumers.items())
+            if 0 < age < one.inactive_threshold or 0 < most < one.max_ack_pending
+        ]
+        if beyond:
+            raise errors.limits_violate(beyond)
 
     # ---- others ----
 

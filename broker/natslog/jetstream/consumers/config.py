@@ -16,7 +16,6 @@ from natslog.jetstream import errors
 from natslog.jetstream.errors import ApiError, consumer_error, invalid_config, pedantic
 from natslog.jetstream.requests import ApiRequest, Signed, Unsigned
 from natslog.jetstream.stream_config import REQUIRED_LEVEL, StreamConfig
-from natslog.jetstream.stream_state import time_of
 from natslog.subjects import check_subject, has_wildcard, includes, overlap
 from natslog.times import parse_timestamp_us
 
@@ -32,7 +31,13 @@ _WAITING, _ACK_PENDING = 512, 1000
 _INACTIVE_NS = 5_000 * _MS
 _LEAST_HEARTBEAT_NS = 100 * _MS
 _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
+_FLOW_HEARTBEAT_NS = 1_000 * _MS
+_GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
+_FRACTION = re.compile(r"\.([0-9]*?)0*(?=[^0-9]|$)")
 _DYNAMIC = ("_nats.ver", "_nats.level")
+
+
+DeliverPolicy = Literal["all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject", "undefined"]
 
 
 class ConsumerConfig(ApiRequest, frozen=True, kw_only=True):
@@ -41,7 +46,7 @@ class ConsumerConfig(ApiRequest, frozen=True, kw_only=True):
     durable_name: str = ""
     name: str = ""
     description: str = ""
-    deliver_policy: Literal["all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"] = "all"
+    deliver_policy: DeliverPolicy = "all"
     opt_start_seq: Unsigned = 0
     opt_start_time: str = ""
     ack_policy: Literal["none", "all", "explicit", "flow_control"] = "none"
@@ -170,7 +175,7 @@ def check(config: ConsumerConfig, stream: StreamConfig) -> None:
     if config.ack_wait < 0:
         raise consumer_error("ack_wait_negative")
     if config.ack_policy == "flow_control":
-        raise invalid_config("natslog does not support the ack policy flow_control")
+        _check_ack_by_flow_control(config)
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
         raise consumer_error("max_deliver_backoff")
     if len(config.description.encode()) > MAX_DESCRIPTION_BYTES:
@@ -186,7 +191,23 @@ def check(config: ConsumerConfig, stream: StreamConfig) -> None:
         raise consumer_error("durable_and_name_mismatch")
     if sum(len(name.encode()) + len(value.encode()) for name, value in config.metadata.items()) > MAX_METADATA_BYTES:
         raise consumer_error("metadata_length", f"{MAX_METADATA_BYTES // 1024}KB")
+    _check_priority(config)
     _check_supported(config)
+
+
+def _check_ack_by_flow_control(config: ConsumerConfig) -> None:
+    if not config.is_push:
+        raise consumer_error("ack_fc_requires_push")
+    if not config.flow_control:
+        raise consumer_error("ack_fc_requires_fc")
+    if config.idle_heartbeat != _FLOW_HEARTBEAT_NS:
+        raise invalid_config("flow control ack policy heartbeat needs to be 1s")
+    if config.max_ack_pending <= 0:
+        raise consumer_error("ack_fc_requires_max_ack_pending")
+    if config.ack_wait or config.backoff:
+        raise consumer_error("ack_fc_requires_no_ack_wait")
+    if config.max_deliver > 0:
+        raise consumer_error("ack_fc_requires_no_max_deliver")
 
 
 def _check_names(config: ConsumerConfig) -> None:
@@ -316,9 +337,29 @@ def _check_sampling(config: ConsumerConfig) -> None:
         raise consumer_error("invalid_sampling", why)
 
 
+def _check_priority(config: ConsumerConfig) -> None:
+    if config.priority_policy == "none":
+        if config.priority_groups:
+            raise consumer_error("priority_group_with_policy_none")
+        if config.priority_timeout > 0:
+            raise consumer_error("pinned_ttl_without_policy")
+        return
+    if config.is_push:
+        raise consumer_error("push_with_priority_group")
+    if not config.priority_groups:
+        raise consumer_error("priority_policy_without_group")
+    for group in config.priority_groups:
+        if not group:
+            raise consumer_error("empty_group_name")
+        if not _GROUP_NAME.fullmatch(group):
+            raise consumer_error("invalid_group_name")
+
+
 def _check_supported(config: ConsumerConfig) -> None:
     """What the server accepts, and natslog does not."""
-    if config.priority_policy != "none" or config.priority_groups or config.priority_timeout:
+    if config.ack_policy == "flow_control":
+        raise invalid_config("natslog does not support the ack policy flow_control")
+    if config.priority_policy != "none":
         raise invalid_config("natslog does not support priority groups")
     if config.pause_until:
         raise invalid_config("natslog does not support paused consumers")
@@ -343,18 +384,28 @@ def stored(config: ConsumerConfig) -> ConsumerConfig:
         ApiError: the start time is none.
     """
     metadata = {name: value for name, value in config.metadata.items() if name not in _DYNAMIC}
-    changes: dict[str, Any] = {"metadata": metadata | {REQUIRED_LEVEL: "0"}}
+    needs_level_1 = config.priority_policy != "none" or config.priority_timeout or config.priority_groups
+    level = 4 if config.ack_policy == "flow_control" else 1 if needs_level_1 or config.pause_until else 0
+    changes: dict[str, Any] = {"metadata": metadata | {REQUIRED_LEVEL: str(level)}}
+    if config.deliver_policy == "undefined":
+        changes["deliver_policy"] = "all"
     if config.opt_start_time:
         try:
-            changes["opt_start_time"] = time_of(parse_timestamp_us(config.opt_start_time))
+            parse_timestamp_us(config.opt_start_time)
         except InvalidRequest as error:
             raise errors.invalid_json(f"opt_start_time: {error.message}") from error
+        changes["opt_start_time"] = _FRACTION.sub(_shortened, config.opt_start_time)
     return msgspec.structs.replace(config, **changes)
 
 
-def with_threshold(config: ConsumerConfig) -> ConsumerConfig:
+def _shortened(fraction: re.Match[str]) -> str:
+    """Of a time, as Go writes it."""
+    return f".{fraction[1]}" if fraction[1] else ""
+
+
+def with_threshold(config: ConsumerConfig, *, is_durable: bool) -> ConsumerConfig:
     """A consumer without a durable name is deleted when it is not in use."""
-    if config.durable_name or config.inactive_threshold > 0:
+    if is_durable or config.inactive_threshold > 0:
         return config
     return msgspec.structs.replace(config, inactive_threshold=_INACTIVE_NS)
 
@@ -378,7 +429,7 @@ def require_updatable(was: ConsumerConfig, now: ConsumerConfig, *, is_bound: boo
     if was == now:
         return
     for field, why in _FIXED:
-        if getattr(was, field) != getattr(now, field):
+        if _instant_of(field, was) != _instant_of(field, now):
             raise consumer_error("create", why)
     if was.deliver_subject != now.deliver_subject:
         if not was.deliver_subject:
@@ -389,6 +440,12 @@ def require_updatable(was: ConsumerConfig, now: ConsumerConfig, *, is_bound: boo
             raise consumer_error("name_exist")
     if was.max_waiting != now.max_waiting:
         raise consumer_error("create", "max waiting can not be updated")
+
+
+def _instant_of(field: str, config: ConsumerConfig) -> Any:
+    """A field, so that two texts for one time are equal."""
+    value = getattr(config, field)
+    return parse_timestamp_us(value) if field == "opt_start_time" and value else value
 
 
 def are_equal(one: ConsumerConfig, other: ConsumerConfig) -> bool:

@@ -66,7 +66,7 @@ def pull_request_of(payload: bytes) -> PullRequest:
     try:
         request = decoded(text, PullRequest, ignores_unknown=True)
     except ApiError as error:
-        raise Refusal(f"400 Bad Request - {error.description.removeprefix('invalid JSON: ')}") from error
+        raise Refusal(f"400 Bad Request - {_in_short(text, error)}") from error
     if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
         raise Refusal("400 Bad Request - heartbeat value too large")
     if request.min_pending or request.min_ack_pending:
@@ -76,6 +76,11 @@ def pull_request_of(payload: bytes) -> PullRequest:
     if not 0 <= request.priority <= 9:
         raise Refusal("400 Bad Request - Priority must be between 0 and 9")
     return request
+
+
+def _in_short(text: bytes, error: ApiError) -> str:
+    """Why the JSON cannot be read. Clients find some of these texts in the answer."""
+    return "unexpected end of JSON input" if "truncated" in error.description else error.description
 
 
 @dataclass(slots=True)
