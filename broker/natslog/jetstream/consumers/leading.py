@@ -41,6 +41,7 @@ _STORE_WITHIN_S = 0.1
 _RETRY_S = 1.0
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
+_LEAST_WAIT_US = 1000
 _ACK_NUMBERS = 5 + 19  # dots, and the time of a message
 
 
@@ -170,8 +171,9 @@ class LedConsumers:
         due_us = min(machine.due_us, machine.resumes_us if machine.resumes_us > self.now_us() else _NEVER_US)
         if (threshold_ns := served.record.config.inactive_threshold) > 0:
             due_us = min(due_us, max(machine.idle_since_us(self.now_us()), 0) + threshold_ns // 1000)
-        if due_us < _NEVER_US and not self.now_us() < served.scheduled_us <= due_us:
-            served.scheduled_us = due_us
+        now_us = self.now_us()
+        if due_us < _NEVER_US and not now_us < served.scheduled_us <= due_us:
+            due_us = served.scheduled_us = max(due_us, now_us + _LEAST_WAIT_US)
             self._number += 1
             heapq.heappush(self._alarms, (due_us, self._number, served))
             self._set_alarm()

@@ -213,7 +213,8 @@ class ServedConsumer:
 
     def tick(self) -> None:
         """The time that the machine has waited for."""
-        self.send(self.machine.tick(self._owner.now_us()))
+        now_us = self._owner.now_us()
+        self.send([*self.machine.tick(now_us), *self.machine.look(now_us, at_end=self.is_hungry)])
         self.note_exceeded()
         self._went_on()
 
