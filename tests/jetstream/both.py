@@ -95,6 +95,8 @@ class Session:
         self.deliveries: list[str] = []
         """Reply subjects of all messages of consumers that a step has received, which an ack names by its index."""
         self.mailboxes: dict[str, Any] = {}
+        self.patience_s = _ANSWERS_WITHIN_S
+        """How long a step waits for what does not come."""
         self._generated: list[str] = []
         self._side = side
         self._meeting = meeting
