@@ -137,11 +137,6 @@ def test_delivery_begins_and_ends_with_interest(both: Both) -> None:
     )
 
 
-def test_wildcards_are_interest(both: Both) -> None:
-    """When the consumer is created. JetStream does not notice a wildcard that is subscribed later."""
-    both.compare([Subscribe("me", "to.*"), *filled(push()), Collect("me", 6), state()])
-
-
 def test_members_of_a_group_share_the_messages(both: Both) -> None:
     both.compare(
         [
