@@ -27,7 +27,9 @@ _MAX_SECRETS = 8
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One broker. Sizes are in bytes, ages in seconds."""
+    """One broker. Sizes are in bytes, ages in seconds. Of `nats_leaf_…`, a login or a TLS file that is None is that of
+    `nats_…`, and one that is empty is none.
+    """
 
     data_dir: str = DEFAULT_DATA_DIR
     broker_id: int = 1
@@ -44,6 +46,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     nats_tls_cert_file: str | None = None
     nats_tls_key_file: str | None = None
     nats_tls_handshake_first: bool = False
+    nats_leaf_url: str = ""
+    nats_leaf_creds_file: str | None = None
+    nats_leaf_nkey_file: str | None = None
+    nats_leaf_user: str | None = None
+    nats_leaf_user_file: str | None = None
+    nats_leaf_password_file: str | None = None
+    nats_leaf_token_file: str | None = None
+    nats_leaf_tls_ca_file: str | None = None
+    nats_leaf_tls_cert_file: str | None = None
+    nats_leaf_tls_key_file: str | None = None
+    nats_leaf_tls_handshake_first: bool | None = None
     http_host: str = "127.0.0.1"
     http_port: int = DEFAULT_HTTP_PORT
     advertise_url: str | None = None
@@ -119,6 +132,21 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return secrets
 
     @property
+    def nats_login(self) -> dict[str, Any]:
+        """Arguments of `NatsCredentials` for the connections to NATS."""
+        return {name: getattr(self, f"nats_{name}") for name in (*_LOGIN, *_TLS_OF_NATS)}
+
+    @property
+    def nats_leaf_login(self) -> dict[str, Any]:
+        """The same for the leafnode connection. The login is taken as a whole, as are certificate and key."""
+        found = self.nats_login
+        for names in (_LOGIN, ("tls_ca_file",), ("tls_cert_file", "tls_key_file"), ("tls_handshake_first",)):
+            own = {name: getattr(self, f"nats_leaf_{name}") for name in names}
+            if any(value is not None for value in own.values()):
+                found |= {name: value if value != "" else None for name, value in own.items()}
+        return found
+
+    @property
     def client_urls(self) -> tuple[str, ...]:
         """The URL given to clients; empty if this broker listens on all addresses and has no `advertise_url`."""
         return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
@@ -134,7 +162,9 @@ _BYTES = {
 }
 _SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s", "scrub_interval_s"}
 _MAY_BE_OFF = {"scrub_interval_s"}
-_URLS = {"nats_url", "advertise_url", "seeds", "peer_urls"}
+_URLS = {"nats_url", "nats_leaf_url", "advertise_url", "seeds", "peer_urls"}
+_LOGIN = ("creds_file", "nkey_file", "user", "user_file", "password_file", "token_file")
+_TLS_OF_NATS = ("tls_ca_file", "tls_cert_file", "tls_key_file", "tls_handshake_first")
 _LEVELS = ("debug", "info", "warning", "error")
 _CLIENT_CERTS = ("optional", "required")
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})

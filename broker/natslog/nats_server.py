@@ -42,16 +42,30 @@ class NatsServer:
         port: 0 for any free one. `arguments`: passed on to the binary.
         log_path: where its output goes.
         ends_with_parent: the kernel stops it when this process ends, for any reason.
+        has_leafnodes: whether it accepts leafnodes, on a free port: its configuration is then written beside its log.
+            Without effect if `arguments` name a configuration.
+
+    Attributes:
+        leaf_url: for leafnodes; empty if it accepts none, or if `arguments` name a configuration.
     """
 
     def __init__(
-        self, port: int, log_path: Path, *, arguments: tuple[str, ...] = (), ends_with_parent: bool = False
+        self,
+        port: int,
+        log_path: Path,
+        *,
+        arguments: tuple[str, ...] = (),
+        ends_with_parent: bool = False,
+        has_leafnodes: bool = True,
     ) -> None:
         self._ends_with_parent = ends_with_parent
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._log_path = log_path
         self._arguments = arguments
+        has_own = any(one in ("-c", "--config") or one.startswith(("-c=", "--config=")) for one in arguments)
+        self._leaf_port = free_port() if has_leafnodes and not has_own else None
+        self.leaf_url = "" if self._leaf_port is None else f"nats-leaf://127.0.0.1:{self._leaf_port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,7 +86,7 @@ class NatsServer:
                 f"this port with --nats-url nats://127.0.0.1:{self.port}",
                 port=self.port,
             )
-        command = [find_binary(), "--addr", "127.0.0.1", "--port", str(self.port), *self._arguments]
+        command = [find_binary(), "--addr", "127.0.0.1", "--port", str(self.port), *self._leafnodes(), *self._arguments]
         with open(self._log_path, "ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -90,6 +104,14 @@ class NatsServer:
                 raise NatsUnavailable(f"nats-server did not start on port {self.port}: {' '.join(last)}")
             time.sleep(0.02)
         return self
+
+    def _leafnodes(self) -> list[str]:
+        """Arguments for them: there is no flag."""
+        if self._leaf_port is None:
+            return []
+        path = self._log_path.with_name(f"{self._log_path.stem}-leafnodes.conf")
+        path.write_text(f"leafnodes {{ host: 127.0.0.1, port: {self._leaf_port} }}\n")
+        return ["--config", str(path)]
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 5 s."""

@@ -85,6 +85,8 @@ def _show_status(body: dict[str, Any], streams: list[dict[str, Any]]) -> None:
     out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
     out.print(_level_line(body))
     out.print(_JETSTREAM[body.get("jetstream", "off")])
+    if (leaf := body.get("nats_leaf", "off")) != "off":
+        out.print(f"leafnode connection to NATS: {leaf}")
     columns = ["broker", "url", "rack", "state", "role", "leads", "replicas", "in sync"]
     print_table(columns, [_broker_row(one) for one in body["brokers"]])
     if streams:

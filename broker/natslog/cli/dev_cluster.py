@@ -23,12 +23,17 @@ class DevCluster:
     """Runs from `start` to `stop`. Broker n keeps its state in `folder/broker-n`.
 
     Args:
+        leaf_url: of the leafnode listener of the NATS server; None: as the environment states it.
         first_port: of broker 1; the others count up. 0: any free ones.
     """
 
-    def __init__(self, folder: Path, nats_url: str, brokers: int, first_port: int, log_level: str) -> None:
+    def __init__(
+        self, folder: Path, nats_url: str, leaf_url: str | None, brokers: int, first_port: int, log_level: str
+    ) -> None:
         self._folder = folder
-        self._nats_url = nats_url
+        self._nats_urls = {"NATSLOG_NATS_URL": nats_url}
+        if leaf_url is not None:
+            self._nats_urls["NATSLOG_NATS_LEAF_URL"] = leaf_url
         self._log_level = log_level
         ports = [first_port + at if first_port else free_port() for at in range(brokers)]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -92,11 +97,11 @@ class DevCluster:
             )
 
     def _environment(self) -> dict[str, str]:
-        """With the URL of NATS, in which a password may be: every user sees arguments. Without settings of TLS: these
+        """With the URLs of NATS, in which a password may be: every user sees arguments. Without settings of TLS: these
         brokers are reached by `http` URLs.
         """
         given = {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_TLS_")}
-        return given | {"NATSLOG_NATS_URL": self._nats_url}
+        return given | self._nats_urls
 
     def _raise_if_ended(self) -> None:
         for number, process in enumerate(self._processes, start=1):

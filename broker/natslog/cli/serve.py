@@ -71,6 +71,9 @@ def dev(
     nats_url: Annotated[
         str | None, typer.Option("--nats-url", help="Use this NATS server instead of starting one.")
     ] = None,
+    nats_leaf_url: Annotated[
+        str | None, typer.Option("--nats-leaf-url", help="Leafnode listener of that server, for JetStream consumers.")
+    ] = None,
     nats_port: Annotated[
         int,
         typer.Option(
@@ -97,14 +100,17 @@ def dev(
     _check_same_kind(data_dir, brokers)
     nats = None
     if nats_url is None:
+        if nats_leaf_url is not None:
+            raise ConfigError("--nats-leaf-url belongs to --nats-url: the server that is started has its own")
         nats = NatsServer(nats_port, data_dir / "nats-server.log", ends_with_parent=True).start()
-        nats_url = nats.url
+        nats_url, nats_leaf_url = nats.url, nats.leaf_url
     try:
         if brokers == 1:
             flags = {"data_dir": str(data_dir), "http_port": http_port, "nats_url": nats_url}
-            _run(load_config(None, flags), states_access=False)
+            _run(load_config(None, flags | {"nats_leaf_url": nats_leaf_url}), states_access=False)
         else:
-            _run_cluster(DevCluster(data_dir, nats_url, brokers, http_port, log_level), nats_url)
+            cluster = DevCluster(data_dir, nats_url, nats_leaf_url, brokers, http_port, log_level)
+            _run_cluster(cluster, nats_url)
     finally:
         if nats is not None:
             nats.stop()
@@ -159,6 +165,37 @@ def server(
     nats_tls_handshake_first: Annotated[
         bool | None,
         typer.Option("--nats-tls-handshake-first", help="The NATS server begins with the TLS handshake."),
+    ] = None,
+    nats_leaf_url: Annotated[
+        str | None,
+        typer.Option(help="Leafnode listener(s) of the NATS server, comma-separated; JetStream consumers need it."),
+    ] = None,
+    nats_leaf_creds_file: Annotated[
+        str | None, typer.Option(help="NATS credentials (JWT) of the leafnode; default for its login: that of NATS.")
+    ] = None,
+    nats_leaf_nkey_file: Annotated[
+        str | None, typer.Option(help="File with the nkey seed of the NATS user of the leafnode.")
+    ] = None,
+    nats_leaf_user: Annotated[str | None, typer.Option(help="User name of the leafnode.")] = None,
+    nats_leaf_user_file: Annotated[str | None, typer.Option(help="File with the user name of the leafnode.")] = None,
+    nats_leaf_password_file: Annotated[
+        str | None, typer.Option(help="File with the password of the user of the leafnode.")
+    ] = None,
+    nats_leaf_token_file: Annotated[str | None, typer.Option(help="File with the token of the leafnode.")] = None,
+    nats_leaf_tls_ca_file: Annotated[
+        str | None,
+        typer.Option(help="CA certificates that verify the leafnode listener; default for TLS: as for NATS."),
+    ] = None,
+    nats_leaf_tls_cert_file: Annotated[str | None, typer.Option(help="Client certificate of the leafnode.")] = None,
+    nats_leaf_tls_key_file: Annotated[
+        str | None, typer.Option(help="Private key of the client certificate of the leafnode.")
+    ] = None,
+    nats_leaf_tls_handshake_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--nats-leaf-tls-handshake-first/--no-nats-leaf-tls-handshake-first",
+            help="The leafnode listener begins with the TLS handshake.",
+        ),
     ] = None,
     http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,

@@ -120,6 +120,7 @@ async def cluster(request: web.Request) -> web.Response:
         upgrade_waits=levels is not None,
         upgrade_waits_for=[] if levels is None else [*blocking(levels, LATEST_LEVEL)],
         jetstream=broker.jetstream,
+        nats_leaf=broker.leaf_state,
     )
     return shape_response(body)
 

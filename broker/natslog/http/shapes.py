@@ -106,7 +106,8 @@ class Broker(msgspec.Struct):
 
 class Cluster(msgspec.Struct):
     """The cluster as this broker sees it. `is_current`: a majority confirmed that the broker has all changes.
-    `jetstream`: how this broker serves the JetStream API.
+    `jetstream`: how this broker serves the JetStream API. `nats_leaf`: whether its leafnode connection to NATS is up;
+    off without `nats_leaf_url`.
     """
 
     cluster_id: str | None
@@ -123,6 +124,7 @@ class Cluster(msgspec.Struct):
     upgrade_waits: bool
     upgrade_waits_for: list[BrokerNumber]
     jetstream: Literal["off", "on", "domain", "forbidden"]
+    nats_leaf: Literal["off", "up", "down"]
 
 
 class Newcomer(msgspec.Struct):

@@ -35,7 +35,7 @@ import msgspec
 from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import direct, errors
 from natslog.jetstream.errors import ApiError
-from natslog.jetstream.streams import API_LEVEL, LIST_LIMIT, NAMES_LIMIT, StreamCalls
+from natslog.jetstream.streams import API_LEVEL, StreamCalls
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
@@ -48,6 +48,7 @@ DOMAIN = "natslog"
 _INBOX = "_INBOX.natslog."
 PREFIX = "$JS.API"
 DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
+_PREFIXES = {"on": PREFIX, "domain": DOMAIN_PREFIX}
 _TYPES = "io.nats.jetstream.api.v1."
 _LEVEL_HEADER = "nats-required-api-level"
 _OWN_HEADER = "Natslog-Broker"
@@ -95,6 +96,12 @@ class _Endpoint(NamedTuple):
     at_stream: bool = True
     is_change: bool = False
     beside_error: Mapping[str, Any] = MappingProxyType({})
+
+
+def _create_consumer(
+    calls: StreamCalls, request: _Request, *, is_durable: bool = False
+) -> Coroutine[Any, Any, dict[str, Any]]:
+    return calls.consumers.create(request.stream, request.names, request.payload, is_durable=is_durable)
 
 
 _NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
@@ -151,22 +158,32 @@ _ENDPOINTS = (
     _Endpoint(
         "CONSUMER.NAMES.*",
         "consumer_names",
-        lambda calls, request: calls.consumer_names(request.stream, NAMES_LIMIT),
+        lambda calls, request: calls.consumers.names(request.stream, request.payload),
         beside_error=_NO_PAGE | {"consumers": []},
     ),
     _Endpoint(
         "CONSUMER.LIST.*",
         "consumer_list",
-        lambda calls, request: calls.consumer_names(request.stream, LIST_LIMIT),
+        lambda calls, request: calls.consumers.infos(request.stream, request.payload),
         beside_error=_NO_PAGE | {"consumers": None},
     ),
-    _Endpoint("CONSUMER.CREATE.*", "consumer_create", lambda calls, request: calls.create_consumer(request.stream)),
-    _Endpoint("CONSUMER.CREATE.*.>", "consumer_create", lambda calls, request: calls.create_consumer(request.stream)),
+    _Endpoint("CONSUMER.CREATE.*", "consumer_create", lambda calls, request: _create_consumer(calls, request)),
+    _Endpoint("CONSUMER.CREATE.*.>", "consumer_create", lambda calls, request: _create_consumer(calls, request)),
     _Endpoint(
-        "CONSUMER.DURABLE.CREATE.*.*", "consumer_create", lambda calls, request: calls.create_consumer(request.stream)
+        "CONSUMER.DURABLE.CREATE.*.*",
+        "consumer_create",
+        lambda calls, request: _create_consumer(calls, request, is_durable=True),
     ),
-    _Endpoint("CONSUMER.INFO.*.*", "consumer_info", lambda calls, request: calls.consumer(request.stream)),
-    _Endpoint("CONSUMER.DELETE.*.*", "consumer_delete", lambda calls, request: calls.consumer(request.stream)),
+    _Endpoint(
+        "CONSUMER.INFO.*.*",
+        "consumer_info",
+        lambda calls, request: calls.consumers.info(request.stream, request.names[1], request.payload),
+    ),
+    _Endpoint(
+        "CONSUMER.DELETE.*.*",
+        "consumer_delete",
+        lambda calls, request: calls.consumers.delete(request.stream, request.names[1], request.payload),
+    ),
 )
 _BY_VERBS = {tuple(one.subject.removesuffix(".>").replace(".*", "").split(".")): one for one in _ENDPOINTS}
 _MOST_VERBS = max(map(len, _BY_VERBS))
@@ -220,6 +237,7 @@ class JetStreamApi:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._detach()
+        await self._calls.consumers.serving.end_all("409 Server Shutdown")
         if self._answering:
             await asyncio.wait(self._answering, timeout=1.0)
         for task in self._answering:
@@ -262,6 +280,7 @@ class JetStreamApi:
                 state = "forbidden"
         self._broker.jetstream = state
         await self._serve_direct_requests()
+        await self._calls.consumers.serving.serve(_PREFIXES.get(state))
         if state == "forbidden":
             logger.warning(
                 "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "

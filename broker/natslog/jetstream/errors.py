@@ -65,12 +65,90 @@ def consumer_not_found() -> ApiError:
     return ApiError(404, 10014, "consumer not found")
 
 
-def consumers_not_supported() -> ApiError:
+def no_leaf_link() -> ApiError:
     return ApiError(
         500,
         10012,
-        "natslog does not support consumers yet: read the stream by HTTP, Spark, natslog cat or natslog.client",
+        "natslog delivers to consumers over a leafnode connection: give the NATS server a leafnodes block, and the "
+        "broker the setting nats_leaf_url",
     )
+
+
+_CONSUMER_ERRORS: dict[str, tuple[int, int, str]] = {
+    "ack_wait_negative": (400, 10183, "consumer ack wait needs to be positive"),
+    "already_exists": (400, 10148, "consumer already exists"),
+    "backoff_negative": (400, 10184, "consumer backoff needs to be positive"),
+    "bad_durable_name": (400, 10103, "durable name can not contain '.', '*', '>'"),
+    "create": (500, 10012, "{}"),
+    "deliver_cycle": (400, 10081, "consumer deliver subject forms a cycle"),
+    "deliver_to_wildcards": (400, 10079, "consumer deliver subject has wildcards"),
+    "description_too_long": (400, 10107, "consumer description is too long, maximum allowed is {}"),
+    "direct_requires_ephemeral": (400, 10091, "consumer direct requires an ephemeral consumer"),
+    "direct_requires_push": (400, 10090, "consumer direct requires a push based consumer"),
+    "does_not_exist": (400, 10149, "consumer does not exist"),
+    "duplicate_filter_subjects": (400, 10136, "consumer cannot have both FilterSubject and FilterSubjects specified"),
+    "durable_and_name_mismatch": (400, 10132, "Consumer Durable and Name have to be equal if both are provided"),
+    "durable_name_not_match_subject": (
+        400,
+        10017,
+        "consumer name in subject does not match durable name in request",
+    ),
+    "durable_name_not_set": (400, 10018, "consumer expected to be durable but a durable name was not set"),
+    "empty_filter": (400, 10139, "consumer filter in FilterSubjects cannot be empty"),
+    "ephemeral_with_durable_name": (
+        400,
+        10020,
+        "consumer expected to be ephemeral but a durable name was set in request",
+    ),
+    "fc_requires_push": (400, 10089, "consumer flow control requires a push based consumer"),
+    "filter_subject_mismatch": (
+        400,
+        10131,
+        "Consumer create request did not match filtered subject from create subject",
+    ),
+    "flow_control_needs_heartbeats": (400, 10108, "consumer with flow control also needs heartbeats"),
+    "hb_requires_push": (400, 10088, "consumer idle heartbeat requires a push based consumer"),
+    "inactive_threshold_excess": (400, 10153, "consumer inactive threshold exceeds system limit of {}"),
+    "invalid_deliver_subject": (400, 10112, "invalid push consumer deliver subject"),
+    "invalid_policy": (400, 10094, "{}"),
+    "invalid_sampling": (400, 10095, "failed to parse consumer sampling configuration: {}"),
+    "max_deliver_backoff": (400, 10116, "max deliver is required to be > length of backoff values"),
+    "max_pending_ack_excess": (400, 10121, "consumer max ack pending exceeds system limit of {}"),
+    "max_pending_ack_policy_required": (400, 10082, "consumer requires ack policy for max ack pending"),
+    "max_request_expires_too_small": (400, 10115, "consumer max request expires needs to be >= 1ms"),
+    "maximum_consumers_limit": (400, 10026, "maximum consumers limit reached"),
+    "metadata_length": (400, 10135, "consumer metadata exceeds maximum size of {}"),
+    "multiple_filters_not_allowed": (
+        400,
+        10137,
+        "consumer with multiple subject filters cannot use subject based API",
+    ),
+    "name_contains_path_separators": (400, 10127, "Consumer name can not contain path separators"),
+    "name_exist": (400, 10013, "consumer name already in use"),
+    "name_too_long": (400, 10102, "consumer name is too long, maximum allowed is {}"),
+    "overlapping_subject_filters": (400, 10138, "consumer subject filters cannot overlap"),
+    "pull_requires_ack": (400, 10084, "consumer in pull mode requires explicit ack policy on workqueue stream"),
+    "pull_with_rate_limit": (400, 10086, "consumer in pull mode can not have rate limit set"),
+    "push_max_waiting": (400, 10080, "consumer in push mode can not set max waiting"),
+    "replicas_exceeds_stream": (400, 10126, "consumer config replica count exceeds parent stream"),
+    "replicas_should_match_stream": (
+        400,
+        10134,
+        "consumer config replicas must match interest retention stream's replicas",
+    ),
+    "small_heartbeat": (400, 10083, "consumer idle heartbeat needs to be >= 100ms"),
+    "wq_consumer_not_deliver_all": (400, 10101, "consumer must be deliver all on workqueue stream"),
+    "wq_consumer_not_unique": (400, 10100, "filtered consumer not unique on workqueue stream"),
+    "wq_multiple_unfiltered": (400, 10099, "multiple non-filtered consumers not allowed on workqueue stream"),
+    "wq_requires_explicit_ack": (400, 10098, "workqueue stream requires explicit ack"),
+}
+"""By the names of the server's constants, without `JSConsumer` and `Err`."""
+
+
+def consumer_error(what: str, detail: object = "") -> ApiError:
+    """Args: detail: what stands in its text."""
+    code, err_code, text = _CONSUMER_ERRORS[what]
+    return ApiError(code, err_code, text.format(detail))
 
 
 def name_mismatch() -> ApiError:

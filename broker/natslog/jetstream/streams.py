@@ -11,6 +11,8 @@ import msgspec
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
 from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, OffsetOutOfRange, RemovalDenied, StreamSealed
 from natslog.jetstream import direct, errors, stored_messages
+from natslog.jetstream.consumers.calls import ConsumerCalls
+from natslog.jetstream.consumers.serving import ConsumerServing
 from natslog.jetstream.requests import (
     MessageDeleteRequest,
     MessageGetRequest,
@@ -62,6 +64,7 @@ class StreamCalls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self.consumers = ConsumerCalls(ConsumerServing(broker), DYNAMIC, _broker_name(broker.cluster.me))
         broker.cluster.questions.answerers[_STATES] = self._states_here
 
     # ---- what is where ----
@@ -109,7 +112,9 @@ class StreamCalls:
         return found
 
     async def _state(self, stream: HostedStream, *, deleted: bool = False) -> StreamState:
-        return await self._read(stream, lambda log: state_of(log, deleted=deleted))
+        state = await self._read(stream, lambda log: state_of(log, deleted=deleted))
+        state.consumer_count = len(stream.consumers)
+        return state
 
     async def _read(self, stream: HostedStream, work: Callable[[StreamLog], Result]) -> Result:
         """In a reader's thread; again where a limit has moved the start of the log meanwhile."""
@@ -161,7 +166,7 @@ class StreamCalls:
             "reserved_memory": reserved["memory"],
             "reserved_storage": reserved["file"],
             "streams": len(records),
-            "consumers": 0,
+            "consumers": sum(state.consumer_count for state in states.values()),
             "limits": limits | {"max_bytes_required": False},
         }
 
@@ -364,18 +369,6 @@ class StreamCalls:
         except MessageNotFound as error:
             raise errors.sequence_not_found(request.seq) from error
         return {"success": True}
-
-    async def consumer_names(self, stream: HostedStream | None, limit: int) -> dict[str, Any]:
-        """There are none yet."""
-        if stream is None:
-            raise errors.stream_not_found()
-        return {"total": 0, "offset": 0, "limit": limit, "consumers": []}
-
-    async def create_consumer(self, stream: HostedStream | None) -> dict[str, Any]:
-        raise errors.stream_not_found() if stream is None else errors.consumers_not_supported()
-
-    async def consumer(self, stream: HostedStream | None) -> dict[str, Any]:
-        raise errors.stream_not_found() if stream is None else errors.consumer_not_found()
 
 
 _ACCOUNT_LIMITS = (

@@ -59,11 +59,14 @@ from natslog.security.guard import Guard
 from natslog.security.tls import BrokerTls, TlsFiles
 from natslog.security.tokens import id_in
 from natslog.wire.lanes import NatsLanes
+from natslog.wire.leaf import LeafLink
 from natslog.wire.link import NatsCredentials
 
 logger = logging.getLogger("natslog.node")
 
 Result = TypeVar("Result")
+LeafState = Literal["off", "up", "down"]
+"""Whether the leafnode connection to NATS is up; off without `nats_leaf_url`."""
 JetStreamState = Literal["off", "on", "domain", "forbidden"]
 """How a broker serves the JetStream API: not at all; at `$JS.API`; because the NATS server has JetStream itself, only
 at `$JS.natslog.API`; or not at all, because its NATS user lacks permissions.
@@ -93,7 +96,9 @@ class Broker:
         self.readers = Threads(_READER_THREADS, "read")
         self._writers = Threads(_WRITER_THREADS, "write")
         secrets_of_cluster = config.secrets()
-        tls, credentials = _tls_of(config), _nats_credentials(config)
+        tls = _tls_of(config)
+        credentials = NatsCredentials(**config.nats_login, requires_private_files=True)
+        self.leaf = _leaf_of(config)
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
         self.link = NatsLanes(
             config.nats_url,
@@ -201,6 +206,8 @@ class Broker:
         await loop.run_in_executor(self._writers, compile_aside)
         await loop.run_in_executor(self._writers, warm_up)
         await self.link.open()
+        if self.leaf is not None:
+            await self.leaf.open()
         await self.cluster.start()
         token_file = self.config.admin_token_file
         self.admin_token = await enable_security(
@@ -276,6 +283,8 @@ class Broker:
         await self.upkeep.stopped()
         await self.scrubber.stopped()
         await self.cluster.stop()
+        if self.leaf is not None:
+            await self.leaf.close()
         await self.link.close()
         for problem in problems:
             logger.error("error while stopping: %s", problem, exc_info=problem)
@@ -307,6 +316,12 @@ class Broker:
             )
         else:
             logger.info("connected to NATS at %s", self.link.shown_url)
+
+    @property
+    def leaf_state(self) -> LeafState:
+        if self.leaf is None:
+            return "off"
+        return "up" if self.leaf.is_reachable else "down"
 
     @property
     def data_path(self) -> Path:
@@ -434,21 +449,12 @@ class Broker:
         return await self._to_the_end(change)
 
 
-def _nats_credentials(config: BrokerConfig) -> NatsCredentials:
-    """Raises ConfigError: two settings exclude each other."""
-    return NatsCredentials(
-        creds_file=config.nats_creds_file,
-        nkey_file=config.nats_nkey_file,
-        user=config.nats_user,
-        user_file=config.nats_user_file,
-        password_file=config.nats_password_file,
-        token_file=config.nats_token_file,
-        tls_ca_file=config.nats_tls_ca_file,
-        tls_cert_file=config.nats_tls_cert_file,
-        tls_key_file=config.nats_tls_key_file,
-        tls_handshake_first=config.nats_tls_handshake_first,
-        requires_private_files=True,
-    )
+def _leaf_of(config: BrokerConfig) -> LeafLink | None:
+    """None: there is no `nats_leaf_url`. Raises ConfigError: the URL is wrong, or two settings exclude each other."""
+    if not config.nats_leaf_url:
+        return None
+    credentials = NatsCredentials(**config.nats_leaf_login, requires_private_files=True)
+    return LeafLink(config.nats_leaf_url, name=f"natslog-broker-{config.broker_id}", credentials=credentials)
 
 
 def _tls_of(config: BrokerConfig) -> BrokerTls | None:

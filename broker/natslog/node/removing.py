@@ -90,10 +90,13 @@ class Removing:
         while True:
             await asyncio.sleep(_EVERY_S)
             for stream in list(self._hosting.streams.values()):
-                if stream.log is None or not stream.removes_messages:
+                if stream.log is None:
                     continue
                 try:
-                    await self._maintain(stream, stream.log)
+                    if stream.removes_messages:
+                        await self._maintain(stream, stream.log)
+                    if stream.is_leading:
+                        await self._shorten(stream, stream.log)
                 except (NatslogError, OSError) as error:
                     if isinstance(error, CorruptLog) and stream.has_others_in_sync:
                         stream.note_damage(error)
@@ -110,7 +113,6 @@ class Removing:
         hidden = await in_thread(self._executor, _recordable, log)
         if hidden:
             await self.record(stream, hidden)
-        await self._shorten(stream, log)
 
     async def count_anew(self, stream: HostedStream, version: int) -> None:
         """A rule was added that hides messages: removals of before do not count for it on any replica. What they hide
@@ -245,16 +247,21 @@ class Removing:
 
     async def record(self, stream: HostedStream, offsets: BitMap64) -> None:
         """Returns when these offsets are hidden on all in-sync replicas. Raises as `HostedStream.append_companion`."""
+        await stream.append_companion(self.records_of(stream, offsets))
+
+    @staticmethod
+    def records_of(stream: HostedStream, offsets: BitMap64) -> list[Record]:
+        """Records of a companion log that hide these offsets."""
         log = stream.usable_log()
         if log.chain.limited_below > log.log_start_offset:  # no message returns because others were removed
             offsets = offsets | offset_range(log.log_start_offset, log.chain.limited_below)
-        await stream.append_companion(list(_records(offsets)))
+        return list(_records(offsets))
 
     async def _shorten(self, stream: HostedStream, log: ReplicaLog) -> None:
         """The companion log is replaced by what is removed, where it has become much larger than that."""
         if stream.companion_bytes < _SHORTEN_FROM_BYTES:
             return
-        snapshot = _snapshot(log)
+        snapshot = [*_snapshot(log), *stream.consumers.snapshot()]
         if stream.companion_bytes > _SNAPSHOT_SHARE * sum(len(data) for _, data in snapshot):
             await stream.shorten_companion(snapshot)
 

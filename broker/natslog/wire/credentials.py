@@ -31,6 +31,15 @@ class Login:
     credentials: str | None = field(default=None, repr=False)
     nkey_seed: str | None = field(default=None, repr=False)
 
+    def jwt_and_seed(self) -> tuple[str | None, str | None]:
+        """What signs the nonce of a server: JWT and seed of a credentials file, a seed alone, or neither."""
+        if self.credentials is None:
+            return None, self.nkey_seed
+        jwt, seed = _JWT.search(self.credentials), _SEED.search(self.credentials)
+        assert jwt is not None, "`NatsCredentials.login` has checked it"
+        assert seed is not None, "as well"
+        return jwt[1], seed[1]
+
 
 @dataclass(frozen=True, slots=True)
 class NatsCredentials:

@@ -40,6 +40,7 @@ _SOURCES = (
         "compiled",
         "kernels",
         "kernels_acks",
+        "kernels_deliveries",
         "kernels_envelopes",
         "kernels_hash",
         "kernels_ids",

@@ -90,7 +90,7 @@ class Kernel:
 _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
-_newest = "natslog.wire.kernels_newest"
+_newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
@@ -137,6 +137,11 @@ mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS)
 mark_acks = Kernel(
     _out, "mark_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_ROWS, LONGS, LONGS, LONGS, results=6
 )  # fmt: skip
+delivery_frames = Kernel(
+    _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, BYTES, ROWS, INTEGER,
+    BYTES, results=1,
+)  # fmt: skip
+parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, results=1)
 
 _WORDS_OF_A_LINE = (6, 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,11 +32,16 @@ class Followed(Protocol):
     def follow(self, stream: Any) -> None: ...
 
 
+async def _nothing() -> None:
+    """Without the JetStream API, no consumer is served."""
+
+
 @dataclass(slots=True)
 class Services:
     """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises.
     `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
-    leader of a stream subscribes; `receive_direct`: takes the requests to them.
+    leader of a stream subscribes; `receive_direct`: takes the requests to them. `lead_consumers`, `end_consumers`:
+    the consumers of a stream are served by this broker from now on, or not any more.
     """
 
     config: BrokerConfig
@@ -60,6 +65,8 @@ class Services:
     wake_upkeep: Callable[[], None] = lambda: None
     direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
     receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
+    lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
+    end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:

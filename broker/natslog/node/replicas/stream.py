@@ -65,6 +65,7 @@ from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.companion import Companion, OnRecords
 from natslog.node.replicas.companion_log import Delivered, Record
+from natslog.node.replicas.consumer_records import KINDS, ConsumerRecords
 from natslog.node.replicas.direct_requests import DirectRequests
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
@@ -114,6 +115,7 @@ class HostedStream:
         leader_log_start: of a follower: the log start of its leader.
         companion_committed: called with the committed records of the companion log (offset, kind, record), in order, on
             every replica; see `Companion`. companion_from: the offset to begin with. Both are set before the log opens.
+        consumers: of the JetStream API.
     """
 
     def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
@@ -130,6 +132,7 @@ class HostedStream:
         self.leader_log_start = 0
         self.companion_committed: OnRecords | None = self._take_records
         self.companion_from = 0
+        self.consumers = ConsumerRecords()
         self._services = services
         self._nats = services.nats.lane(record.id)
         self._replica = Replica(me, record, services, monotonic_ms())
@@ -420,6 +423,17 @@ class HostedStream:
             await self._ingest.drained()
         while self.is_leading and self.usable_log().high_watermark < self.usable_log().log_end_offset:  # noqa: ASYNC110
             await asyncio.sleep(_WRITTEN_POLL_S)  # `advanced` stays set where the broker stops
+
+    async def attach(self, subjects: tuple[str, ...], receiver: Callable[[Frames], None]) -> object:
+        """Subscribes on the connection of this stream; returns a handle for `detach`. Raises NatsUnavailable."""
+        return await self._nats.attach(subjects, receiver)
+
+    async def detach(self, handle: object) -> None:
+        await self._nats.detach(handle)
+
+    def send_now(self, protocol: bytes) -> bool:
+        """As `NatsLink.send_now`, on the connection of this stream."""
+        return self._nats.send_now(protocol)
 
     async def send(self, protocol: bytes) -> bool:
         """Raw NATS protocol, on the connection of this stream; waits where the server accepts less than is sent."""
@@ -801,7 +815,9 @@ class HostedStream:
             case Subscribe(subjects=subjects, group=group):
                 await self._subscribe(subjects, group)
                 await self.serve_direct_requests()
+                await self._services.lead_consumers(self)
             case Unsubscribe():
+                await self._services.end_consumers(self)
                 await self._direct.serve((), _not_received)
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
@@ -954,6 +970,8 @@ class HostedStream:
             elif kind == RULES:
                 log.visibility.count_anew(int(data), log.log_start_offset)
                 self._adopt_rules(log, self.record)
+            elif kind in KINDS:
+                self.consumers.apply(kind, data, source)
 
     @property
     def removes_messages(self) -> bool:

@@ -1,0 +1,359 @@
+"""All consumers of a stream, at its leader.
+
+Theory of operation. The companion log of the stream has the records of its consumers, and their states. This broker
+serves them from the moment in which it leads: it makes a machine of each record, and subscribes to what it receives.
+States are stored in groups, at the latest `_STORE_WITHIN_S` after a change, and at once if an ack waits for its
+answer: an answered ack is fsynced on all in-sync replicas. After a change of the leader, what was not stored is
+delivered again.
+
+One alarm wakes the consumers whose time has come. New messages wake those that wait for some. If messages are kept only
+as long as consumers need them, what needs no longer be kept is removed with the states that say so, in one commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any
+
+from natslog.errors import CorruptLog, NatslogError
+from natslog.jetstream.consumers.advisories import Advisories
+from natslog.jetstream.consumers.config import ConsumerConfig
+from natslog.jetstream.consumers.machine import Consumer
+from natslog.jetstream.consumers.reading import gone_of
+from natslog.jetstream.consumers.retention import Retention
+from natslog.jetstream.consumers.served import ServedConsumer
+from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
+from natslog.jetstream.stream_config import config_of
+from natslog.node.clock import elapsed_us
+from natslog.node.replicas import consumer_records
+from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.stream import HostedStream
+from natslog.node.threads import in_thread
+from natslog.wire.leaf import LeafLink
+
+logger = logging.getLogger("natslog.jetstream")
+
+_STORE_WITHIN_S = 0.1
+_RETRY_S = 1.0
+_END_WITHIN_S = 1.0
+_NEVER_US = 2**62
+_ACK_NUMBERS = 5 + 19  # dots, and the time of a message
+
+
+class LedConsumers:
+    """Of one stream. `begin` and `end` it in the event loop.
+
+    Args:
+        api_prefix: of the subjects of the API. records_of: records that remove offsets (see `Removing.records_of`).
+
+    Attributes:
+        consumers: by name. changing: taken while one is created, changed or deleted.
+    """
+
+    def __init__(
+        self,
+        stream: HostedStream,
+        leaf: LeafLink,
+        readers: Executor,
+        *,
+        api_prefix: str,
+        records_of: Callable[[HostedStream, Any], list[Record]],
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+    ) -> None:
+        self.stream, self.leaf, self.readers, self.spawn = stream, leaf, readers, spawn
+        self.consumers: dict[str, ServedConsumer] = {}
+        self.changing = asyncio.Lock()
+        self.advisories = Advisories(stream)
+        self.retention = Retention(self)
+        self._api_prefix, self._records_of = api_prefix, records_of
+        self._changed: set[ServedConsumer] = set()
+        self._answers: list[str] = []
+        self._store_soon = asyncio.Event()
+        self._alarms: list[tuple[int, int, ServedConsumer]] = []
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_us = _NEVER_US
+        self._number = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_ending = False
+        self._purged_below = stream.record.purged_below
+
+    # ---- life ----
+
+    async def begin(self) -> None:
+        """Serves the consumers that there are."""
+        for name, stored in list(self.stream.consumers.consumers.items()):
+            try:
+                await self.add(name, stored)
+            except CorruptLog as error:
+                logger.error("stream %s: consumer %s cannot be served: %s", self.stream.name, name, error.message)
+        await self.retention.begin()
+        self._tasks = [
+            self.spawn(self._store_all(), f"states of the consumers of {self.stream.name}"),
+            self.spawn(self._watch(), f"messages for the consumers of {self.stream.name}"),
+        ]
+
+    async def end(self, line: str) -> None:
+        """Waiting requests get this status. What has changed is stored, if that is possible soon."""
+        self._is_ending = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for served in self.consumers.values():
+            served.close(line)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        try:
+            async with asyncio.timeout(_END_WITHIN_S):
+                await self._store()
+        except (TimeoutError, NatslogError) as error:
+            logger.debug("stream %s: the last states of consumers were not stored: %s", self.stream.name, error)
+        await asyncio.gather(*(served.closed() for served in self.consumers.values()))
+
+    async def add(self, name: str, stored: consumer_records.StoredConsumer) -> ServedConsumer:
+        """Serves a consumer from now on. Raises CorruptLog: its record cannot be read; NatsUnavailable."""
+        source = f"companion log of stream {self.stream.name!r}"
+        record = consumer_record(stored.config, source)
+        served = ServedConsumer(self, name, stored.id, record, self._machine(name, record))
+        machine, now_us = served.machine, self.now_us()
+        if stored.state:
+            restore(machine, state_record(stored.state, source), now_us, source)
+        machine.begin(now_us, self.stream.usable_log().high_watermark)
+        self.consumers[name] = served
+        served.look_at_interest()
+        served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
+        self.changed(served)
+        served.wake()
+        return served
+
+    def _machine(self, name: str, record: ConsumerRecord) -> Consumer:
+        prefix = f"$JS.ACK.{self.stream.name}.{name}."
+        machine = Consumer(
+            name,
+            record.config,
+            record.start,
+            has_interest=lambda reply: not self.leaf.is_up or self.leaf.interest.has(reply),
+            flow_prefix=f"$JS.FC.{self.stream.name}.{name}.",
+            size_of_ack=len(prefix) + _ACK_NUMBERS,
+        )
+        machine.skip = unpacked(record.skip, 1, "the record of a consumer")[0]
+        machine.resume = record.resume
+        return machine
+
+    async def remove(self, served: ServedConsumer, line: str) -> None:
+        """It was deleted."""
+        served.close(line)
+        if self.consumers.get(served.name) is served:
+            del self.consumers[served.name]
+        self._changed.discard(served)
+        await served.closed()
+        self.retention.look_again()
+
+    # ---- as the owner of a served consumer ----
+
+    def now_us(self) -> int:
+        """Of a clock that does not jump."""
+        return elapsed_us()
+
+    def changed(self, served: ServedConsumer) -> None:
+        """Its state, or when its time comes, may have changed."""
+        if served.is_closed:
+            return
+        machine = served.machine
+        if machine.is_changed:
+            self._changed.add(served)
+            self._store_soon.set()
+        due_us = min(machine.due_us, machine.resumes_us if machine.resumes_us > self.now_us() else _NEVER_US)
+        if (threshold_ns := served.record.config.inactive_threshold) > 0:
+            due_us = min(due_us, max(machine.idle_since_us(self.now_us()), 0) + threshold_ns // 1000)
+        if due_us < _NEVER_US and not self.now_us() < served.scheduled_us <= due_us:
+            served.scheduled_us = due_us
+            self._number += 1
+            heapq.heappush(self._alarms, (due_us, self._number, served))
+            self._set_alarm()
+
+    def store_soon(self) -> None:
+        """There is something to store, or to remove."""
+        self._store_soon.set()
+
+    def answer_when_stored(self, served: ServedConsumer, reply: str) -> None:
+        """An ack is answered when it is stored."""
+        if not reply.startswith("$"):
+            self._answers.append(reply)
+            self._store_soon.set()
+
+    def advise(self, kind: str, served: ServedConsumer, **facts: Any) -> None:
+        """Publishes an advisory."""
+        self.advisories.publish(kind, served.name, served.record.config, served.machine, facts)
+
+    # ---- time ----
+
+    def _set_alarm(self) -> None:
+        if not self._alarms or self._is_ending:
+            return
+        due_us = self._alarms[0][0]
+        if due_us < self._alarm_us:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            delay_s = max(0, due_us - self.now_us()) / 1e6
+            self._alarm_us = due_us
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_us = None, _NEVER_US
+        now_us = self.now_us()
+        while self._alarms and self._alarms[0][0] <= now_us:
+            due_us, _, served = heapq.heappop(self._alarms)
+            if served.scheduled_us != due_us or served.is_closed:
+                continue  # it was set anew
+            served.scheduled_us = 0
+            if self._is_inactive(served, now_us):
+                self.spawn(self.delete_inactive(served), f"deleting the inactive consumer {served.name}")
+            else:
+                served.tick()
+        self._set_alarm()
+
+    def _is_inactive(self, served: ServedConsumer, now_us: int) -> bool:
+        threshold_ns = served.record.config.inactive_threshold
+        if threshold_ns <= 0:
+            return False
+        served.send(served.machine.look(now_us, at_end=served.is_hungry))
+        return served.machine.idle_since_us(now_us) + threshold_ns // 1000 <= now_us
+
+    async def delete_inactive(self, served: ServedConsumer) -> None:
+        """It has not been in use for so long as its configuration states."""
+        async with self.changing:
+            if served.is_closed or not self._is_inactive(served, self.now_us()):
+                return
+            try:
+                await self.stream.append_companion([consumer_records.deleted(served.name, served.id)])
+            except NatslogError as error:
+                logger.warning("stream %s: %s is deleted later: %s", self.stream.name, served.name, error.message)
+                served.scheduled_us = 0
+                asyncio.get_running_loop().call_later(_RETRY_S, self.changed, served)
+                return
+            logger.info("stream %s: consumer %s was not in use, and is deleted", self.stream.name, served.name)
+            await self.remove(served, "409 Consumer Deleted")
+            self.advise("deleted", served)
+
+    # ---- messages ----
+
+    async def _watch(self) -> None:
+        """Wakes the consumers that wait for messages, when there are some."""
+        advanced = asyncio.Event()
+        self.stream.watchers.add(advanced)
+        try:
+            while True:
+                await advanced.wait()
+                advanced.clear()
+                self._look_for_purge()
+                for served in list(self.consumers.values()):
+                    if served.is_hungry:
+                        served.wake()
+                self.retention.look_again()
+        finally:
+            self.stream.watchers.discard(advanced)
+
+    def _look_for_purge(self) -> None:
+        below = self.stream.record.purged_below
+        if below > self._purged_below:
+            self._purged_below = below
+            for served in self.consumers.values():
+                served.machine.purged(below + 1)
+                self.changed(served)
+                served.wake()
+
+    async def settle(self, served: ServedConsumer) -> int:
+        """Messages that are gone need no ack any more, and requests that have expired end. Returns how many messages
+        are left to be delivered. Raises CorruptLog.
+        """
+        self._look_for_purge()
+        log, machine = self.stream.usable_log(), served.machine
+        pending = machine.pending.to_columns()[0]
+
+        def look() -> tuple[Any, int]:
+            counted_from = machine.resume if len(machine.skip) else machine.next_seq
+            return gone_of(log, pending), served.reader.count_left(log, counted_from) + len(machine.skip)
+
+        async with served.reading:
+            gone, left = await asyncio.get_running_loop().run_in_executor(self.readers, look)
+        if len(gone):
+            machine.gone(gone)
+        machine.num_pending = left
+        if not served.is_closed:
+            served.send(machine.look(self.now_us(), at_end=served.is_hungry))
+            self.changed(served)
+        return left
+
+    # ---- storing ----
+
+    async def _store_all(self) -> None:
+        while True:
+            await self._store_soon.wait()
+            self._store_soon.clear()
+            if not self._answers:  # more changes come, and are stored with these
+                try:
+                    async with asyncio.timeout(_STORE_WITHIN_S):
+                        while not self._answers:
+                            await self._store_soon.wait()
+                            self._store_soon.clear()
+                except TimeoutError:
+                    pass
+            try:
+                await self._store()
+            except NatslogError as error:
+                logger.warning("stream %s: states of consumers are stored later: %s", self.stream.name, error.message)
+                await asyncio.sleep(_RETRY_S)
+                self._store_soon.set()
+
+    async def _store(self) -> None:
+        """Raises NatslogError: they may be stored or not."""
+        answers, self._answers = self._answers, []
+        changed, self._changed = self._changed, set()
+        records: list[Record] = []
+        for served in changed:
+            served.machine.is_changed = False
+            state = state_of(served.machine, self.now_us())
+            records.append(consumer_records.state(served.name, served.id, state.to_bytes()))
+        removed = await self.retention.removable(changed)
+        if removed:
+            records += self._records_of(self.stream, removed)
+        try:
+            await self.stream.append_companion(records)
+        except NatslogError:
+            self._changed |= {served for served in changed if not served.is_closed}
+            self._answers = answers + self._answers
+            self.retention.not_removed(removed)
+            raise
+        if removed:
+            await in_thread(self.readers, self.retention.removed, removed)
+        if answers:
+            await self.stream.send(b"".join(b"PUB %b 0\r\n\r\n" % reply.encode() for reply in answers))
+
+    # ---- what the API shows ----
+
+    def configs(self) -> dict[str, ConsumerConfig]:
+        return {name: served.record.config for name, served in self.consumers.items()}
+
+    def stream_config(self) -> Any:
+        return config_of(self.stream.record)
+
+    def interest_changed(self, subject: str) -> None:
+        """Subscribers of this subject, which may have wildcards, have come or gone."""
+        for served in self.consumers.values():
+            if served.record.config.is_push:
+                served.look_at_interest()
+
+    def link_is_up(self) -> None:
+        for served in self.consumers.values():
+            served.look_at_interest()
+            served.wake()
+
+    def link_is_down(self) -> None:
+        for served in self.consumers.values():
+            if served.record.config.is_push:
+                served.machine.interest(False, self.now_us())

@@ -1,0 +1,645 @@
+"""What a consumer does: a state machine without I/O and without a clock.
+
+Theory of operation. Requests, acks, the time and messages come in; statuses, and which message goes where, come out.
+Messages are handled as columns: `wanted` states which ones are to be read, the caller reads them, and `deliver` assigns
+them to requests (pull) or to the deliver subject (push), as far as these take them. Acks come as columns of sequences.
+Whoever runs the machine stores its state when `is_changed`, and answers acks when that is stored.
+
+Sequences are those of JetStream: of the stream, an offset plus one; of the consumer, a count of deliveries. `delivered`
+and `floor` are pairs of both: the last delivery, and below or at what everything is acked.
+
+Invariants. A message is pending from its first delivery until it is acked, removed, or was delivered `max_deliver`
+times; a pending message is delivered again. `next_seq` never goes back but when it has been read and not been taken.
+
+Times are microseconds of a clock that does not jump; any zero.
+
+Source: nats-server, `server/consumer.go`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from natslog.jetstream.consumers.config import ConsumerConfig, go_duration
+from natslog.jetstream.consumers.pending import DELIVERED_AS as AS
+from natslog.jetstream.consumers.pending import REDELIVERED, SEQ, TIME_US, Longs, Marks, Pending
+from natslog.jetstream.consumers.pulls import (
+    HasInterest,
+    Pull,
+    Refusal,
+    Status,
+    WaitingPulls,
+    pull_request_of,
+    status,
+)
+
+FOREVER_US = 2**62
+FLOW_BYTES = 32 * 1024 * 1024
+"""The most bytes that a subscriber with flow control has not confirmed yet."""
+_FIRST_FLOW_SHARE = 16
+_NS_PER_US = 1000
+_DELAY_US = 1000  # deliveries that are due at about the same time are made at once
+_REPLAY_AT_ONCE_US = 1000
+_AT_ONCE = 5000
+_NONE = np.empty(0, np.int64)
+_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
+
+Pair = tuple[int, int]
+"""Consumer sequence, stream sequence."""
+
+
+class Wanted(NamedTuple):
+    """Messages to be read: those with these sequences, or else so many from `start` on. `is_again`: they were delivered
+    before.
+    """
+
+    seqs: Longs
+    start: int
+    count: int
+    is_again: bool = False
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that were read. `seqs`, `sizes` (bytes of subject, headers and payload), `times_us`: of each."""
+
+    seqs: Longs
+    sizes: Longs
+    times_us: Longs
+
+
+@dataclass(slots=True)
+class Delivery:
+    """The first `count` messages of a batch, in this order.
+
+    Attributes:
+        replies: subjects to deliver to; `reply_of`: the number of that of each message. delivered_as, times, pending:
+            of each: its consumer sequence, how often it was delivered, and how many messages follow.
+        statuses: with the number of messages before each.
+    """
+
+    count: int = 0
+    replies: list[str] = field(default_factory=list)
+    reply_of: Longs = field(default_factory=lambda: _NONE)
+    delivered_as: Longs = field(default_factory=lambda: _NONE)
+    times: Longs = field(default_factory=lambda: _NONE)
+    pending: Longs = field(default_factory=lambda: _NONE)
+    statuses: list[tuple[int, Status]] = field(default_factory=list)
+
+
+class Consumer:
+    """See the module.
+
+    Args:
+        has_interest: whether a reply subject has a subscriber.
+        flow_prefix: of the reply subjects of flow control requests.
+        size_of_ack: bytes of the reply subject of a delivery without its numbers.
+
+    Attributes:
+        next_seq: the next message to be read. `skip`: sequences to be delivered before (last per subject), and
+            `resume`: the next one after them.
+        exceeded: of messages that were delivered too often, how often they were delivered again.
+        num_pending: how many messages are still to be delivered, as known last.
+        acked: sequences that need not be kept for this consumer any more, since `take_acked`.
+        active: of a push consumer: its deliver subject has a subscriber.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: ConsumerConfig,
+        start: int,
+        *,
+        has_interest: HasInterest,
+        flow_prefix: str = "",
+        size_of_ack: int = 0,
+    ) -> None:
+        self.name, self.config = name, config
+        self.next_seq = start
+        self.delivered: Pair = (0, start - 1)
+        self.floor: Pair = (0, start - 1)
+        self.pending = Pending()
+        self.exceeded: dict[int, int] = {}
+        self.skip, self.resume = _NONE, start
+        self.num_pending = 0
+        self.active = False
+        self.delivered_us = self.acked_us = 0  # 0: never
+        self.is_changed = False
+        self.acked: list[Longs] = []
+        self.exceeded_now: list[tuple[int, int]] = []
+        self._has_interest = has_interest
+        self._size_of_ack = size_of_ack
+        self.pulls = WaitingPulls(config.max_waiting, has_interest)
+        self._check_us = FOREVER_US
+        self._heartbeat_us = FOREVER_US
+        self._used_us = 0
+        self._resume_us = 0  # of replay and rate limit
+        self._replay_upto = 0
+        self._last_time_us = 0
+        self._flow = _FlowControl(flow_prefix)
+
+    # ---- life ----
+
+    def begin(self, now_us: int, last_seq: int) -> None:
+        """A leader begins to serve it. `last_seq`: of the stream."""
+        self._used_us = now_us
+        self._check_us = now_us if len(self.pending) else FOREVER_US
+        self._replay_upto = last_seq if self.config.replay_policy == "original" else 0
+        self._reset_heartbeat(now_us)
+
+    def change(self, config: ConsumerConfig, now_us: int) -> None:
+        """To an updated configuration."""
+        was, self.config = self.config, config
+        self.pulls.most = config.max_waiting
+        self._used_us = now_us
+        if was.ack_wait != config.ack_wait or was.backoff != config.backoff:
+            self._check_us = now_us
+        if was.deliver_subject != config.deliver_subject:
+            self._queue_all(now_us)
+
+    def end(self, line: str) -> list[Status]:
+        """What waiting requests get when it is deleted, or served by another broker: `line`."""
+        return [status(pull.reply, line) for pull in self.pulls.clear()]
+
+    @property
+    def due_us(self) -> int:
+        """When `tick` is to be called at the latest."""
+        due = min(self._check_us, self.pulls.due_us if len(self.pulls) else FOREVER_US)
+        if self.config.is_push and self.active:
+            due = min(due, self._heartbeat_us)
+        return due
+
+    @property
+    def resumes_us(self) -> int:
+        """Until when nothing is delivered, so as to keep the pace; in the past if something may be."""
+        return self._resume_us
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether too many messages are pending for new ones."""
+        most = self.config.max_ack_pending
+        return most > 0 and self.config.ack_policy != "none" and len(self.pending) >= most
+
+    @property
+    def num_redelivered(self) -> int:
+        return 0 if self.config.max_deliver == 1 else self.pending.redelivered + len(self.exceeded)
+
+    def idle_since_us(self, now_us: int) -> int:
+        """Since when it is not in use; in the future while it is."""
+        if self.config.is_push:
+            return now_us + 1 if self.active else self._used_us
+        if len(self.pulls):
+            return now_us + 1
+        last_us = self._used_us
+        if len(self.pending):
+            last_us = max(last_us, int((self.pending.column(TIME_US) + self._waits(self.pending.positions())).max()))
+        return last_us
+
+    # ---- requests ----
+
+    def pull(self, reply: str, payload: bytes, now_us: int) -> list[Status]:
+        """A request for messages."""
+        config = self.config
+        if config.is_push:
+            return [status(reply, "409 Consumer is push based")]
+        try:
+            request = pull_request_of(payload)
+        except Refusal as refusal:
+            return [status(reply, str(refusal))]
+        if 0 < config.max_batch < request.batch:
+            return [status(reply, f"409 Exceeded MaxRequestBatch of {config.max_batch}")]
+        if 0 < config.max_expires < request.expires:
+            return [status(reply, f"409 Exceeded MaxRequestExpires of {go_duration(config.max_expires)}")]
+        if 0 < config.max_bytes < request.max_bytes:
+            return [status(reply, f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}")]
+        found: list[Status] = []
+        if len(self.pulls) >= self.pulls.most:
+            found += self.look(now_us, at_end=False)
+        self._used_us = now_us
+        waiting = self.num_pending + self.pending.queued
+        if request.no_wait and self.is_stalled and waiting and waiting < self.pulls.wanted:
+            return [*found, status(reply, "408 Requests Pending")]
+        if not self.pulls.add(Pull.of(reply, request, now_us)):
+            return [*found] if request.idle_heartbeat > 0 else [*found, status(reply, "409 Exceeded MaxWaiting")]
+        return found
+
+    def look(self, now_us: int, *, at_end: bool) -> list[Status]:
+        """Requests that have expired end; with `at_end` (there are no messages now) those that do not wait as well."""
+        if not len(self.pulls):
+            return []
+        return self.pulls.look(now_us, self._idle_heartbeat, at_end=at_end and not self.is_stalled)
+
+    # ---- acks ----
+
+    def ack(self, seqs: Longs, delivered_as: Longs, now_us: int) -> bool | Marks:
+        """Returns which of them may be answered: True for all of them. What was not delivered yet is ignored."""
+        if self.config.ack_policy == "none":
+            return np.zeros(len(seqs), np.bool_)
+        known = (seqs < self.next_seq) & (seqs > 0)
+        if not known.all():
+            if self.config.ack_policy == "all":
+                delivered_as = delivered_as[known]
+            given, seqs = seqs, seqs[known]
+            self.ack(seqs, delivered_as, now_us)
+            return known if len(given) else True
+        if self.config.ack_policy == "all":
+            self._ack_all(seqs, delivered_as, now_us)
+        elif len(seqs):
+            self._ack_each(seqs, now_us)
+        return True
+
+    def _ack_each(self, seqs: Longs, now_us: int) -> None:
+        at = self.pending.find(seqs)
+        at = at[at >= 0]
+        if len(at) > 1:
+            at = np.unique(at)
+        if self.exceeded:
+            self._forget_exceeded(seqs)
+        if len(at):
+            self.acked_us = self._used_us = now_us
+            self._remove(at)
+
+    def _forget_exceeded(self, seqs: Longs) -> None:
+        gone = [seq for seq in seqs.tolist() if self.exceeded.pop(seq, None) is not None]
+        if gone:
+            self.is_changed = True
+            self.acked.append(np.array(gone, np.int64))
+
+    def _ack_all(self, seqs: Longs, delivered_as: Longs, now_us: int) -> None:
+        last = int(np.argmax(seqs))
+        seq = int(seqs[last])
+        if seq <= self.floor[1] or int(delivered_as[last]) <= self.floor[0]:
+            return
+        self.acked_us = self._used_us = now_us
+        at = self.pending.upto(seq)
+        if len(at):
+            self.acked.append(self.pending.at(SEQ, at))
+            self.pending.remove(at)
+        self.floor = (min(int(delivered_as[last]), self.delivered[0]), seq)
+        for one in [one for one in self.exceeded if one <= seq]:
+            del self.exceeded[one]
+        self.is_changed = True
+
+    def _remove(self, at: Longs) -> None:
+        """Rows that are acked, or need no ack any more."""
+        follows = bool((self.pending.at(AS, at) == self.floor[0] + 1).any())
+        self.acked.append(self.pending.at(SEQ, at))
+        self.pending.remove(at)
+        self.is_changed = True
+        if not len(self.pending):
+            self.floor = self.delivered
+        elif follows:
+            seq, delivered_as = self.pending.first()
+            self.floor = (delivered_as - 1, seq - 1)
+
+    def nak(self, seq: int, delivered_as: int, delay_us: int | None, now_us: int) -> bool:
+        """A message is to be delivered again, at once or after a delay. Whether that is so."""
+        at = self.position(seq)
+        if at is None or not self.floor[0] < delivered_as <= self.delivered[0]:
+            return False
+        if delay_us is None:
+            self.pending.queue(at)
+        else:
+            self.pending.unqueue(at)
+            due_us = now_us + delay_us
+            self.pending.touch(at, due_us - self._waits(at))
+            self._check_us = min(self._check_us, due_us)
+        self.is_changed = True
+        return True
+
+    def progress(self, seq: int, now_us: int) -> None:
+        """The subscriber is still working on a message."""
+        if (at := self.position(seq)) is not None:
+            self.pending.touch(at, now_us)
+            self.is_changed = True
+
+    def position(self, seq: int) -> Longs | None:
+        """Of a pending message among these; None if it is not pending."""
+        at = self.pending.find(np.array([seq], np.int64))
+        return at if at[0] >= 0 else None
+
+    # ---- messages that are gone ----
+
+    def gone(self, seqs: Longs) -> None:
+        """Pending messages that are no longer in the stream."""
+        at = self.pending.find(seqs)
+        at = at[at >= 0]
+        if len(at):
+            self._remove(at)
+
+    def purged(self, next_seq: int) -> None:
+        """The stream was purged below this sequence."""
+        if next_seq <= self.next_seq and next_seq <= self.floor[1] + 1:
+            return
+        at = self.pending.upto(next_seq - 1)
+        highest = int(self.pending.at(AS, at).max()) if len(at) else 0
+        self.pending.remove(at)
+        for one in [one for one in self.exceeded if one < next_seq]:
+            del self.exceeded[one]
+        self.next_seq = max(self.next_seq, next_seq)
+        self._skipped_to(next_seq)
+        self.delivered = (self.delivered[0], self.next_seq - 1)
+        if not len(self.pending):
+            self.floor = self.delivered
+        elif self.floor[1] < next_seq:
+            self.floor = (max(self.floor[0], highest), next_seq - 1)
+        self.is_changed = True
+
+    # ---- time ----
+
+    def tick(self, now_us: int) -> list[Status]:
+        """Messages whose ack did not come in time are to be delivered again; push heartbeats."""
+        if now_us >= self._check_us:
+            self._expire(now_us)
+        found = []
+        if self.config.is_push and self.active and now_us >= self._heartbeat_us:
+            found.append(self._idle_heartbeat(self.config.deliver_subject))
+            self._reset_heartbeat(now_us)
+        return found
+
+    def _waits(self, at: Longs) -> Longs:
+        """How long an ack of each of these rows may take."""
+        backoff = self.config.backoff
+        if not backoff:
+            return np.full(len(at), self.config.ack_wait // _NS_PER_US, np.int64)
+        steps = np.array(backoff, np.int64) // _NS_PER_US
+        found: Longs = steps[np.minimum(self.pending.at(REDELIVERED, at), len(steps) - 1)]
+        return found
+
+    def _expire(self, now_us: int) -> None:
+        self._check_us = FOREVER_US
+        if self.config.ack_policy == "none" or not self.config.ack_wait:
+            return
+        at = self.pending.waiting_positions()
+        if not len(at):
+            return
+        due_us = self.pending.at(TIME_US, at) + self._waits(at)
+        late = at[due_us <= now_us]
+        if len(late) < len(at):
+            self._check_us = int(due_us[due_us > now_us].min()) + _DELAY_US
+        if len(late):
+            self._queue_again(late, now_us)
+
+    def _queue_again(self, at: Longs, now_us: int) -> None:
+        most = self.config.max_deliver
+        if most > 0:
+            too_often = np.maximum(self.pending.at(REDELIVERED, at), 1) >= most  # others when they would be delivered
+            self._give_up(at[too_often])
+            at = at[~too_often]
+        if len(at):
+            first_us = int(self.pending.at(TIME_US, at[:1])[0])
+            self.pending.touch(at, self.pending.at(TIME_US, at) + (now_us - first_us))
+            self.pending.queue(at)
+
+    def _give_up(self, at: Longs) -> None:
+        """They were delivered as often as is permitted."""
+        if not len(at):
+            return
+        pairs = zip(self.pending.at(SEQ, at).tolist(), self.pending.at(REDELIVERED, at).tolist(), strict=True)
+        for seq, again in pairs:
+            self.exceeded[seq] = again + 1
+            self.exceeded_now.append((seq, again + 1))
+        self.pending.remove(at)
+        self.is_changed = True
+
+    def _queue_all(self, now_us: int) -> None:
+        at = self.pending.waiting_positions()
+        if len(at):
+            self._queue_again(at, now_us)
+
+    # ---- push ----
+
+    def interest(self, is_there: bool, now_us: int) -> None:
+        """Whether the deliver subject has a subscriber now."""
+        if is_there != self.active:
+            self.active = is_there
+            self._used_us = now_us
+            self._reset_heartbeat(now_us)
+
+    def confirm_flow(self, reply: str) -> None:
+        """The subscriber has received what was sent before this flow control request."""
+        self._flow.confirm(reply)
+
+    def _reset_heartbeat(self, now_us: int) -> None:
+        every_us = self.config.idle_heartbeat // _NS_PER_US
+        self._heartbeat_us = now_us + every_us if every_us else FOREVER_US
+
+    def _idle_heartbeat(self, to: str) -> Status:
+        headers: dict[str, object] = {
+            "Nats_Last_Consumer": self.delivered[0],
+            "Nats_Last_Stream": self.next_seq - 1,
+        }
+        if self._flow.asked:
+            headers["Nats_Consumer_Stalled"] = self._flow.asked
+        return status(to, "100 Idle Heartbeat", **headers)
+
+    # ---- deliveries ----
+
+    @property
+    def takes_messages(self) -> bool:
+        if self.config.is_push:
+            return self.active and not (self.config.flow_control and self._flow.is_stalled)
+        return len(self.pulls) > 0
+
+    def wanted(self) -> Wanted | None:
+        """What is to be read; None: nothing can be delivered now."""
+        if not self.takes_messages:
+            return None
+        most = _AT_ONCE if self.config.is_push else min(_AT_ONCE, self.pulls.wanted)
+        again = self._due_again(most)
+        if len(again):
+            return Wanted(again, 0, 0, is_again=True)
+        if self.is_stalled:
+            return None
+        if self.config.max_ack_pending > 0 and self.config.ack_policy != "none":
+            most = min(most, self.config.max_ack_pending - len(self.pending))
+        if len(self.skip):
+            return Wanted(self.skip[:most], self.next_seq, 0)
+        return Wanted(_NONE, self.next_seq, most)
+
+    def _due_again(self, most: int) -> Longs:
+        """Sequences to be delivered again; those that were delivered too often are not."""
+        if not self.pending.has_queued:
+            return _NONE
+        again = self.pending.next_queued(most)
+        limit = self.config.max_deliver
+        if limit > 0:
+            at = self.pending.find(again)
+            too_often = self.pending.at(REDELIVERED, at) + 1 >= limit
+            if too_often.any():
+                self._give_up(at[too_often])
+                again = again[~too_often]
+        return again
+
+    def read_to(self, seq: int) -> None:
+        """There is no message for it below this sequence, from `next_seq` on."""
+        if seq > self.next_seq:
+            self.next_seq = seq
+            self._skipped_to(seq)
+            self.is_changed = True
+
+    def _skipped_to(self, seq: int) -> None:
+        if len(self.skip):
+            self.skip = self.skip[self.skip >= seq]
+            if not len(self.skip):
+                self.next_seq = max(self.next_seq, self.resume)
+
+    def deliver(self, batch: Batch, *, is_again: bool, now_us: int, num_pending: int) -> Delivery:
+        """Messages that were read as `wanted`: delivered as far as they are taken.
+
+        Args:
+            is_again: they are delivered again. num_pending: how many there are to be delivered, with new ones of these.
+        """
+        seqs = batch.seqs
+        if is_again:
+            again_at = self.pending.find(seqs)
+            times = self.pending.at(REDELIVERED, again_at) + 2
+        else:
+            times = np.ones(len(seqs), np.int64)
+        left = np.full(len(seqs), num_pending, np.int64) if is_again else num_pending - 1 - np.arange(len(seqs))
+        delivered_as = self.delivered[0] + 1 + np.arange(len(seqs))
+        sizes = batch.sizes + self._size_of_ack + _digits(seqs) + _digits(delivered_as) + _digits(times)
+        sizes += _digits(np.maximum(left, 0))
+        found = self._to_subject(batch, sizes, now_us) if self.config.is_push else self._to_pulls(sizes, now_us)
+        count = found.count
+        found.delivered_as, found.times, found.pending = (
+            delivered_as[:count],
+            times[:count],
+            np.maximum(left, 0)[:count],
+        )
+        self.num_pending = num_pending
+        if count:
+            self._track(seqs[:count], found, is_again, now_us)
+            self.num_pending = num_pending if is_again else max(0, num_pending - count)
+        return found
+
+    def _to_pulls(self, sizes: Longs, now_us: int) -> Delivery:
+        taken = self.pulls.assign(sizes, now_us)
+        return Delivery(taken.count, taken.replies, taken.reply_of, statuses=taken.statuses)
+
+    def _to_subject(self, batch: Batch, sizes: Longs, now_us: int) -> Delivery:
+        count = self._paced(batch, sizes, now_us)
+        found = Delivery(count, [self.config.deliver_subject], np.zeros(count, np.int64))
+        if self.config.flow_control:
+            found.count, asked_after = self._flow.sent(sizes[:count])
+            found.reply_of = found.reply_of[: found.count]
+            if asked_after is not None:
+                request = status(self.config.deliver_subject, "100 FlowControl Request", self._flow.asked)
+                found.statuses.append((asked_after, request))
+        self._reset_heartbeat(now_us)
+        return found
+
+    def _paced(self, batch: Batch, sizes: Longs, now_us: int) -> int:
+        """How many of these messages may be sent now, by the rate limit and the times of their publication."""
+        count = len(sizes)
+        if self._replay_upto and count and int(batch.seqs[0]) <= self._replay_upto:
+            count = self._replayed(batch, now_us)
+        rate = self.config.rate_limit_bps / 8 / 1e6  # bytes in a microsecond
+        if rate and count:
+            fits = int(np.searchsorted(np.cumsum(sizes[:count]), max(1, rate * 100_000))) + 1
+            count = min(count, fits)
+            sent = int(sizes[:count].sum())
+            self._resume_us = max(self._resume_us, now_us) + int(sent / rate)
+        return count
+
+    def _replayed(self, batch: Batch, now_us: int) -> int:
+        """Those that were published within a millisecond after the one before go with it."""
+        times = batch.times_us
+        if self._last_time_us and (pause_us := int(times[0]) - self._last_time_us) > _REPLAY_AT_ONCE_US:
+            self._last_time_us = int(times[0])
+            self._resume_us = now_us + pause_us
+            return 0
+        gaps = np.flatnonzero(np.diff(times) > _REPLAY_AT_ONCE_US)
+        count = int(gaps[0]) + 1 if len(gaps) else len(times)
+        self._last_time_us = int(times[count - 1])
+        return count
+
+    def _track(self, seqs: Longs, found: Delivery, is_again: bool, now_us: int) -> None:
+        count = len(seqs)
+        self.delivered = (self.delivered[0] + count, max(self.delivered[1], int(seqs[-1])))
+        self.delivered_us = now_us
+        self._used_us = now_us if not self.config.is_push else self._used_us
+        self.is_changed = True
+        if not is_again:
+            self.next_seq = int(seqs[-1]) + 1
+            self._skipped_to(self.next_seq)
+        if self.config.ack_policy == "none":
+            self.floor = self.delivered
+            self.acked.append(seqs)
+            return
+        if is_again:
+            at = self.pending.find(seqs)
+            self.pending.take_queued(seqs)
+            self.pending.touch(at, now_us)
+            self.pending.count_again(at, found.times - 1)
+        else:
+            at = _NONE
+            self.pending.append(seqs, found.delivered_as, now_us)
+        if self.config.ack_wait:
+            waits = self._waits(at) if is_again else np.array([self._first_wait_us])
+            self._check_us = min(self._check_us, now_us + int(waits.min()) + _DELAY_US)
+
+    @property
+    def _first_wait_us(self) -> int:
+        return (self.config.backoff[0] if self.config.backoff else self.config.ack_wait) // _NS_PER_US
+
+    def take_acked(self) -> Longs:
+        """Sequences that need not be kept any more for this consumer, since the last call."""
+        found, self.acked = self.acked, []
+        return np.concatenate(found) if found else _NONE
+
+    def needs(self, seqs: Longs) -> Marks:
+        """Which of these messages, which it reads, it has still to deliver or waits for an ack of."""
+        if self.config.ack_policy == "explicit":
+            found = (seqs >= self.next_seq) | (self.pending.find(seqs) >= 0) | np.isin(seqs, self.skip)
+        else:
+            found = seqs > self.floor[1]
+        if self.exceeded:
+            found |= np.isin(seqs, np.fromiter(self.exceeded, np.int64))
+        return found
+
+
+class _FlowControl:
+    """A subscriber is asked to confirm that it has received what was sent, before much more is sent."""
+
+    def __init__(self, prefix: str) -> None:
+        self.asked = ""
+        self._prefix, self._requests = prefix, 0
+        self._most = FLOW_BYTES // _FIRST_FLOW_SHARE
+        self._unconfirmed = 0
+        self._asked_at = 0
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._unconfirmed > self._most
+
+    def sent(self, sizes: Longs) -> tuple[int, int | None]:
+        """How many of these messages may be sent now, and behind how many of them the subscriber is to be asked."""
+        if not len(sizes):
+            return 0, None
+        sums = self._unconfirmed + np.cumsum(sizes)
+        count = min(len(sizes), int(np.searchsorted(sums, self._most, "right")) + 1)
+        asked_after = None
+        if not self.asked:
+            first = int(np.searchsorted(sums[:count], self._most // 2, "right"))
+            if first < count:
+                self._requests += 1
+                self.asked, self._asked_at = f"{self._prefix}{self._requests}", int(sums[first])
+                asked_after = first + 1
+        self._unconfirmed = int(sums[count - 1])
+        return count, asked_after
+
+    def confirm(self, reply: str) -> None:
+        if reply != self.asked or not reply:
+            return
+        self._most = min(FLOW_BYTES, 2 * self._most)
+        self._unconfirmed = max(0, self._unconfirmed - self._asked_at)
+        self.asked, self._asked_at = "", 0
+
+
+def _digits(numbers: Longs) -> Longs:
+    """How many decimal digits each has."""
+    return np.searchsorted(_POWERS, numbers, "right") + 1

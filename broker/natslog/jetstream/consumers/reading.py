@@ -1,0 +1,319 @@
+"""What consumers read of a stream: messages to be delivered, where to begin, and how many are left.
+
+Theory of operation. Reads run in a reader's thread. What was read and not delivered yet stays as a window, so that one
+pull request after another is served from the same columns; it is dropped when messages are removed, and when it is not
+used for a while. The number of messages that are left is counted once and then kept up to date: what was delivered is
+subtracted, and what was stored since is counted; it is counted again only if messages among them were removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog.arrow.covered import covered
+from natslog.errors import OffsetOutOfRange
+from natslog.jetstream.consumers.config import ConsumerConfig
+from natslog.jetstream.consumers.machine import Batch, Wanted
+from natslog.jetstream.consumers.pending import Longs, Marks
+from natslog.jetstream.stored_messages import last_on, next_on
+from natslog.log import StreamLog
+from natslog.subjects import has_wildcard
+from natslog.times import parse_timestamp_us
+from natslog.wire.deliveries import Messages
+
+_COLUMNS = ["offset", "timestamp", "subject", "headers", "value"]
+_WINDOW_ROWS = 10_000
+_WINDOW_BYTES = 4 * 1024 * 1024
+_SPARSE_FROM = 20_000  # offsets; from there on the index of subjects is asked first
+_GAP = 256
+_READ_TRIES = 3
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a consumer begins: at `seq`, or, if there are any, with the sequences `skip`, and then at `resume`."""
+
+    seq: int
+    resume: int
+    skip: Longs
+
+
+class Window:
+    """Messages that were read. `upto`: all sequences below, from `start` on, are in it, or not for the consumer."""
+
+    def __init__(self, start: int, upto: int, rows: pa.RecordBatch | None, version: object) -> None:
+        self.start, self.upto, self.version = start, upto, version
+        self.rows = rows if rows is not None and len(rows) else None
+        if self.rows is None:
+            self.seqs = self.times_us = self.sizes = _NONE
+            return
+        self.messages = Messages(self.rows)
+        self.seqs = self.rows.column("offset").to_numpy() + 1
+        self.times_us = self.rows.column("timestamp").cast(pa.int64()).to_numpy()
+        self.sizes = self.messages.sizes()
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+    def only(self, marks: Marks) -> Window:
+        """The messages that are marked."""
+        rows = None if self.rows is None else self.rows.filter(pa.array(marks))
+        return Window(self.start, self.upto, rows, self.version)
+
+    def batch(self, first: int, count: int) -> Batch:
+        part = slice(first, first + count)
+        return Batch(self.seqs[part], self.sizes[part], self.times_us[part])
+
+
+@dataclass(slots=True)
+class Left:
+    """How many messages are left for a consumer: `count` of those in `[start, end)`. `hidden`: how many offsets there
+    were hidden when they were counted.
+    """
+
+    count: int = 0
+    start: int = 0
+    end: int = 0
+    hidden: int = -1
+
+
+class ConsumerReader:
+    """Of one consumer. Calls block, and are made one at a time."""
+
+    def __init__(self, filters: tuple[str, ...]) -> None:
+        self.filters = filters
+        self.window: Window | None = None
+        self.left = Left()
+
+    # ---- messages ----
+
+    def read(self, log: StreamLog, wanted: Wanted) -> Window:
+        """Raises CorruptLog: a part of the log is damaged."""
+        if len(wanted.seqs):
+            return self._chosen(log, wanted.seqs)
+        kept = self.window
+        if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
+            return kept
+        self.window = self._following(log, wanted)
+        return self.window
+
+    def ready(self, log: StreamLog, wanted: Wanted) -> Window | None:
+        """The window, if it has what is wanted; does not block."""
+        kept = self.window
+        if kept is None or len(wanted.seqs) or log.visibility.has_rules or kept.version != _version(log):
+            return None
+        return kept if self._covers(kept, wanted.start) and int(kept.seqs[-1]) >= wanted.start else None
+
+    @staticmethod
+    def _covers(kept: Window, start: int) -> bool:
+        return len(kept) > 0 and kept.start <= start < kept.upto and start <= int(kept.seqs[-1])
+
+    def _following(self, log: StreamLog, wanted: Wanted) -> Window:
+        for _ in range(_READ_TRIES):
+            try:
+                return self._read_from(log, wanted)
+            except OffsetOutOfRange:  # a limit has moved the start of the log meanwhile
+                continue
+        return self._read_from(log, wanted)
+
+    def _read_from(self, log: StreamLog, wanted: Wanted) -> Window:
+        version, end = _version(log), log.high_watermark
+        start = max(wanted.start - 1, log.first_readable_offset)
+        if self.filters and end - start > _SPARSE_FROM:
+            start = self._next_match(log, start, end)
+        parts: list[pa.RecordBatch] = []
+        rows = size_bytes = 0
+        upto = max(start, 0)
+        most = min(_WINDOW_ROWS, max(wanted.count, 500))
+        for batch in log.visible_rows(start, end) if start < end else ():
+            batch = batch.select(_COLUMNS)
+            upto = int(batch.column("offset")[-1].as_py()) + 1
+            chosen = self._of_filters(batch)
+            parts.append(chosen)
+            rows, size_bytes = rows + len(chosen), size_bytes + chosen.nbytes
+            if rows >= most or size_bytes >= _WINDOW_BYTES:
+                break
+        else:
+            upto = max(end, start)
+        return Window(wanted.start, upto + 1, _joined(parts), version)
+
+    def _next_match(self, log: StreamLog, start: int, end: int) -> int:
+        if any(map(has_wildcard, self.filters)):
+            return start
+        found = [at for subject in self.filters if (at := log.subjects.next(subject, start)) >= 0]
+        return min(found, default=end)
+
+    def _of_filters(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if not self.filters else batch.filter(_marks(batch.column("subject"), self.filters))
+
+    def _chosen(self, log: StreamLog, seqs: Longs) -> Window:
+        """Messages with these sequences, in this order; those that are gone are missing."""
+        ascending = np.unique(seqs) - 1
+        first, end = log.first_readable_offset, log.high_watermark
+        ascending = ascending[(ascending >= first) & (ascending < end)]
+        parts = []
+        for run in np.split(ascending, np.flatnonzero(np.diff(ascending) > _GAP) + 1) if len(ascending) else ():
+            try:
+                for batch in log.visible_rows(int(run[0]), int(run[-1]) + 1):
+                    batch = batch.select(_COLUMNS)
+                    parts.append(batch.filter(pa.array(np.isin(batch.column("offset").to_numpy(), run))))
+            except OffsetOutOfRange:  # a limit has removed it
+                continue
+        rows = _joined(parts)
+        if rows is not None and len(rows):
+            found = rows.column("offset").to_numpy() + 1
+            order = np.argsort(_places(seqs, found), kind="stable")
+            rows = rows.take(pa.array(order)) if (np.diff(order) != 1).any() else rows
+        return Window(0, 0, rows, None)
+
+    # ---- counts ----
+
+    def count_left(self, log: StreamLog, next_seq: int) -> int:
+        """How many messages there are for the consumer from `next_seq` on. Raises CorruptLog."""
+        removed = log.visibility.removed_below(log.high_watermark)
+        start, end = max(next_seq - 1, log.first_readable_offset), log.high_watermark
+        if start >= end:
+            self.left = Left(0, end, end, 0)
+            return 0
+        if not self.filters:
+            return max(0, log.reader.count(start, end))
+        left = self.left
+        is_known = left.hidden >= 0 and left.start == start and removed.count(left.start, left.end) == left.hidden
+        if is_known and left.end <= end:
+            count = left.count + (self._count(log, left.end, end) if left.end < end else 0)
+        else:
+            count = self._count_all(log, start, end)
+        self.left = Left(count, start, end, removed.count(start, end))
+        return count
+
+    def known_left(self, log: StreamLog, next_seq: int) -> int | None:
+        """The same, if it is known without reading."""
+        if log.visibility.has_rules:
+            return None
+        if not self.filters:
+            start = max(next_seq - 1, log.first_readable_offset)
+            return max(0, log.reader.count(start, log.high_watermark))
+        left = self.left
+        is_known = left.hidden >= 0 and left.start == next_seq - 1 and left.end == log.high_watermark
+        return left.count if is_known and log.visibility.removed.count(left.start, left.end) == left.hidden else None
+
+    def delivered(self, log: StreamLog, next_seq: int, count: int) -> None:
+        """So many of them were delivered, and the next one is this."""
+        left, start = self.left, next_seq - 1
+        if left.hidden >= 0 and left.start <= start <= left.end:
+            hidden = log.visibility.removed.count(start, left.end)
+            self.left = Left(max(0, left.count - count), start, left.end, hidden)
+
+    def _count_all(self, log: StreamLog, start: int, end: int) -> int:
+        if end - start > _SPARSE_FROM or start <= log.first_readable_offset:
+            _, counts = log.subjects.counts()
+            table = counts.covered_by(self.filters).table
+            if not len(table) or pc.min(table.column("first")).as_py() >= start:
+                return pc.sum(table.column("count")).as_py() or 0
+        return self._count(log, start, end)
+
+    def _count(self, log: StreamLog, start: int, end: int) -> int:
+        found = 0
+        for batch in log.visible_rows(start, end):
+            found += pc.sum(_marks(batch.column("subject"), self.filters)).as_py() or 0
+        return found
+
+
+def _version(log: StreamLog) -> object:
+    """Changes when messages are removed."""
+    return id(log), log.first_readable_offset, len(log.visibility.removed.all)
+
+
+def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    parts = [part for part in parts if len(part)]
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+
+def _places(seqs: Longs, found: Longs) -> Longs:
+    """Where each of the found sequences is in `seqs`."""
+    order = np.argsort(seqs, kind="stable")
+    places: Longs = order[np.searchsorted(seqs[order], found)]
+    return places
+
+
+def _marks(subjects: Any, filters: tuple[str, ...]) -> Any:
+    if not any(map(has_wildcard, filters)):
+        return pc.is_in(subjects, pa.array(filters, pa.string()))
+    return covered(subjects, filters)
+
+
+def rows_of(log: StreamLog, start: int, end: int) -> Iterator[tuple[Longs, Any]]:
+    """Sequences and subjects of the visible messages in `[start, end)`."""
+    for batch in log.visible_rows(start, end):
+        yield batch.column("offset").to_numpy() + 1, batch.column("subject")
+
+
+def covers(subjects: Any, filters: tuple[str, ...]) -> Any:
+    """Which of these subjects a consumer with these filters reads."""
+    if not filters:
+        return np.ones(len(subjects), np.bool_)
+    return np.asarray(_marks(subjects, filters).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def gone_of(log: StreamLog, seqs: Longs) -> Longs:
+    """Those of these ascending sequences that the stream does not have any more."""
+    if not len(seqs):
+        return seqs
+    removed = log.visibility.removed_below(log.high_watermark)
+    offsets = seqs - 1
+    return seqs[(offsets < log.first_readable_offset) | removed.marks(offsets)]
+
+
+# ---- where to begin ----
+
+
+def start_of(log: StreamLog, config: ConsumerConfig, *, keeps_one: bool) -> Start:
+    """Args: keeps_one: the stream has one message for each subject. Raises CorruptLog.
+
+    Source: nats-server, `selectStartingSeqNo` in `server/consumer.go`.
+    """
+    end = log.high_watermark
+    removed = log.visibility.removed_below(end)
+    first = removed.next_visible(log.first_readable_offset, end) + 1
+    last, filters, skip = end, config.filters, _NONE
+    seq = first
+    match config.deliver_policy:
+        case "last":
+            seq = max((last_on(log, one) + 1 for one in filters), default=last)
+        case "last_per_subject" if not keeps_one:
+            skip = _last_of_each(log, filters)
+            seq = int(skip[0]) if len(skip) else last
+        case "by_start_time":
+            seq = log.reader.offset_at(parse_timestamp_us(config.opt_start_time), log.first_readable_offset)[0] + 1
+            seq = _nearer(log, filters, seq, last)
+        case "new":
+            seq = last + 1
+        case "by_start_sequence":
+            return Start(max(config.opt_start_seq, first), last + 1, skip)
+    return Start(max(1, first, min(seq, last + 1)), last + 1, skip)
+
+
+def _last_of_each(log: StreamLog, filters: tuple[str, ...]) -> Longs:
+    _, counts = log.subjects.counts()
+    found: Longs = np.sort(counts.covered_by(filters).table.column("last").to_numpy()) + 1
+    return found
+
+
+def _nearer(log: StreamLog, filters: tuple[str, ...], seq: int, last: int) -> int:
+    """The first message of the filters from a time on, where that is nearer to the end."""
+    found = [at + 1 for one in filters if (at := next_on(log, one, log.first_readable_offset)) >= 0]
+    near = [at for at in found if seq <= at < last]
+    return min(near) if near and min(near) > seq else seq

@@ -1,0 +1,374 @@
+"""One consumer at the leader of its stream: what it receives, reads and sends.
+
+Theory of operation. Acks, pull requests and confirmations come over the connection of the stream, as columns, in the
+order in which a client sent them; the machine takes them at once. One task, the pump, delivers as long as the machine
+wants messages: it reads them in a thread, lets the machine assign them, and sends them on the leafnode connection; no
+task runs between assigning and sending, so that nothing is assigned that is not sent.
+
+A reply subject whose subscription is not known here yet may be on its way: then the leafnode connection is asked, and
+the request waits for that answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+import numpy as np
+
+from natslog.errors import CorruptLog, NatslogError
+from natslog.jetstream.consumers.machine import Consumer, Delivery, Wanted
+from natslog.jetstream.consumers.nak import delay_us_of
+from natslog.jetstream.consumers.pending import Longs
+from natslog.jetstream.consumers.pulls import Status
+from natslog.jetstream.consumers.reading import ConsumerReader, Window
+from natslog.jetstream.consumers.state import ConsumerRecord
+from natslog.log import StreamLog
+from natslog.node.replicas.stream import HostedStream
+from natslog.wire.deliveries import ACK, NAK, NEXT, OTHER, PROGRESS, TERM, acks_of, status_frame
+from natslog.wire.frames import Frames
+from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
+from natslog.wire.leaf import LeafLink
+
+logger = logging.getLogger("natslog.jetstream")
+
+_MOST_ASKED = 1000
+_NEXT = b"+NXT"
+_NAK = b"-NAK"
+_TERM = b"+TERM"
+
+
+class Owner(Protocol):
+    """Where a consumer is served; see `leading.LedConsumers`."""
+
+    stream: HostedStream
+    leaf: LeafLink
+    readers: Any
+
+    def now_us(self) -> int: ...
+
+    def changed(self, served: ServedConsumer) -> None: ...
+
+    def answer_when_stored(self, served: ServedConsumer, reply: str) -> None: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+
+    def advise(self, kind: str, served: ServedConsumer, **facts: Any) -> None: ...
+
+
+class ServedConsumer:
+    """See the module. `close` ends it.
+
+    Attributes:
+        is_hungry: it takes messages, and there were none: the stream wakes it when there are more.
+        is_closed: nothing is received or sent any more. reading: taken while its reader is used.
+    """
+
+    def __init__(self, owner: Owner, name: str, consumer_id: str, record: ConsumerRecord, machine: Consumer) -> None:
+        self.name, self.id, self.record, self.machine = name, consumer_id, record, machine
+        self.reader = ConsumerReader(record.config.filters)
+        self.is_hungry = self.is_closed = False
+        self.reading = asyncio.Lock()
+        self.handle: object | None = None
+        self.scheduled_us = 0  # of the alarm
+        stream = owner.stream.name
+        self.next_subject = f".CONSUMER.MSG.NEXT.{stream}.{name}"
+        self.ack_prefix = f"$JS.ACK.{stream}.{name}."
+        self.flow_prefix = f"$JS.FC.{stream}.{name}."
+        self._prefix = self.ack_prefix.encode()
+        self._owner = owner
+        self._pump: asyncio.Task[None] | None = None
+        self._wakes = False
+        self._asked = 0
+        self._first_left = 0
+
+    def subjects(self, api_prefix: str) -> tuple[str, ...]:
+        """What it receives."""
+        found = [f"{self.ack_prefix}*.*.*.*.*", api_prefix + self.next_subject]
+        if self.record.config.flow_control:
+            found.append(f"{self.flow_prefix}*")
+        return tuple(found)
+
+    def change(self, record: ConsumerRecord) -> None:
+        """To an updated configuration."""
+        if record.config.filters != self.record.config.filters:
+            self.reader = ConsumerReader(record.config.filters)
+        self.record = record
+        self.machine.change(record.config, self._owner.now_us())
+        self.look_at_interest()
+        self._went_on()
+
+    def close(self, line: str) -> None:
+        """Waiting requests get this status."""
+        if self.is_closed:
+            return
+        self.send(self.machine.end(line))
+        self.is_closed = True
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def closed(self) -> None:
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+        if self.handle is not None:
+            handle, self.handle = self.handle, None
+            await self._owner.stream.detach(handle)
+
+    # ---- what comes in ----
+
+    def receive(self, frames: Frames) -> None:
+        """Acks, pull requests, and confirmations of flow control."""
+        if self.is_closed:
+            return
+        acks, are_plain = acks_of(frames, self._prefix)
+        now_us = self._owner.now_us()
+        if are_plain:
+            self.machine.ack(acks[:, 2], acks[:, 3], now_us)
+        else:
+            self._receive_in_runs(frames, acks, now_us)
+        self._went_on()
+
+    def _receive_in_runs(self, frames: Frames, acks: Longs, now_us: int) -> None:
+        kinds = acks[:, 0]
+        edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
+        for start, end in zip(edges, edges[1:], strict=False):
+            if kinds[start] == ACK:
+                self._acked(frames, acks, start, end, now_us)
+                continue
+            for row, ack in zip(frames.rows[start:end].tolist(), acks[start:end].tolist(), strict=True):
+                self._receive_one(frames, row, ack, now_us)
+
+    def _acked(self, frames: Frames, acks: Longs, start: int, end: int, now_us: int) -> None:
+        if self.machine.config.sample_freq:
+            self._sample(acks[start:end], now_us)
+        answered = np.broadcast_to(self.machine.ack(acks[start:end, 2], acks[start:end, 3], now_us), end - start)
+        rows = frames.rows[start:end]
+        for row in rows[(rows[:, REPLY_LEN] > 0) & answered].tolist():
+            self._owner.answer_when_stored(self, _text(frames, row[REPLY], row[REPLY_LEN]))
+
+    def _sample(self, acks: Longs, now_us: int) -> None:
+        for kind, times, seq, delivered_as in acks.tolist():
+            assert kind == ACK
+            self._owner.advise("ack", self, times=times, seq=seq, delivered_as=delivered_as, now_us=now_us)
+
+    def _receive_one(self, frames: Frames, row: list[int], ack: list[int], now_us: int) -> None:
+        reply = _text(frames, row[REPLY], row[REPLY_LEN])
+        payload = frames.buffer[row[PAYLOAD] : row[PAYLOAD] + row[PAYLOAD_LEN]].tobytes()
+        kind, times, seq, delivered_as = ack
+        if kind == OTHER:
+            subject = _text(frames, row[SUBJECT], row[SUBJECT_LEN])
+            if subject.startswith(self.flow_prefix):
+                self.machine.confirm_flow(subject)
+            elif reply:
+                self.pull(reply, payload)
+            return
+        machine, is_known = self.machine, True
+        if kind == NAK:
+            if machine.nak(seq, delivered_as, delay_us_of(payload[len(_NAK) :], self.name), now_us):
+                self._owner.advise("nak", self, times=times, seq=seq, delivered_as=delivered_as)
+        elif kind in (TERM, NEXT):
+            one, other = np.array([seq], np.int64), np.array([delivered_as], np.int64)
+            is_known = bool(np.all(machine.ack(one, other, now_us)))
+            if kind == TERM:
+                reason = payload[len(_TERM) :].strip().decode(errors="replace")
+                self._owner.advise("term", self, times=times, seq=seq, delivered_as=delivered_as, reason=reason)
+        elif kind == PROGRESS:
+            machine.progress(seq, now_us)
+        if kind == NEXT:
+            if reply:
+                self.pull(reply, payload[len(_NEXT) :])
+        elif reply and is_known and seq:
+            self._owner.answer_when_stored(self, reply)
+
+    def pull(self, reply: str, payload: bytes) -> None:
+        """A request for messages."""
+        if reply.startswith("$"):
+            return  # what is sent there could be a request
+        if self._owner.leaf.interest.has(reply):
+            self.send(self.machine.pull(reply, payload, self._owner.now_us()))
+        elif self._asked < _MOST_ASKED:
+            self._asked += 1
+            self._owner.spawn(self._pull_when_known(reply, payload), "a pull request")
+
+    async def _pull_when_known(self, reply: str, payload: bytes) -> None:
+        try:
+            await self._owner.leaf.settled()
+        finally:
+            self._asked -= 1
+        if not self.is_closed and self._owner.leaf.interest.has(reply):
+            self.send(self.machine.pull(reply, payload, self._owner.now_us()))
+            self._went_on()
+
+    def look_at_interest(self) -> None:
+        """Of a push consumer: whether its deliver subject has a subscriber."""
+        config = self.machine.config
+        if config.is_push:
+            interest = self._owner.leaf.interest
+            is_there = interest.has(config.deliver_subject, config.deliver_group or None)
+            if is_there != self.machine.active:
+                self.machine.interest(is_there, self._owner.now_us())
+                self._went_on()
+
+    def tick(self) -> None:
+        """The time that the machine has waited for."""
+        self.send(self.machine.tick(self._owner.now_us()))
+        self.note_exceeded()
+        self._went_on()
+
+    def note_exceeded(self) -> None:
+        exceeded, self.machine.exceeded_now = self.machine.exceeded_now, []
+        for seq, times in exceeded:
+            self._owner.advise("max_deliver", self, seq=seq, times=times)
+
+    def _went_on(self) -> None:
+        self._owner.changed(self)
+        self.wake()
+
+    # ---- what goes out ----
+
+    def send(self, statuses: list[Status]) -> None:
+        """On the leafnode connection, so that they come in order with messages."""
+        if statuses:
+            frames = (status_frame(one.to, one.headers, one.reply, self._groups(one.to)) for one in statuses)
+            self._owner.leaf.send_now(b"".join(frames))
+
+    def _groups(self, to: str) -> list[str]:
+        return sorted(self._owner.leaf.interest.groups(to))
+
+    def wake(self) -> None:
+        """Delivers, if there is something to deliver."""
+        self._wakes = True
+        if self._pump is None and not self.is_closed:
+            self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
+
+    async def _deliver_all(self) -> None:
+        try:
+            while self._wakes and not self.is_closed:
+                self._wakes = False
+                await self._deliver_some()
+        except (NatslogError, OSError) as error:
+            if isinstance(error, CorruptLog):
+                self._owner.stream.note_damage(error)
+            logger.warning("consumer %s of stream %s: %s", self.name, self._owner.stream.name, error)
+            asyncio.get_running_loop().call_later(1.0, self.wake)
+        finally:
+            self._pump = None
+
+    async def _deliver_some(self) -> None:
+        """Until the machine takes no more messages, or there are none."""
+        owner, machine, log = self._owner, self.machine, self._owner.stream.usable_log()
+        self.is_hungry = False
+        while not self.is_closed and owner.leaf.is_up:
+            now_us = owner.now_us()
+            if machine.resumes_us > now_us or (wanted := machine.wanted()) is None:
+                break
+            window, left = await self._read(log, wanted)
+            if self.is_closed:
+                return
+            if not self._deliver(log, wanted, window, left) and self._is_at_end(log, wanted, window):
+                self.is_hungry = True
+                break
+            if machine.resumes_us > owner.now_us():
+                break
+            await owner.leaf.drain()
+        self.note_exceeded()
+        self.send(machine.look(owner.now_us(), at_end=self.is_hungry))
+        owner.changed(self)
+
+    async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
+        window, left = self.reader.ready(log, wanted), self.reader.known_left(log, self._counted_from)
+        if window is not None and left is not None:
+            await asyncio.sleep(0)
+            return window, left + len(self.machine.skip)
+
+        def read() -> tuple[Window, int]:
+            if len(wanted.seqs):  # what is gone need not be delivered again
+                window = self.reader.read(log, wanted)
+                return window, self.reader.count_left(log, self._counted_from)
+            left = self.reader.count_left(log, self._counted_from)
+            return self.reader.read(log, wanted), left
+
+        async with self.reading:
+            window, left = await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
+        return window, left + len(self.machine.skip)
+
+    @property
+    def _counted_from(self) -> int:
+        """Messages from this sequence on are still to be delivered, besides those to which it skips."""
+        return self.machine.resume if len(self.machine.skip) else self.machine.next_seq
+
+    def _deliver(self, log: StreamLog, wanted: Wanted, window: Window, left: int) -> bool:
+        """Whether messages were delivered, or found to be gone, so that there may be more to do."""
+        machine = self.machine
+        if len(wanted.seqs):
+            return self._deliver_chosen(wanted, window, left)
+        if machine.next_seq != wanted.start:  # purged meanwhile
+            return True
+        first = int(np.searchsorted(window.seqs, wanted.start))
+        count = min(len(window) - first, wanted.count)
+        delivered = self._assign(window, first, count, left, is_again=False)
+        if delivered:
+            self.reader.delivered(log, machine.next_seq, delivered)
+        if first + delivered == len(window):
+            machine.read_to(window.upto)
+        return delivered > 0
+
+    def _deliver_chosen(self, wanted: Wanted, window: Window, left: int) -> bool:
+        machine = self.machine
+        missing = np.setdiff1d(wanted.seqs, window.seqs)
+        if wanted.is_again:
+            machine.gone(missing)
+            still = machine.pending.find(window.seqs) >= 0  # not acked while they were read
+            window = window if still.all() else window.only(still)
+            self._assign(window, 0, len(window), left, is_again=True)
+            return True
+        delivered = self._assign(window, 0, len(window), left, is_again=False)
+        if delivered == len(window):
+            machine.read_to(int(wanted.seqs[-1]) + 1)
+        return True
+
+    def _is_at_end(self, log: StreamLog, wanted: Wanted, window: Window) -> bool:
+        return not len(wanted.seqs) and self.machine.next_seq > log.high_watermark and window is not None
+
+    def _assign(self, window: Window, first: int, count: int, left: int, *, is_again: bool) -> int:
+        """Returns how many of these messages were sent."""
+        machine, now_us = self.machine, self._owner.now_us()
+        found = machine.deliver(window.batch(first, count), is_again=is_again, now_us=now_us, num_pending=left)
+        start = 0
+        for before, status in found.statuses:
+            self._send_messages(window, first, found, start, before)
+            self.send([status])
+            start = before
+        self._send_messages(window, first, found, start, found.count)
+        return found.count
+
+    def _send_messages(self, window: Window, first: int, found: Delivery, start: int, end: int) -> None:
+        if start == end:
+            return
+        part = slice(first + start, first + end)
+        numbers = np.stack(
+            (
+                found.times[start:end],
+                window.seqs[part],
+                found.delivered_as[start:end],
+                window.times_us[part] * 1000,
+                found.pending[start:end],
+            )
+        )
+        frames = window.messages.frames(
+            first + start,
+            end - start,
+            prefix=self._prefix,
+            numbers=numbers,
+            replies=found.replies,
+            reply_of=found.reply_of[start:end],
+            groups=self._groups(found.replies[0]) if len(found.replies) == 1 else (),
+            headers_only=self.machine.config.headers_only,
+        )
+        self._owner.leaf.send_now(frames)
+
+
+def _text(frames: Frames, start: int, length: int) -> str:
+    return frames.buffer[start : start + length].tobytes().decode(errors="replace")

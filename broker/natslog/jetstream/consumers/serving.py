@@ -1,0 +1,111 @@
+"""The consumers of all streams that a broker leads, and its leafnode connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from natslog.errors import NatslogError
+from natslog.jetstream.consumers.leading import LedConsumers
+from natslog.node.broker import Broker
+from natslog.node.replicas.stream import HostedStream
+
+logger = logging.getLogger("natslog.jetstream")
+
+
+class ConsumerServing:
+    """Of one broker. `api_prefix`: of the subjects of the API; None while it is not served."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.api_prefix: str | None = None
+        self._broker = broker
+        self._led: dict[HostedStream, LedConsumers] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        services = broker.hosting.services
+        services.lead_consumers, services.end_consumers = self.lead, self.end
+        if broker.leaf is not None:
+            broker.leaf.on_interest = self._interest_changed
+            broker.leaf.on_state = self._link_changed
+
+    def of(self, stream: HostedStream) -> LedConsumers | None:
+        """None: they are not served here, or there is no leafnode connection in the settings."""
+        return self._led.get(stream)
+
+    @property
+    def count(self) -> int:
+        return sum(len(led.consumers) for led in self._led.values())
+
+    async def lead(self, stream: HostedStream) -> None:
+        """This broker serves the consumers of this stream from now on."""
+        leaf = self._broker.leaf
+        if self.api_prefix is None or leaf is None or "." in stream.name:
+            return
+        async with self._turn:
+            if stream in self._led:
+                return
+            led = LedConsumers(
+                stream,
+                leaf,
+                self._broker.readers,
+                api_prefix=self.api_prefix,
+                records_of=self._broker.removing.records_of,
+                spawn=self._spawn,
+            )
+            self._led[stream] = led
+            try:
+                await led.begin()
+            except NatslogError as error:
+                logger.error("stream %s: its consumers are not served: %s", stream.name, error.message)
+
+    async def end(self, stream: HostedStream) -> None:
+        """Another broker leads the stream, or it was deleted."""
+        async with self._turn:
+            led = self._led.pop(stream, None)
+        if led is not None:
+            is_deleted = self._broker.streams.get(stream.name) is not stream
+            await led.end("409 Consumer Deleted" if is_deleted else "409 Leadership Change")
+
+    async def serve(self, api_prefix: str | None) -> None:
+        """The API is served at other subjects, or not any more."""
+        if api_prefix == self.api_prefix:
+            return
+        await self.end_all("409 Leadership Change")
+        self.api_prefix = api_prefix
+        for stream in list(self._broker.streams.values()):
+            if stream.is_subscribed:
+                await self.lead(stream)
+
+    async def end_all(self, line: str) -> None:
+        self.api_prefix = None
+        led, self._led = self._led, {}
+        await asyncio.gather(*(one.end(line) for one in led.values()))
+        tasks = [task for task in self._tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _interest_changed(self, subject: str) -> None:
+        for led in self._led.values():
+            led.interest_changed(subject)
+
+    def _link_changed(self, up: bool) -> None:
+        for led in self._led.values():
+            (led.link_is_up if up else led.link_is_down)()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, NatslogError):
+                logger.warning("%s ended: %s", task.get_name(), error.message)
+            else:
+                self._broker.halt(task.get_name(), error)

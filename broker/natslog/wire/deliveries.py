@@ -1,0 +1,132 @@
+"""NATS protocol of deliveries to JetStream consumers, and their acks, as columns: no Python per message.
+
+A delivery has the stream's subject and an ack reply that names consumer, delivery and message. Only a leafnode
+connection can send it: `LMSG <subject of the subscriber> <ack reply>@<subject of the stream> <size>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from natslog.wire import native
+from natslog.wire.frames import Frames
+from natslog.wire.outgoing import header_lines, texts_of
+
+Longs = npt.NDArray[np.int64]
+
+OTHER, ACK, NAK, TERM, PROGRESS, NEXT, UNKNOWN = range(7)
+"""Kinds of received frames. OTHER: not to the subjects of acks; UNKNOWN: an ack with a payload of no known kind."""
+
+_FRAME_BYTES = len("LMSG ") + 5 * 20 + 1 + 3 * 11 + len("NATS/1.0\r\nNats-Msg-Size: \r\n\r\n") + 3 * 2
+"""An upper bound of what a frame has besides texts of its own: verb, numbers, blanks, line ends."""
+
+_EMPTY_BLOCK_BYTES = len("NATS/1.0\r\n\r\n")
+
+
+class Messages:
+    """Columns of messages to be delivered.
+
+    Args:
+        batch: with the columns subject, value, headers.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        headers, values = batch.column("headers"), batch.column("value")
+        self.subjects = batch.column("subject")
+        self.values = pc.fill_null(values, b"") if values.null_count else values
+        self.has_headers = headers.is_valid().to_numpy(zero_copy_only=False)
+        self.lines = _one_line_each(headers) if headers.null_count < len(headers) else None
+
+    def sizes(self) -> Longs:
+        """Bytes of subject, header block and value of each."""
+        size = pc.add(pc.binary_length(self.subjects), pc.binary_length(self.values))
+        found: Longs = size.to_numpy(zero_copy_only=False).astype(np.int64)
+        if self.lines is not None:
+            lines = pc.binary_length(self.lines).to_numpy(zero_copy_only=False)
+            found += np.where(self.has_headers, _EMPTY_BLOCK_BYTES + lines, 0)
+        return found
+
+    def frames(
+        self,
+        first: int,
+        count: int,
+        *,
+        prefix: bytes,
+        numbers: Longs,
+        replies: Sequence[str],
+        reply_of: Longs,
+        groups: Sequence[str] = (),
+        headers_only: bool = False,
+    ) -> memoryview:
+        """Of `count` messages from `first` on.
+
+        Args:
+            prefix, numbers: of the ack replies; `numbers` has the shape (5, count): how often the message was
+                delivered, its stream sequence, its consumer sequence, its time (ns), and how many messages follow.
+            replies: subjects to deliver to. reply_of: the number of that of each message. groups: queue groups of which
+            one member each gets the messages.
+        """
+        if not count:
+            return memoryview(b"")
+        subjects, values = texts_of(self.subjects.slice(first, count)), texts_of(self.values.slice(first, count))
+        no_lines = np.zeros(count + 1, np.int32), np.empty(0, np.uint8)
+        lines = no_lines if self.lines is None else texts_of(self.lines.slice(first, count))
+        named = "".join(f" {group}" for group in groups).encode()
+        encoded = [f"{reply} +".encode() if groups else reply.encode() for reply in replies]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+        most_reply_bytes = max(map(len, encoded))
+        size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subjects, values, lines))
+        out = np.empty(size + count * (_FRAME_BYTES + len(prefix) + most_reply_bytes + len(named)), np.uint8)
+        filled = native.delivery_frames(
+            *subjects,
+            *values,
+            *lines,
+            np.ascontiguousarray(self.has_headers[first : first + count]),
+            ends,
+            np.frombuffer(b"".join(encoded), np.uint8),
+            np.ascontiguousarray(reply_of),
+            np.frombuffer(prefix, np.uint8),
+            np.frombuffer(named, np.uint8),
+            np.ascontiguousarray(numbers),
+            int(headers_only),
+            out,
+        )
+        return out.data[:filled]
+
+
+def _one_line_each(headers: Any) -> Any:
+    """The header lines of each row. Direct appends may have line ends in headers, which would begin another header."""
+    lines = header_lines(headers, None)
+    offsets, data = texts_of(lines)
+    used = data[int(offsets[0]) : int(offsets[-1])]
+    pairs = headers.flatten()
+    if np.count_nonzero(used == ord("\n")) == len(pairs) == np.count_nonzero(used == ord("\r")):
+        return lines
+    fields = [pc.replace_substring_regex(pairs.field(name), r"[\r\n]", " ") for name in ("key", "value")]
+    counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+    edges = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    clean = pa.StructArray.from_arrays(fields, names=["key", "value"])
+    return header_lines(pa.ListArray.from_arrays(edges, clean), None)
+
+
+def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, bool]:
+    """Columns of received frames: kind, how often it was delivered, stream sequence and consumer sequence, of the shape
+    (frames, 4); and whether all of them are plain acks without a reply subject.
+    """
+    found = np.empty((len(frames.rows), 4), np.int64)
+    plain = native.parse_acks(frames.buffer, np.ascontiguousarray(frames.rows), np.frombuffer(prefix, np.uint8), found)
+    return found, plain == len(frames.rows)
+
+
+def status_frame(to: str, headers: bytes, reply: str = "", groups: Sequence[str] = ()) -> bytes:
+    """`HMSG` with headers and no payload."""
+    target = f"{to} {reply}" if reply else to
+    if groups:
+        target = f"{to} + {reply} {' '.join(groups)}" if reply else f"{to} | {' '.join(groups)}"
+    return b"HMSG %b %d %d\r\n%b\r\n" % (target.encode(), len(headers), len(headers), headers)

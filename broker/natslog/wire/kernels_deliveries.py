@@ -1,0 +1,169 @@
+"""Kernels for JetStream consumers: frames of deliveries on a leafnode connection, and received acks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from natslog.wire.compiled import (
+    CR,
+    LF,
+    SPACE,
+    compiled,
+    copy_bytes,
+    digits_of,
+    equals,
+    put_number,
+    put_text,
+    read_number,
+)
+
+_LEAF_MESSAGE = np.frombuffer(b"LMSG ", np.uint8)
+_LEAF_HEADED = np.frombuffer(b"HMSG ", np.uint8)
+_VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)
+_SIZE_NAME = np.frombuffer(b"Nats-Msg-Size: ", np.uint8)
+_ACK = np.frombuffer(b"+ACK", np.uint8)
+_OK = np.frombuffer(b"+OK", np.uint8)
+_NAK = np.frombuffer(b"-NAK", np.uint8)
+_TERM = np.frombuffer(b"+TERM", np.uint8)
+_PROGRESS = np.frombuffer(b"+WPI", np.uint8)
+_NEXT = np.frombuffer(b"+NXT", np.uint8)
+_DOT, _AT = 46, 64
+_NUMBERS = 5
+
+
+@compiled
+def delivery_frames(
+    subject_offsets: Any,
+    subject_data: Any,
+    value_offsets: Any,
+    value_data: Any,
+    line_offsets: Any,
+    line_data: Any,
+    has_headers: Any,
+    reply_offsets: Any,
+    reply_data: Any,
+    reply_of: Any,
+    prefix: Any,
+    groups: Any,
+    numbers: Any,
+    headers_only: int,
+    out: Any,
+) -> int:
+    """`LMSG <reply> <ack reply>@<subject> <size>` or `HMSG` frames; see `deliveries.Messages`.
+
+    Args:
+        groups: queue groups, each with a blank before it. The text of a reply then ends with ` +`.
+        numbers: of shape (5, rows): what follows `prefix` in the ack reply.
+        headers_only: 1: the value is left out, and its size is in a header.
+
+    Returns:
+        How many bytes of `out` were filled.
+    """
+    at = 0
+    for index in range(value_offsets.shape[0] - 1):
+        value_start = value_offsets[index]
+        value_bytes = value_offsets[index + 1] - value_start
+        subject_start = subject_offsets[index]
+        subject_bytes = subject_offsets[index + 1] - subject_start
+        line_bytes = line_offsets[index + 1] - line_offsets[index]
+        header_bytes = 0
+        if has_headers[index] or headers_only == 1:
+            header_bytes = 12 + line_bytes
+        if headers_only == 1:
+            header_bytes += _SIZE_NAME.shape[0] + digits_of(value_bytes) + 2
+        at = put_text(out, at, _LEAF_HEADED if header_bytes > 0 else _LEAF_MESSAGE)
+        reply = reply_of[index]
+        reply_bytes = reply_offsets[reply + 1] - reply_offsets[reply]
+        copy_bytes(reply_data, reply_offsets[reply], reply_bytes, out, at)
+        at += reply_bytes
+        out[at] = SPACE
+        at = put_text(out, at + 1, prefix)
+        for which in range(_NUMBERS):
+            number = numbers[which, index]
+            at = put_number(out, at, number, digits_of(number))
+            out[at] = _DOT
+            at += 1
+        out[at - 1] = _AT
+        copy_bytes(subject_data, subject_start, subject_bytes, out, at)
+        at = put_text(out, at + subject_bytes, groups)
+        out[at] = SPACE
+        at += 1
+        if header_bytes > 0:
+            at = put_number(out, at, header_bytes, digits_of(header_bytes))
+            out[at] = SPACE
+            at += 1
+        total = header_bytes + (0 if headers_only == 1 else value_bytes)
+        at = put_number(out, at, total, digits_of(total))
+        out[at], out[at + 1] = CR, LF
+        at += 2
+        if header_bytes > 0:
+            at = put_text(out, at, _VERSION_LINE)
+            copy_bytes(line_data, line_offsets[index], line_bytes, out, at)
+            at += line_bytes
+            if headers_only == 1:
+                at = put_text(out, at, _SIZE_NAME)
+                at = put_number(out, at, value_bytes, digits_of(value_bytes))
+                out[at], out[at + 1] = CR, LF
+                at += 2
+            out[at], out[at + 1] = CR, LF
+            at += 2
+        if headers_only == 0:
+            copy_bytes(value_data, value_start, value_bytes, out, at)
+            at += value_bytes
+        out[at], out[at + 1] = CR, LF
+        at += 2
+    return at
+
+
+@compiled
+def parse_acks(buffer: Any, frames: Any, prefix: Any, out: Any) -> int:
+    """Which frames are acks of a consumer, of which kind, and of what.
+
+    Args:
+        prefix: of the subjects of its acks; five numbers follow.
+        out: of shape (frames, 4): kind (see `deliveries`), how often it was delivered, stream sequence, consumer
+            sequence. Numbers that cannot be read are 0.
+
+    Returns:
+        How many frames are plain acks, without a reply subject.
+    """
+    plain = 0
+    for index in range(frames.shape[0]):
+        start, length = frames[index, 3], frames[index, 4]
+        out[index, 0], out[index, 1], out[index, 2], out[index, 3] = 0, 0, 0, 0
+        if length <= prefix.shape[0] or not equals(buffer, start, start + prefix.shape[0], prefix):
+            continue
+        at, end, which = start + prefix.shape[0], start + length, 0
+        token = at
+        while at <= end:
+            if at == end or buffer[at] == _DOT:
+                if which < 3:
+                    number = read_number(buffer, token, at)
+                    out[index, 1 + which] = number if number > 0 else 0
+                which += 1
+                token = at + 1
+            at += 1
+        if which != _NUMBERS:
+            out[index, 1], out[index, 2], out[index, 3] = 0, 0, 0
+        payload, size = frames[index, 8], frames[index, 9]
+        kind = 6
+        if (
+            size == 0
+            or (size == 4 and equals(buffer, payload, payload + 4, _ACK))
+            or (size == 3 and equals(buffer, payload, payload + 3, _OK))
+        ):
+            kind = 1
+        elif size >= 4 and equals(buffer, payload, payload + 4, _NAK):
+            kind = 2
+        elif size >= 5 and equals(buffer, payload, payload + 5, _TERM):
+            kind = 3
+        elif size == 4 and equals(buffer, payload, payload + 4, _PROGRESS):
+            kind = 4
+        elif size >= 4 and equals(buffer, payload, payload + 4, _NEXT):
+            kind = 5
+        out[index, 0] = kind
+        if kind == 1 and frames[index, 6] == 0:
+            plain += 1
+    return plain
