@@ -17,7 +17,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     store = ("--jetstream", "--store_dir", str(folder / "store"))
     jetstream = NatsServer(0, folder / "jetstream.log", arguments=store).start()
     plain = NatsServer(0, folder / "nats.log").start()
-    broker = BrokerProcess(folder / "broker", plain.url).start()
+    broker = BrokerProcess(folder / "broker", plain.url, nats_leaf_url=plain.leaf_url).start()
     found = Both(jetstream.url, plain.url)
     eventually(lambda: found.answers([Api("INFO")])[1] != ["no answer"], what="natslog serves the JetStream API")
     yield found
