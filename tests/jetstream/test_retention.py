@@ -463,7 +463,7 @@ def test_ephemerals_end_their_interest(both: Both) -> None:
             stream("interest"),
             ephemeral(ack_policy="explicit", inactive_threshold=100 * MS),
             *published("a.1", "a.2"),
-            are_kept(0),
+            Until("CONSUMER.INFO.A.GENERATED0", "error.err_code", 10014),
             KEPT,
         ]
     )
