@@ -26,8 +26,8 @@ _POLL_S = 0.002
 _AFTER_FAILURE_S = 0.1
 """A run whose answers differ already does not wait again and again."""
 _ACK_REPLY = re.compile(r"(\$JS\.ACK\..*)\.\d{16,}\.(\d+)$")
-_PARSER = re.compile(r"^Bad Request - .*(JSON|json|invalid character)")
-"""The words of the parser are not compared."""
+_PARSER = re.compile(r"^Bad Request - (?!heartbeat|Not a |Priority|Invalid )")
+"""The words of the parser, which are not compared."""
 _FLOW_REPLY = re.compile(r"(\$JS\.FC\..*)\.[^.]+$")
 
 Received = tuple[str, str, dict[str, str], bytes]
