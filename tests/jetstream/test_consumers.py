@@ -113,8 +113,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "D", "durable_name": ""},
     {"deliver_group": "g"},
     {"metadata": None, "backoff": None, "opt_start_time": None, "filter_subjects": None, "description": None},
-    {"priority_groups": [], "priority_policy": "none", "priority_timeout": -1},
-    {"pause_until": "2020-01-01T00:00:00Z"},
     {"deliver_subject": "to.me"},
     {"deliver_subject": "to.me", "deliver_group": "g", "ack_policy": "all", "max_ack_pending": 5},
     {"deliver_subject": "to.me", "idle_heartbeat": 100 * MS},
@@ -196,14 +194,6 @@ REFUSED: list[tuple[dict[str, Any], int]] = [
     ({"deliver_subject": "to.me", "ack_policy": "none", "max_ack_pending": 5}, 10082),
     ({"deliver_subject": "to.me", "idle_heartbeat": 99 * MS}, 10083),
     ({"deliver_subject": "to.me", "flow_control": True}, 10108),
-    ({"deliver_subject": "to.me", "priority_policy": "overflow", "priority_groups": ["g"]}, 10178),
-    ({"priority_policy": "overflow"}, 10159),
-    ({"priority_policy": "overflow", "priority_groups": [""]}, 10161),
-    ({"priority_policy": "pinned_client", "priority_groups": ["a b"]}, 10162),
-    ({"priority_policy": "prioritized", "priority_groups": ["g" * 17]}, 10162),
-    ({"priority_groups": ["g"]}, 10196),
-    ({"priority_timeout": SECOND}, 10197),
-    ({"ack_policy": "flow_control"}, 10218),
 ]
 
 
@@ -222,7 +212,6 @@ PEDANTIC: list[dict[str, Any]] = [
     {"max_bytes": -2},
     {"idle_heartbeat": -2},
     {"inactive_threshold": -2},
-    {"priority_timeout": -2},
     {"backoff": [SECOND]},
     {"backoff": [SECOND], "ack_wait": 2 * SECOND},
     {"backoff": [SECOND], "ack_wait": SECOND},
@@ -342,6 +331,23 @@ def test_names_that_are_too_long(both: Both) -> None:
     assert error(answers[1]) == 10102
 
 
+FEATURES: list[dict[str, Any]] = [
+    {"pause_until": "2100-01-01T00:00:00Z"},
+    {"priority_policy": "overflow", "priority_groups": ["g"]},
+    {"priority_policy": "pinned_client", "priority_groups": ["g"], "priority_timeout": SECOND},
+    {"priority_policy": "prioritized", "priority_groups": ["g"]},
+    {"priority_groups": ["g"]},
+    {"ack_policy": "flow_control", "deliver_subject": "to.me", "max_ack_pending": 5},
+]
+
+
+@pytest.mark.parametrize("config", FEATURES, ids=str)
+def test_features_that_natslog_does_not_have_are_refused(both: Both, config: dict[str, Any]) -> None:
+    _, found = both.answers([create("A"), consumer("C", **config), consumer("D"), consumer("D", **config)])
+    for answer in (found[1], found[3]):
+        assert (error(answer), answer["error"]["description"][:25]) == (10052, "natslog does not support ")
+
+
 def test_actions(both: Both) -> None:
     config: dict[str, Any] = {"ack_policy": "explicit"}
     answers = both.compare(
@@ -403,8 +409,6 @@ UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"num_replicas": 3}),
     ({}, {"headers_only": True, "sample_freq": "50%"}),
     ({}, {"deliver_subject": "to.me"}),
-    ({}, {"pause_until": "2100-01-01T00:00:00Z"}),
-    ({}, {"priority_policy": "overflow", "priority_groups": ["g"]}),
     ({"deliver_subject": "to.me"}, {}),
     ({"deliver_subject": "to.me"}, {"deliver_subject": "to.you"}),
     ({"deliver_subject": "to.me"}, {"deliver_subject": "to.me", "deliver_group": "g"}),

@@ -137,11 +137,6 @@ def test_delivery_begins_and_ends_with_interest(both: Both) -> None:
     )
 
 
-def test_wildcards_are_interest(both: Both) -> None:
-    """When the consumer is created. JetStream does not notice a wildcard that is subscribed later."""
-    both.compare([Subscribe("me", "to.*"), *filled(push()), Collect("me", 6), state()])
-
-
 def test_members_of_a_group_share_the_messages(both: Both) -> None:
     both.compare(
         [
@@ -413,18 +408,3 @@ def test_messages_of_subscriptions_of_the_delivered_subject(both: Both) -> None:
 def test_pull_requests_of_push_consumers(both: Both) -> None:
     steps: list[Step] = [*filled(push()), Pull("A", "C", b""), Pull("A", "C", {"batch": 1, "no_wait": True})]
     both.compare([*steps, state()])
-
-
-def test_paused_consumers_deliver_nothing(both: Both) -> None:
-    both.compare(
-        [
-            ME,
-            *filled(push(pause_until="2100-01-01T00:00:00Z", idle_heartbeat=100 * MS)),
-            state(),
-            Heartbeat("me"),
-            Api("CONSUMER.PAUSE.A.C"),
-            Publish("a.1", b"new"),
-            Collect("me", 7),
-            state(),
-        ]
-    )

@@ -1,0 +1,96 @@
+"""Random sequences of requests to pull consumers, their acks, and changes of the stream below them.
+
+After each change both servers are asked until they agree, so that what one of them does later (counting a message,
+removing an acked one) is not a difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.jetstream.both import Api, Both, Publish, Step
+from tests.jetstream.consuming import Ack, Agreed, Next, Pull
+from tests.jetstream.test_consumers import SECOND, consumer
+from tests.jetstream.test_random import some
+from tests.jetstream.test_streams import create
+
+NAMES = st.sampled_from(["C", "D", "E"])
+SUBJECTS = st.sampled_from(["a.1", "a.2", "a.3", "a.1"])
+SEQUENCES = st.integers(1, 16)
+SETTLED: list[Step] = [
+    Agreed("CONSUMER.LIST.A"),
+    Agreed("STREAM.INFO.A", {"deleted_details": True, "subjects_filter": ">"}),
+]
+
+STREAMS = some(
+    retention=["limits", "limits", "workqueue", "interest"],
+    max_msgs=[-1, -1, 3, 8],
+    max_msgs_per_subject=[-1, -1, 2],
+    discard=["old", "new"],
+    storage=["file", "memory"],
+    first_seq=[0, 5],
+    max_consumers=[-1, 2],
+)
+FILTERS = some(
+    filter_subject=["a.1", "a.*", "none"],
+    filter_subjects=[["a.1", "a.2"], ["a.3"], []],
+)
+CONFIGS = st.tuples(
+    st.one_of(
+        st.just({}),
+        some(deliver_policy=["all", "last", "new"]),
+        SEQUENCES.map(lambda seq: {"deliver_policy": "by_start_sequence", "opt_start_seq": seq}),
+        st.just({"deliver_policy": "last_per_subject", "filter_subject": "a.*"}),
+    ),
+    some(
+        ack_policy=["explicit", "explicit", "all", "none"],
+        max_ack_pending=[-1, 1, 2, 4],
+        max_deliver=[-1, 1, 2],
+        max_batch=[0, 3],
+        headers_only=[False, False, True],
+        description=["", "text"],
+    ),
+    FILTERS,
+).map(lambda parts: {"ack_policy": "explicit"} | parts[2] | parts[0] | parts[1])
+PULLS = st.tuples(
+    NAMES,
+    st.integers(1, 6),
+    st.sampled_from([{}, {}, {"max_bytes": 60}, {"max_bytes": 150}]),
+).map(lambda one: Pull("A", one[0], {"batch": one[1], "no_wait": True} | one[2], one[1] + bool(one[2])))
+INDEXES = st.integers(-4, 20)
+PAYLOADS = st.sampled_from([b"+ACK", b"+ACK", b"+ACK", b"", b"-NAK", b"-NAK", b"+TERM", b"+WPI"])
+ACKS = st.tuples(INDEXES, PAYLOADS).map(lambda one: Ack(*one, is_request=False))
+STEPS = st.one_of(
+    st.tuples(SUBJECTS, st.integers(0, 30)).map(lambda one: Publish(one[0], b"v" * one[1], {"K": "v"})),
+    SUBJECTS.map(Publish),
+    SUBJECTS.map(Publish),
+    PULLS,
+    PULLS,
+    PULLS,
+    ACKS,
+    ACKS,
+    ACKS,
+    INDEXES.map(lambda at: Next(at, {"batch": 1, "no_wait": True})),
+    st.tuples(NAMES, CONFIGS).map(lambda one: consumer(one[0], **one[1])),
+    st.tuples(NAMES, CONFIGS).map(lambda one: consumer(one[0], **one[1])),
+    NAMES.map(lambda name: Api(f"CONSUMER.DELETE.A.{name}")),
+    SEQUENCES.map(lambda seq: Api("STREAM.MSG.DELETE.A", {"seq": seq})),
+    st.sampled_from([{"keep": 2}, {"filter": "a.1"}, {"seq": 4}]).map(lambda request: Api("STREAM.PURGE.A", request)),
+)
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_random_sequences_get_equal_answers(both: Both, count: int) -> None:
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(stream=STREAMS, config=CONFIGS, steps=st.lists(STEPS, min_size=5, max_size=40))
+    def compared(stream: dict[str, Any], config: dict[str, Any], steps: list[Step]) -> None:
+        both.delete_all()
+        first: list[Step] = [create("A", subjects=["a.*"], **stream), consumer("C", ack_wait=600 * SECOND, **config)]
+        both.compare([*first, *(one for step in steps for one in (step, *SETTLED))])
+
+    compared()
