@@ -36,13 +36,17 @@ MAX_TAGS = 16
 _DEFAULT_WINDOW_S = 120.0
 
 
+Retention = Literal["limits", "interest", "workqueue"]
+
+
 class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Fields of a stream's configuration in the JetStream API that have no setting of their own (feature level 2).
 
     Attributes:
         storage: as requested; all streams are stored in files. inactive_threshold_ns, max_ack_pending: limits of
             consumers; 0: none. discard_new_per_subject: with `discard: new`, also the limit per subject refuses new
-            messages. first_seq: the first sequence as requested; 0: 1.
+            messages. first_seq: the first sequence as requested; 0: 1. retention: whether messages are also removed
+            when a consumer has acked one (`workqueue`), or every consumer that reads it has (`interest`).
     """
 
     description: str = ""
@@ -54,6 +58,7 @@ class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     inactive_threshold_ns: int = 0
     max_ack_pending: int = 0
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    retention: Retention = "limits"
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from natslog.model import (
     MAX_SUBJECTS,
     JetStreamSettings,
     Offset,
+    Retention,
     StreamRecord,
     StreamSettings,
     default_min_isr,
@@ -61,7 +62,7 @@ class StreamConfig(ApiRequest, frozen=True, kw_only=True):
     name: str = ""
     description: str = ""
     subjects: tuple[str, ...] = ()
-    retention: Literal["limits", "interest", "workqueue"] = "limits"
+    retention: Retention = "limits"
     max_consumers: Signed = 0
     max_msgs: Signed = 0
     max_bytes: Signed = 0
@@ -262,8 +263,6 @@ def _check_supported(config: StreamConfig) -> None:
     for field, what in _UNSUPPORTED.items():
         if getattr(config, field):
             raise invalid_config(f"natslog does not support {what}")
-    if config.retention != "limits":
-        raise invalid_config(f"natslog does not support the retention {config.retention!r}")
     if config.first_seq > MAX_FIRST_SEQ:
         raise invalid_config(f"natslog supports at most {MAX_FIRST_SEQ} as first_seq")
     if config.persist_mode == "async":
@@ -290,6 +289,8 @@ def require_updatable(was: StreamConfig, now: StreamConfig) -> StreamConfig:
     """The configuration after an update. Raises ApiError: a field that cannot be changed that way."""
     if now.storage != was.storage:
         raise invalid_config("stream configuration update can not change storage type")
+    if now.retention != was.retention and "workqueue" in (now.retention, was.retention):
+        raise invalid_config("stream configuration update can not change retention policy to/from workqueue")
     if was.sealed and not now.sealed:
         raise invalid_config("stream configuration update can not unseal a sealed stream")
     if was.deny_delete and not now.deny_delete:
@@ -342,6 +343,7 @@ def settings_of(config: StreamConfig) -> StreamSettings:
             inactive_threshold_ns=limits.inactive_threshold,
             max_ack_pending=limits.max_ack_pending,
             metadata=config.metadata,
+            retention=config.retention,
         ),
     )
 
@@ -376,6 +378,7 @@ def config_of(record: StreamRecord, replicas: int | None = None) -> StreamConfig
         name=record.name,
         description=extra.description,
         subjects=settings.subjects,
+        retention=extra.retention,
         max_consumers=extra.max_consumers,
         max_msgs=settings.max_messages or -1,
         max_bytes=settings.max_bytes or -1,

@@ -160,6 +160,11 @@ class ConsumerCalls:
         if beyond:
             raise errors.limits_violate(beyond)
 
+    def retention_changed(self, stream: HostedStream) -> None:
+        """Messages may not be needed any more."""
+        if (led := self.serving.of(stream)) is not None:
+            led.retention.begin_again()
+
     # ---- others ----
 
     async def info(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class LedConsumers:
             del self.consumers[served.name]
         self._changed.discard(served)
         await served.closed()
-        self.retention.look_again()
+        self.retention.begin_again()
 
     # ---- as the owner of a served consumer ----
 
