@@ -258,8 +258,8 @@ class Consumer:
             at = np.unique(at)
         if self.exceeded:
             self._forget_exceeded(seqs)
+        self.acked_us = self._used_us = now_us
         if len(at):
-            self.acked_us = self._used_us = now_us
             self._remove(at)
 
     def _forget_exceeded(self, seqs: Longs) -> None:
@@ -323,12 +323,27 @@ class Consumer:
 
     # ---- messages that are gone ----
 
-    def gone(self, seqs: Longs) -> None:
-        """Pending messages that are no longer in the stream."""
+    @property
+    def tracked(self) -> Longs:
+        """Sequences of messages that are pending, or were delivered too often; ascending."""
+        pending: Longs = self.pending.to_columns()[SEQ]
+        if not self.exceeded:
+            return pending
+        return np.sort(np.concatenate((pending, np.fromiter(self.exceeded, np.int64))))
+
+    def gone(self, seqs: Longs, now_us: int, *, is_purge: bool = False) -> None:
+        """Tracked messages that are no longer in the stream. `is_purge`: the stream was purged."""
         at = self.pending.find(seqs)
         at = at[at >= 0]
+        highest = int(self.pending.at(AS, at).max()) if len(at) else 0
+        if self.exceeded:
+            for seq in seqs.tolist():
+                self.exceeded.pop(seq, None)
         if len(at):
             self._remove(at)
+        self.acked_us = now_us
+        if is_purge and len(self.pending):
+            self.floor = (max(self.floor[0], highest), self.floor[1])
 
     def purged(self, next_seq: int) -> None:
         """The stream was purged below this sequence."""
