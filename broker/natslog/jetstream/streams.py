@@ -331,13 +331,14 @@ class StreamCalls:
             except InvalidRequest:
                 return {"success": True, "purged": 0}
             purged = await operations.purge_subject(stream, request.filter, below, request.keep)
-            await self.consumers.purged(stream)
+            await self.consumers.purged(stream, request.filter)
             return {"success": True, "purged": purged}
         if request.keep:
             below = await self._read(stream, lambda log: log.reader.start_of_newest(request.keep))
         purged = await self._read(stream, lambda log: _visible_below(log, below))
         if purged:
             await self._broker.change_cluster(operations.purge(stream, Offset(below)))
+        await self.consumers.purged(stream, "")
         return {"success": True, "purged": purged}
 
     async def message(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:

@@ -161,10 +161,10 @@ class ConsumerCalls:
         if beyond:
             raise errors.limits_violate(beyond)
 
-    async def purged(self, stream: HostedStream) -> None:
-        """Messages that were pending may be gone."""
+    async def purged(self, stream: HostedStream, pattern: str) -> None:
+        """As `LedConsumers.purged`."""
         if (led := self.serving.of(stream)) is not None:
-            await led.purged()
+            await led.purged(pattern)
 
     def retention_changed(self, stream: HostedStream) -> None:
         """Messages may not be needed any more."""

@@ -23,7 +23,7 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
-from natslog.jetstream.consumers.reading import gone_of
+from natslog.jetstream.consumers.reading import gone_of, start_after_purge
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
@@ -266,21 +266,30 @@ class LedConsumers:
         below = self.stream.record.purged_below
         if below > self._purged_below:
             self._purged_below = below
-            for served in self.consumers.values():
-                served.machine.purged(below + 1)
+            self.spawn(self.purged(""), f"consumers of the purged stream {self.stream.name}")
+
+    async def purged(self, pattern: str) -> None:
+        """Messages on subjects that this pattern covers were purged, or, if it is empty, the oldest ones. Raises
+        CorruptLog.
+        """
+        log, loop = self.stream.usable_log(), asyncio.get_running_loop()
+        self._purged_below = self.stream.record.purged_below
+        for served in list(self.consumers.values()):
+            filters, tracked = served.record.config.filters, served.machine.tracked
+
+            def look(filters: tuple[str, ...] = filters, tracked: Any = tracked) -> tuple[int | None, Any]:
+                return start_after_purge(log, pattern, filters), gone_of(log, tracked)
+
+            start, gone = await loop.run_in_executor(self.readers, look)
+            if start is not None:
+                served.machine.purged(start, gone, self.now_us())
                 self.changed(served)
                 served.wake()
 
-    async def purged(self) -> None:
-        """Messages of some subjects were purged, or the oldest ones. Raises CorruptLog."""
-        for served in list(self.consumers.values()):
-            await self.settle(served, is_purge=True)
-
-    async def settle(self, served: ServedConsumer, *, is_purge: bool = False) -> int:
+    async def settle(self, served: ServedConsumer) -> int:
         """Messages that are gone need no ack any more, and requests that have expired end. Returns how many messages
         are left to be delivered. Raises CorruptLog.
         """
-        self._look_for_purge()
         log, machine = self.stream.usable_log(), served.machine
         tracked = machine.tracked
 
@@ -290,7 +299,7 @@ class LedConsumers:
         async with served.reading:
             gone, left = await asyncio.get_running_loop().run_in_executor(self.readers, look)
         if len(gone):
-            machine.gone(gone, self.now_us(), is_purge=is_purge)
+            machine.gone(gone, self.now_us())
         machine.num_pending = left
         if not served.is_closed:
             served.send(machine.look(self.now_us(), at_end=served.is_hungry))

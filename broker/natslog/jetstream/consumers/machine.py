@@ -331,36 +331,37 @@ class Consumer:
             return pending
         return np.sort(np.concatenate((pending, np.fromiter(self.exceeded, np.int64))))
 
-    def gone(self, seqs: Longs, now_us: int, *, is_purge: bool = False) -> None:
-        """Tracked messages that are no longer in the stream. `is_purge`: the stream was purged."""
+    def gone(self, seqs: Longs, now_us: int) -> None:
+        """Tracked messages that are no longer in the stream."""
+        if not len(seqs):
+            return
         at = self.pending.find(seqs)
         at = at[at >= 0]
-        highest = int(self.pending.at(AS, at).max()) if len(at) else 0
         if self.exceeded:
             for seq in seqs.tolist():
                 self.exceeded.pop(seq, None)
         if len(at):
             self._remove(at)
         self.acked_us = now_us
-        if is_purge and len(self.pending):
-            self.floor = (max(self.floor[0], highest), self.floor[1])
+        self.is_changed = True
 
-    def purged(self, next_seq: int) -> None:
-        """The stream was purged below this sequence."""
-        if next_seq <= self.next_seq and next_seq <= self.floor[1] + 1:
-            return
-        at = self.pending.upto(next_seq - 1)
-        highest = int(self.pending.at(AS, at).max()) if len(at) else 0
-        self.pending.remove(at)
-        for one in [one for one in self.exceeded if one < next_seq]:
-            del self.exceeded[one]
-        self.next_seq = max(self.next_seq, next_seq)
-        self._skipped_to(next_seq)
+    def purged(self, start: int, gone: Longs, now_us: int) -> None:
+        """The stream was purged: for this consumer it begins at `start`, and the tracked messages `gone` are gone."""
+        self.next_seq = max(self.next_seq, start)
+        self._skipped_to(start)
+        if self.floor[1] < start:
+            at = self.pending.find(gone)
+            at = np.union1d(self.pending.upto(start - 1), at[at >= 0])
+            highest = int(self.pending.at(AS, at).max()) if len(at) else 0
+            self.pending.remove(at)
+            self.floor = (max(self.floor[0], highest), start - 1)
+            self.acked_us = now_us if len(at) else self.acked_us
+        for seq in [one for one in self.exceeded if one < start]:
+            del self.exceeded[seq]
         self.delivered = (self.delivered[0], self.next_seq - 1)
         if not len(self.pending):
+            self.exceeded.clear()
             self.floor = self.delivered
-        elif self.floor[1] < next_seq:
-            self.floor = (max(self.floor[0], highest), next_seq - 1)
         self.is_changed = True
 
     # ---- time ----
