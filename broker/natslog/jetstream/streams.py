@@ -293,7 +293,7 @@ class StreamCalls:
         await self._broker.change_cluster(operations.replace_settings(record, settings))
         await stream.serve_direct_requests()
         if config.retention != was.retention:
-            self.consumers.retention_changed(stream)
+            await self.consumers.retention_changed(stream)
         if config.sealed and not was.sealed:
             await self._broker.change_cluster(operations.seal(stream))
         return self._info(stream.record, await self._state(stream), dynamic=DYNAMIC)

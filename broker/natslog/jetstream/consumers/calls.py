@@ -82,6 +82,9 @@ class ConsumerCalls:
                 await self._update(led, served, config, request, stream_config)
             else:
                 served = await self._add(led, name, config, request, stream_config)
+            if config.is_push:  # its subscriber may have come just before
+                await led.leaf.settled()
+                served.look_at_interest()
             info = await self._info(led, served)  # before the first delivery
             served.begin()
             return info
@@ -166,10 +169,10 @@ class ConsumerCalls:
         if (led := self.serving.of(stream)) is not None:
             await led.purged(pattern)
 
-    def retention_changed(self, stream: HostedStream) -> None:
-        """Messages may not be needed any more."""
+    async def retention_changed(self, stream: HostedStream) -> None:
+        """Returns when messages that are not needed any more are removed. Raises NatslogError."""
         if (led := self.serving.of(stream)) is not None:
-            led.retention.begin_again()
+            await led.remove_unneeded()
 
     # ---- others ----
 

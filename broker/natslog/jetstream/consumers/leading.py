@@ -327,6 +327,12 @@ class LedConsumers:
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
 
+    async def remove_unneeded(self) -> None:
+        """Looks at all messages. Raises NatslogError."""
+        self.retention.begin_again()
+        while not self.retention.is_complete:
+            await self._store()
+
     async def _store(self) -> None:
         """Raises NatslogError: they may be stored or not."""
         answers, self._answers = self._answers, []

@@ -81,7 +81,7 @@ class ServedConsumer:
         self._prefix = self.ack_prefix.encode()
         self._owner = owner
         self._pump: asyncio.Task[None] | None = None
-        self._wakes = False
+        self._wakes = self._has_begun = False
         self._asked = 0
         self._first_left = 0
 
@@ -94,6 +94,7 @@ class ServedConsumer:
 
     def begin(self) -> None:
         """Delivers from now on."""
+        self._has_begun = True
         self.look_at_interest()
         self._went_on()
 
@@ -248,7 +249,7 @@ class ServedConsumer:
     def wake(self) -> None:
         """Delivers, if there is something to deliver."""
         self._wakes = True
-        if self._pump is None and not self.is_closed:
+        if self._pump is None and self._has_begun and not self.is_closed:
             self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
 
     async def _deliver_all(self) -> None:
