@@ -545,7 +545,8 @@ class Consumer:
             if asked_after is not None:
                 request = status(self.config.deliver_subject, "100 FlowControl Request", reply=self._flow.asked)
                 found.statuses.append((asked_after, request))
-        self._reset_heartbeat(now_us)
+        if found.count:
+            self._reset_heartbeat(now_us)
         return found
 
     def _paced(self, batch: Batch, sizes: Longs, now_us: int) -> int:

@@ -321,7 +321,7 @@ class ServedConsumer:
             return True
         first = int(np.searchsorted(window.seqs, wanted.start))
         count = min(len(window) - first, wanted.most)
-        delivered = self._assign(window, first, count, left, is_again=False)
+        delivered = self._assign(window, first, count, left, is_again=False) if count else 0
         if delivered:
             self.reader.delivered(log, machine.next_seq, delivered)
         if first + delivered == len(window):
