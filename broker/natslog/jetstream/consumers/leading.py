@@ -78,6 +78,7 @@ class LedConsumers:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_us = _NEVER_US
         self._number = 0
+        self._storing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
         self._purged_below = stream.record.purged_below
@@ -130,6 +131,7 @@ class LedConsumers:
         machine, now_us = served.machine, self.now_us()
         if stored.state:
             restore(machine, state_record(stored.state, source), now_us, source)
+        served.note_pause()
         machine.begin(now_us, self.stream.usable_log().high_watermark)
         self.consumers[name] = served
         served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
@@ -330,6 +332,12 @@ class LedConsumers:
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
 
+    async def settled(self) -> None:
+        """Returns when messages that are not needed any more are removed. Raises NatslogError."""
+        if self.retention.policy != "limits":
+            while self._changed or not self.retention.is_complete:
+                await self._store()
+
     async def remove_unneeded(self) -> None:
         """Looks at all messages. Raises NatslogError."""
         self.retention.begin_again()
@@ -338,6 +346,10 @@ class LedConsumers:
 
     async def _store(self) -> None:
         """Raises NatslogError: they may be stored or not."""
+        async with self._storing:  # a later state must not be stored before an earlier one
+            await self._store_now()
+
+    async def _store_now(self) -> None:
         answers, self._answers = self._answers, []
         changed, self._changed = self._changed, set()
         records: list[Record] = []
