@@ -38,6 +38,7 @@ from natslog.wire.leaf import LeafLink
 logger = logging.getLogger("natslog.jetstream")
 
 _STORE_WITHIN_S = 0.1
+_WINDOWS_BYTES = 64 * 1024 * 1024
 _RETRY_S = 1.0
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
@@ -78,6 +79,7 @@ class LedConsumers:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_us = _NEVER_US
         self._number = 0
+        self._windows: dict[ServedConsumer, int] = {}  # the one that was used last is the last one
         self._storing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
@@ -158,6 +160,7 @@ class LedConsumers:
         if self.consumers.get(served.name) is served:
             del self.consumers[served.name]
         self._changed.discard(served)
+        self._windows.pop(served, None)
         await served.closed()
         self.retention.begin_again()
 
@@ -184,6 +187,16 @@ class LedConsumers:
             self._number += 1
             heapq.heappush(self._alarms, (due_us, self._number, served))
             self._set_alarm()
+
+    def note_window(self, served: ServedConsumer) -> None:
+        """What a consumer has read ahead is kept, but not of too many."""
+        self._windows.pop(served, None)
+        if served.reader.window is not None and served.reader.window.size_bytes:
+            self._windows[served] = served.reader.window.size_bytes
+        while len(self._windows) > 1 and sum(self._windows.values()) > _WINDOWS_BYTES:
+            oldest = next(iter(self._windows))
+            del self._windows[oldest]
+            oldest.reader.window = None
 
     def store_soon(self) -> None:
         """There is something to store, or to remove."""

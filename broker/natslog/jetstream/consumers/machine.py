@@ -258,8 +258,8 @@ class Consumer:
     def _ack_each(self, seqs: Longs, now_us: int) -> None:
         at = self.pending.find(seqs)
         at = at[at >= 0]
-        if len(at) > 1:
-            at = np.unique(at)
+        if len(at) > 1 and not bool((at[1:] > at[:-1]).all()):
+            at = np.unique(at)  # not in order, or twice
         if self.exceeded:
             self._forget_exceeded(seqs)
         self.acked_us = self._used_us = now_us

@@ -54,6 +54,8 @@ class Owner(Protocol):
 
     def changed(self, served: ServedConsumer) -> None: ...
 
+    def note_window(self, served: ServedConsumer) -> None: ...
+
     def answer_when_stored(self, served: ServedConsumer, reply: str) -> None: ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
@@ -295,6 +297,7 @@ class ServedConsumer:
             if machine.resumes_us > owner.now_us():
                 break
             await owner.leaf.drain()
+        owner.note_window(self)
         self.note_exceeded()
         is_paused = machine.paused_us > owner.now_us()
         self.send(machine.look(owner.now_us(), at_end=self.is_hungry or is_paused))
