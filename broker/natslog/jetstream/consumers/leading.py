@@ -146,13 +146,17 @@ class LedConsumers:
             name,
             record.config,
             record.start,
-            has_interest=lambda reply: not self.leaf.is_up or self.leaf.interest.has(reply),
+            has_interest=self._has_interest,
             flow_prefix=f"$JS.FC.{self.stream.name}.{name}.",
             size_of_ack=len(prefix) + _ACK_NUMBERS,
         )
         machine.skip = unpacked(record.skip, 1, "the record of a consumer")[0]
         machine.resume = record.resume
         return machine
+
+    def _has_interest(self, reply: str) -> bool:
+        """Whether a reply subject has a subscriber, or that is not known now."""
+        return not self.leaf.is_up or self.leaf.interest.has(reply)
 
     async def remove(self, served: ServedConsumer, line: str) -> None:
         """It was deleted."""

@@ -108,6 +108,36 @@ class Consumer:
         active: of a push consumer: its deliver subject has a subscriber.
     """
 
+    __slots__ = (
+        "_check_us",
+        "_flow",
+        "_has_interest",
+        "_heartbeat_us",
+        "_last_time_us",
+        "_replay_upto",
+        "_resume_us",
+        "_size_of_ack",
+        "_used_us",
+        "acked",
+        "acked_us",
+        "active",
+        "config",
+        "delivered",
+        "delivered_us",
+        "exceeded",
+        "exceeded_now",
+        "floor",
+        "is_changed",
+        "name",
+        "next_seq",
+        "num_pending",
+        "paused_us",
+        "pending",
+        "pulls",
+        "resume",
+        "skip",
+    )
+
     def __init__(
         self,
         name: str,
@@ -625,6 +655,15 @@ class Consumer:
 
 class _FlowControl:
     """A subscriber is asked to confirm that it has received what was sent, before much more is sent."""
+
+    __slots__ = (
+        "_asked_at",
+        "_most",
+        "_prefix",
+        "_requests",
+        "_unconfirmed",
+        "asked",
+    )
 
     def __init__(self, prefix: str) -> None:
         self.asked = ""

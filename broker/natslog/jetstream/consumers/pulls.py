@@ -138,6 +138,12 @@ class WaitingPulls:
         has_interest: whether a reply subject has a subscriber. `most`: how many may wait.
     """
 
+    __slots__ = (
+        "_has_interest",
+        "_waiting",
+        "most",
+    )
+
     def __init__(self, most: int, has_interest: HasInterest) -> None:
         self.most = most
         self._waiting: deque[Pull] = deque()

@@ -92,6 +92,13 @@ class Left:
 class ConsumerReader:
     """Of one consumer. Calls block, and are made one at a time."""
 
+    __slots__ = (
+        "_ahead",
+        "filters",
+        "left",
+        "window",
+    )
+
     def __init__(self, filters: tuple[str, ...]) -> None:
         self.filters = filters
         self.window: Window | None = None

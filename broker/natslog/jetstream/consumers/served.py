@@ -71,6 +71,28 @@ class ServedConsumer:
         is_closed: nothing is received or sent any more. reading: taken while its reader is used.
     """
 
+    __slots__ = (
+        "_asked",
+        "_has_begun",
+        "_owner",
+        "_prefix",
+        "_pump",
+        "_wakes",
+        "ack_prefix",
+        "flow_prefix",
+        "handle",
+        "id",
+        "is_closed",
+        "is_hungry",
+        "machine",
+        "name",
+        "next_subject",
+        "reader",
+        "reading",
+        "record",
+        "scheduled_us",
+    )
+
     def __init__(self, owner: Owner, name: str, consumer_id: str, record: ConsumerRecord, machine: Consumer) -> None:
         self.name, self.id, self.record, self.machine = name, consumer_id, record, machine
         self.reader = ConsumerReader(record.config.filters)
@@ -87,7 +109,6 @@ class ServedConsumer:
         self._pump: asyncio.Task[None] | None = None
         self._wakes = self._has_begun = False
         self._asked = 0
-        self._first_left = 0
 
     def subjects(self, api_prefix: str) -> tuple[str, ...]:
         """What it receives."""
