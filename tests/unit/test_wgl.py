@@ -146,9 +146,9 @@ def test_too_much_to_try_is_neither() -> None:
     assert check(history, KeyModel(history), most_states=100).holds is None
 
 
-def test_thousands_of_operations_take_no_time() -> None:
+def test_a_thousand_operations_are_few_states() -> None:
     """As long as few of them are at the same time."""
-    history = chance_history(Random(1), operations=3000)
+    history = chance_history(Random(1), operations=1000)
     verdict = check(history, KeyModel(history))
     assert verdict.holds
     assert verdict.states < 100_000
