@@ -35,7 +35,8 @@ import msgspec
 from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import direct, errors
 from natslog.jetstream.errors import ApiError
-from natslog.jetstream.streams import API_LEVEL, StreamCalls
+from natslog.jetstream.requests import API_LEVEL, required_level
+from natslog.jetstream.streams import StreamCalls
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
@@ -50,7 +51,6 @@ PREFIX = "$JS.API"
 DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
 _PREFIXES = {"on": PREFIX, "domain": DOMAIN_PREFIX}
 _TYPES = "io.nats.jetstream.api.v1."
-_LEVEL_HEADER = "nats-required-api-level"
 _OWN_HEADER = "Natslog-Broker"
 _MOST_WAITING = 10_000
 _AT_ONCE = 64
@@ -357,7 +357,7 @@ class JetStreamApi:
         self, stream: HostedStream, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> None:
         try:
-            if _required_level(block) > API_LEVEL:
+            if required_level(block) > API_LEVEL:
                 raise direct.Status(412, "Required Api Level")
             key = subject.decode().partition(f".{direct.PREFIX}{stream.name}.")[2]
             request = direct.request_of(key, payload)
@@ -463,7 +463,7 @@ class JetStreamApi:
             return None  # created meanwhile
         if len(request.payload) > _MOST_REQUEST_BYTES:
             raise errors.request_too_large(_MOST_REQUEST_BYTES)
-        if _required_level(request.headers) > API_LEVEL:
+        if required_level(request.headers) > API_LEVEL:
             raise errors.level_required()
         if stream is not None:
             try:
@@ -526,15 +526,3 @@ def _frame(reply: bytes, answer: direct.Answer) -> bytes:
     if not headers:
         return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (reply, len(headers), len(headers) + len(payload), headers, payload)
-
-
-def _required_level(headers: bytes) -> int:
-    """That the request names; 0 if it names none. What is no number is more than any level."""
-    for line in headers.decode(errors="replace").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() == _LEVEL_HEADER:
-            text = value.strip()
-            if not text:
-                return 0
-            return int(text) if text.isdecimal() and len(text) < 10 else API_LEVEL + 1
-    return 0

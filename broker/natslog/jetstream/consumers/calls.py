@@ -79,10 +79,15 @@ class ConsumerCalls:
             name = config.durable_name or config.name
             served = led.consumers.get(name) if name else None
             if served is not None:
-                served = await self._update(led, served, config, request, stream_config)
+                await self._update(led, served, config, request, stream_config)
             else:
                 served = await self._add(led, name, config, request, stream_config)
-            return await self._info(led, served)
+            if config.is_push:  # its subscriber may have come just before
+                await led.leaf.settled()
+                served.look_at_interest()
+            info = await self._info(led, served)  # before the first delivery
+            served.begin()
+            return info
 
     async def _add(
         self,
@@ -127,7 +132,7 @@ class ConsumerCalls:
         config: ConsumerConfig,
         request: ConsumerCreateRequest,
         stream_config: StreamConfig,
-    ) -> ServedConsumer:
+    ) -> None:
         was = served.record.config
         if request.action == "create" and not configs.are_equal(config, was):
             raise consumer_error("already_exists")
@@ -138,13 +143,12 @@ class ConsumerCalls:
         if config.inactive_threshold != was.inactive_threshold:
             config = configs.with_threshold(config, is_durable=bool(was.durable_name))
         if config == was:
-            return served
+            return
         record = msgspec.structs.replace(served.record, config=config)
         await led.stream.append_companion([consumer_records.consumer(served.name, served.id, record.to_bytes())])
         served.change(record)
         if config.filters != was.filters:
             led.retention.begin_again()
-        return served
 
     def require_within_limits(self, stream: HostedStream, was: StreamConfig, now: StreamConfig) -> None:
         """Raises ApiError: limits of the stream that have changed exclude some of its consumers."""
@@ -160,10 +164,15 @@ class ConsumerCalls:
         if beyond:
             raise errors.limits_violate(beyond)
 
-    def retention_changed(self, stream: HostedStream) -> None:
-        """Messages may not be needed any more."""
+    async def purged(self, stream: HostedStream, pattern: str) -> None:
+        """As `LedConsumers.purged`."""
         if (led := self.serving.of(stream)) is not None:
-            led.retention.begin_again()
+            await led.purged(pattern)
+
+    async def retention_changed(self, stream: HostedStream) -> None:
+        """Returns when messages that are not needed any more are removed. Raises NatslogError."""
+        if (led := self.serving.of(stream)) is not None:
+            await led.remove_unneeded()
 
     # ---- others ----
 

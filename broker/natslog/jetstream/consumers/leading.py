@@ -23,7 +23,7 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
-from natslog.jetstream.consumers.reading import gone_of
+from natslog.jetstream.consumers.reading import gone_of, start_after_purge
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
@@ -42,7 +42,7 @@ _RETRY_S = 1.0
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
 _LEAST_WAIT_US = 1000
-_ACK_NUMBERS = 5 + 19  # dots, and the time of a message
+_ACK_NUMBERS = 4 + 19  # dots, and the time of a message
 
 
 class LedConsumers:
@@ -88,7 +88,7 @@ class LedConsumers:
         """Serves the consumers that there are."""
         for name, stored in list(self.stream.consumers.consumers.items()):
             try:
-                await self.add(name, stored)
+                (await self.add(name, stored)).begin()
             except CorruptLog as error:
                 logger.error("stream %s: consumer %s cannot be served: %s", self.stream.name, name, error.message)
         await self.retention.begin()
@@ -116,7 +116,11 @@ class LedConsumers:
         await asyncio.gather(*(served.closed() for served in self.consumers.values()))
 
     async def add(self, name: str, stored: consumer_records.StoredConsumer) -> ServedConsumer:
-        """Serves a consumer from now on. Raises CorruptLog: its record cannot be read; NatsUnavailable."""
+        """Serves a consumer from now on; it delivers when it begins.
+
+        Raises:
+            CorruptLog: its record cannot be read. NatsUnavailable.
+        """
         source = f"companion log of stream {self.stream.name!r}"
         record = consumer_record(stored.config, source)
         served = ServedConsumer(self, name, stored.id, record, self._machine(name, record))
@@ -125,10 +129,8 @@ class LedConsumers:
             restore(machine, state_record(stored.state, source), now_us, source)
         machine.begin(now_us, self.stream.usable_log().high_watermark)
         self.consumers[name] = served
-        served.look_at_interest()
         served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
         self.changed(served)
-        served.wake()
         return served
 
     def _machine(self, name: str, record: ConsumerRecord) -> Consumer:
@@ -264,8 +266,23 @@ class LedConsumers:
         below = self.stream.record.purged_below
         if below > self._purged_below:
             self._purged_below = below
-            for served in self.consumers.values():
-                served.machine.purged(below + 1)
+            self.spawn(self.purged(""), f"consumers of the purged stream {self.stream.name}")
+
+    async def purged(self, pattern: str) -> None:
+        """Messages on subjects that this pattern covers were purged, or, if it is empty, the oldest ones. Raises
+        CorruptLog.
+        """
+        log, loop = self.stream.usable_log(), asyncio.get_running_loop()
+        self._purged_below = self.stream.record.purged_below
+        for served in list(self.consumers.values()):
+            filters, tracked = served.record.config.filters, served.machine.tracked
+
+            def look(filters: tuple[str, ...] = filters, tracked: Any = tracked) -> tuple[int | None, Any]:
+                return start_after_purge(log, pattern, filters), gone_of(log, tracked)
+
+            start, gone = await loop.run_in_executor(self.readers, look)
+            if start is not None:
+                served.machine.purged(start, gone, self.now_us())
                 self.changed(served)
                 served.wake()
 
@@ -273,18 +290,16 @@ class LedConsumers:
         """Messages that are gone need no ack any more, and requests that have expired end. Returns how many messages
         are left to be delivered. Raises CorruptLog.
         """
-        self._look_for_purge()
         log, machine = self.stream.usable_log(), served.machine
-        pending = machine.pending.to_columns()[0]
+        tracked = machine.tracked
 
         def look() -> tuple[Any, int]:
-            counted_from = machine.resume if len(machine.skip) else machine.next_seq
-            return gone_of(log, pending), served.reader.count_left(log, counted_from) + len(machine.skip)
+            return gone_of(log, tracked), served.count_left(log)
 
         async with served.reading:
             gone, left = await asyncio.get_running_loop().run_in_executor(self.readers, look)
         if len(gone):
-            machine.gone(gone)
+            machine.gone(gone, self.now_us())
         machine.num_pending = left
         if not served.is_closed:
             served.send(machine.look(self.now_us(), at_end=served.is_hungry))
@@ -311,6 +326,12 @@ class LedConsumers:
                 logger.warning("stream %s: states of consumers are stored later: %s", self.stream.name, error.message)
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
+
+    async def remove_unneeded(self) -> None:
+        """Looks at all messages. Raises NatslogError."""
+        self.retention.begin_again()
+        while not self.retention.is_complete:
+            await self._store()
 
     async def _store(self) -> None:
         """Raises NatslogError: they may be stored or not."""

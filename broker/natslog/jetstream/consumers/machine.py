@@ -258,8 +258,8 @@ class Consumer:
             at = np.unique(at)
         if self.exceeded:
             self._forget_exceeded(seqs)
+        self.acked_us = self._used_us = now_us
         if len(at):
-            self.acked_us = self._used_us = now_us
             self._remove(at)
 
     def _forget_exceeded(self, seqs: Longs) -> None:
@@ -323,29 +323,45 @@ class Consumer:
 
     # ---- messages that are gone ----
 
-    def gone(self, seqs: Longs) -> None:
-        """Pending messages that are no longer in the stream."""
+    @property
+    def tracked(self) -> Longs:
+        """Sequences of messages that are pending, or were delivered too often; ascending."""
+        pending: Longs = self.pending.to_columns()[SEQ]
+        if not self.exceeded:
+            return pending
+        return np.sort(np.concatenate((pending, np.fromiter(self.exceeded, np.int64))))
+
+    def gone(self, seqs: Longs, now_us: int) -> None:
+        """Tracked messages that are no longer in the stream."""
+        if not len(seqs):
+            return
         at = self.pending.find(seqs)
         at = at[at >= 0]
+        if self.exceeded:
+            for seq in seqs.tolist():
+                self.exceeded.pop(seq, None)
         if len(at):
             self._remove(at)
+        self.acked_us = now_us
+        self.is_changed = True
 
-    def purged(self, next_seq: int) -> None:
-        """The stream was purged below this sequence."""
-        if next_seq <= self.next_seq and next_seq <= self.floor[1] + 1:
-            return
-        at = self.pending.upto(next_seq - 1)
-        highest = int(self.pending.at(AS, at).max()) if len(at) else 0
-        self.pending.remove(at)
-        for one in [one for one in self.exceeded if one < next_seq]:
-            del self.exceeded[one]
-        self.next_seq = max(self.next_seq, next_seq)
-        self._skipped_to(next_seq)
+    def purged(self, start: int, gone: Longs, now_us: int) -> None:
+        """The stream was purged: for this consumer it begins at `start`, and the tracked messages `gone` are gone."""
+        self.next_seq = max(self.next_seq, start)
+        self._skipped_to(start)
+        if self.floor[1] < start:
+            at = self.pending.find(gone)
+            at = np.union1d(self.pending.upto(start - 1), at[at >= 0])
+            highest = int(self.pending.at(AS, at).max()) if len(at) else 0
+            self.pending.remove(at)
+            self.floor = (max(self.floor[0], highest), start - 1)
+            self.acked_us = now_us if len(at) else self.acked_us
+        for seq in [one for one in self.exceeded if one < start]:
+            del self.exceeded[seq]
         self.delivered = (self.delivered[0], self.next_seq - 1)
         if not len(self.pending):
+            self.exceeded.clear()
             self.floor = self.delivered
-        elif self.floor[1] < next_seq:
-            self.floor = (max(self.floor[0], highest), next_seq - 1)
         self.is_changed = True
 
     # ---- time ----
@@ -529,7 +545,8 @@ class Consumer:
             if asked_after is not None:
                 request = status(self.config.deliver_subject, "100 FlowControl Request", reply=self._flow.asked)
                 found.statuses.append((asked_after, request))
-        self._reset_heartbeat(now_us)
+        if found.count:
+            self._reset_heartbeat(now_us)
         return found
 
     def _paced(self, batch: Batch, sizes: Longs, now_us: int) -> int:

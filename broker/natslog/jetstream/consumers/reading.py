@@ -23,7 +23,7 @@ from natslog.jetstream.consumers.machine import Batch, Wanted
 from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog
-from natslog.subjects import has_wildcard
+from natslog.subjects import has_wildcard, includes
 from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import Messages
 
@@ -275,6 +275,23 @@ def gone_of(log: StreamLog, seqs: Longs) -> Longs:
     removed = log.visibility.removed_below(log.high_watermark)
     offsets = seqs - 1
     return seqs[(offsets < log.first_readable_offset) | removed.marks(offsets)]
+
+
+def start_after_purge(log: StreamLog, pattern: str, filters: tuple[str, ...]) -> int | None:
+    """Where the stream begins for a consumer with these filters, after the messages on the subjects of a pattern, or if
+    that is empty the oldest ones, were purged. None: it does not concern the consumer.
+
+    Source: nats-server, `purge` in `server/stream.go`.
+    """
+    end = log.high_watermark
+    first = log.visibility.removed_below(end).next_visible(log.first_readable_offset, end) + 1
+    if not pattern:
+        return first
+    if any(includes(pattern, one) for one in filters):
+        found = next_on(log, pattern, log.first_readable_offset)
+        return found + 1 if found >= 0 else end + 1
+    is_wider = not filters or any(includes(one, pattern) for one in filters)
+    return first if is_wider else None
 
 
 # ---- where to begin ----

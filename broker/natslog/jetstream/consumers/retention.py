@@ -47,6 +47,11 @@ class Retention:
         """All messages are looked at: what was acked last may not have been removed."""
         self._checked = 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all messages were looked at."""
+        return self.policy != "interest" or self._checked >= self._led.stream.usable_log().high_watermark
+
     def look_again(self) -> None:
         """There are messages, or consumers were deleted, or read other subjects."""
         if self.policy == "interest":
@@ -109,6 +114,7 @@ class Retention:
             )
         except (CorruptLog, OffsetOutOfRange) as error:
             logger.warning("stream %s: messages are removed later: %s", self._led.stream.name, error.message)
+            self._checked = end
             return BitMap64()
         self._checked = min(end, start + _AT_ONCE)
         if self._checked < end:

@@ -22,14 +22,15 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.machine import Consumer, Delivery, Wanted
 from natslog.jetstream.consumers.nak import delay_us_of
 from natslog.jetstream.consumers.pending import Longs
-from natslog.jetstream.consumers.pulls import Status
+from natslog.jetstream.consumers.pulls import Status, status
 from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.jetstream.consumers.state import ConsumerRecord
+from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.log import StreamLog
 from natslog.node.replicas.stream import HostedStream
 from natslog.wire.deliveries import ACK, NAK, NEXT, OTHER, PROGRESS, TERM, acks_of, status_frame
 from natslog.wire.frames import Frames
-from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
+from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 from natslog.wire.leaf import LeafLink
 
 logger = logging.getLogger("natslog.jetstream")
@@ -80,7 +81,7 @@ class ServedConsumer:
         self._prefix = self.ack_prefix.encode()
         self._owner = owner
         self._pump: asyncio.Task[None] | None = None
-        self._wakes = False
+        self._wakes = self._has_begun = False
         self._asked = 0
         self._first_left = 0
 
@@ -91,14 +92,18 @@ class ServedConsumer:
             found.append(f"{self.flow_prefix}*")
         return tuple(found)
 
+    def begin(self) -> None:
+        """Delivers from now on."""
+        self._has_begun = True
+        self.look_at_interest()
+        self._went_on()
+
     def change(self, record: ConsumerRecord) -> None:
         """To an updated configuration."""
         if record.config.filters != self.record.config.filters:
             self.reader = ConsumerReader(record.config.filters)
         self.record = record
         self.machine.change(record.config, self._owner.now_us())
-        self.look_at_interest()
-        self._went_on()
 
     def close(self, line: str) -> None:
         """Waiting requests get this status."""
@@ -162,7 +167,7 @@ class ServedConsumer:
             if subject.startswith(self.flow_prefix):
                 self.machine.confirm_flow(subject)
             elif reply:
-                self.pull(reply, payload)
+                self.pull(reply, payload, frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes())
             return
         machine, is_known = self.machine, True
         if kind == NAK:
@@ -182,10 +187,13 @@ class ServedConsumer:
         elif reply and is_known and seq:
             self._owner.answer_when_stored(self, reply)
 
-    def pull(self, reply: str, payload: bytes) -> None:
+    def pull(self, reply: str, payload: bytes, headers: bytes = b"") -> None:
         """A request for messages."""
         if reply.startswith("$"):
             return  # what is sent there could be a request
+        if required_level(headers) > API_LEVEL:
+            self.send([status(reply, "412 Required Api Level")])
+            return
         if self._owner.leaf.interest.has(reply):
             self.send(self.machine.pull(reply, payload, self._owner.now_us()))
         elif self._asked < _MOST_ASKED:
@@ -241,7 +249,7 @@ class ServedConsumer:
     def wake(self) -> None:
         """Delivers, if there is something to deliver."""
         self._wakes = True
-        if self._pump is None and not self.is_closed:
+        if self._pump is None and self._has_begun and not self.is_closed:
             self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
 
     async def _deliver_all(self) -> None:
@@ -265,12 +273,16 @@ class ServedConsumer:
             now_us = owner.now_us()
             if machine.resumes_us > now_us or (wanted := machine.wanted()) is None:
                 break
+            end = log.high_watermark
             window, left = await self._read(log, wanted)
             if self.is_closed:
                 return
-            if not self._deliver(log, wanted, window, left) and self._is_at_end(log, wanted, window):
-                self.is_hungry = True
-                break
+            is_empty = not left and not len(wanted.seqs) and machine.pulls.none_waits
+            if is_empty or not self._deliver(log, wanted, window, left):
+                is_at_end = is_empty or (not len(wanted.seqs) and machine.next_seq > end)
+                if is_at_end and log.high_watermark == end:
+                    self.is_hungry = True
+                    break
             if machine.resumes_us > owner.now_us():
                 break
             await owner.leaf.drain()
@@ -285,15 +297,15 @@ class ServedConsumer:
             return ready, known + len(self.machine.skip)
 
         def read() -> tuple[Window, int]:
-            if len(wanted.seqs):  # what is gone need not be delivered again
-                window = self.reader.read(log, wanted)
-                return window, self.reader.count_left(log, self._counted_from)
-            left = self.reader.count_left(log, self._counted_from)
+            left = self.count_left(log)
             return self.reader.read(log, wanted), left
 
         async with self.reading:
-            window, left = await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
-        return window, left + len(self.machine.skip)
+            return await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
+
+    def count_left(self, log: StreamLog) -> int:
+        """How many messages are still to be delivered. Blocks; `reading` is taken. Raises CorruptLog."""
+        return self.reader.count_left(log, self._counted_from) + len(self.machine.skip)
 
     @property
     def _counted_from(self) -> int:
@@ -309,7 +321,7 @@ class ServedConsumer:
             return True
         first = int(np.searchsorted(window.seqs, wanted.start))
         count = min(len(window) - first, wanted.most)
-        delivered = self._assign(window, first, count, left, is_again=False)
+        delivered = self._assign(window, first, count, left, is_again=False) if count else 0
         if delivered:
             self.reader.delivered(log, machine.next_seq, delivered)
         if first + delivered == len(window):
@@ -320,7 +332,7 @@ class ServedConsumer:
         machine = self.machine
         missing = np.setdiff1d(wanted.seqs, window.seqs)
         if wanted.is_again:
-            machine.gone(missing)
+            machine.gone(missing, self._owner.now_us())
             still = machine.pending.find(window.seqs) >= 0  # not acked while they were read
             window = window if still.all() else window.only(still)
             self._assign(window, 0, len(window), left, is_again=True)
@@ -330,17 +342,14 @@ class ServedConsumer:
             machine.read_to(int(wanted.seqs[-1]) + 1)
         return True
 
-    def _is_at_end(self, log: StreamLog, wanted: Wanted, window: Window) -> bool:
-        return not len(wanted.seqs) and self.machine.next_seq > log.high_watermark and window is not None
-
     def _assign(self, window: Window, first: int, count: int, left: int, *, is_again: bool) -> int:
         """Returns how many of these messages were sent."""
         machine, now_us = self.machine, self._owner.now_us()
         found = machine.deliver(window.batch(first, count), is_again=is_again, now_us=now_us, num_pending=left)
         start = 0
-        for before, status in found.statuses:
+        for before, one in found.statuses:
             self._send_messages(window, first, found, start, before)
-            self.send([status])
+            self.send([one])
             start = before
         self._send_messages(window, first, found, start, found.count)
         return found.count
