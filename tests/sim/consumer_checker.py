@@ -37,7 +37,8 @@ def require(holds: bool, what: str) -> None:
 class Lineage:
     """Attributes:
     delivered: sequences, and how often each was delivered. given_up: delivered as often as is permitted.
-    dropped: gone before they were acked. earliest_us: when a message may be delivered again.
+    dropped: gone before they were acked. earliest_us: when a message may be delivered again, and since when
+        that is so.
     """
 
     delivered_as: int = 0
@@ -45,7 +46,7 @@ class Lineage:
     acked: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
-    earliest_us: dict[int, int] = field(default_factory=dict)
+    earliest_us: dict[int, tuple[int, int]] = field(default_factory=dict)
     floor: Pair = (0, 0)
     last_seq: int = 0
 
@@ -114,8 +115,11 @@ class Checker:
         self.lineage = Lineage(floor=(0, start - 1))
         self.confirmed: set[int] = set()
         self.pulls: dict[str, OpenPull] = {}
+        self.completed: set[str] = set()  # with a limit of bytes: a status follows, unless that was reached
+        self.seen: set[str] = set()  # requests that came with acks, which may come twice
         self.flow = FlowWindow()
-        self.flow_before: set[str] = set()
+        self.may_pass = False  # what a purge removes above the floor, and acks of redeliveries, count as below it
+        self.changed_us = -1  # when acks were given another time
         self.deliveries = self.again = self.acks = self.confirmations = self.given_up = self.ended_pulls = 0
         self.paced_bytes, self.paced_from_us, self.last_first = 0, 0, (0, 0)
 
@@ -144,8 +148,9 @@ class Checker:
             require(not machine.is_stalled, "new messages although too many are pending")
             return
         for seq in wanted.seqs.tolist():
-            due_us = self.lineage.earliest_us.get(seq, 0)
-            require(due_us <= now_us, f"{seq} is to be delivered again {due_us - now_us} µs too early")
+            due_us, since_us = self.lineage.earliest_us.get(seq, (0, 0))
+            is_early = now_us < due_us and since_us > self.changed_us
+            require(not is_early, f"{seq} is to be delivered again {due_us - now_us} µs too early")
 
     def delivered(
         self, machine: Consumer, messages: list[Message], found: Delivery, left: int, now_us: int, *, is_again: bool
@@ -186,7 +191,7 @@ class Checker:
         if machine.config.ack_policy == "none":
             lineage.acked.add(seq)
         else:
-            lineage.earliest_us[seq] = now_us + self._wait_us(machine, times)
+            lineage.earliest_us[seq] = now_us + self._wait_us(machine, times), now_us
 
     @staticmethod
     def _wait_us(machine: Consumer, times: int) -> int:
@@ -204,8 +209,10 @@ class Checker:
         require(pull.got <= max(1, request.batch), f"{reply} got {pull.got} messages, of {request.batch}")
         require(request.max_bytes <= 0 or pull.got_bytes <= request.max_bytes, f"{reply} got {pull.got_bytes} bytes")
         require(pull.expires_us is None or now_us < pull.expires_us, f"{reply} has expired")
-        if pull.got == max(1, request.batch):
+        if pull.got == max(1, request.batch) or 0 < pull.got_bytes == request.max_bytes:
             self._end(reply)
+            if request.max_bytes > 0:
+                self.completed.add(reply)
 
     def pushed(self, machine: Consumer, message: Message, size_bytes: int, now_us: int, *, is_again: bool) -> None:
         """A message to the deliver subject."""
@@ -254,18 +261,23 @@ class Checker:
             self.confirmed.add(seq)
 
     def is_nakable(self, machine: Consumer, seq: int, delivered_as: int) -> bool:
-        return self.lineage.is_pending(seq) and machine.floor[0] < delivered_as <= self.lineage.delivered_as
+        return (
+            self.lineage.is_pending(seq)
+            and self.stream.has(seq)
+            and machine.floor[0] < delivered_as <= self.lineage.delivered_as
+        )
 
     def naked(self, seq: int, delay_us: int, now_us: int, *, is_done: bool, is_due: bool) -> None:
         require(is_done or not is_due, f"the negative ack of {seq} is ignored")
         if is_done:
             require(self.lineage.is_pending(seq), f"a negative ack of {seq}, which is not pending")
-            self.lineage.earliest_us[seq] = now_us + delay_us
+            self.lineage.earliest_us[seq] = now_us + delay_us, now_us
 
     def progressed(self, machine: Consumer, seq: int, now_us: int) -> None:
         lineage = self.lineage
-        if lineage.is_pending(seq) and lineage.earliest_us[seq] > now_us:
-            lineage.earliest_us[seq] = now_us + self._wait_us(machine, lineage.delivered[seq])
+        due_us, since_us = lineage.earliest_us.get(seq, (0, 0))
+        if lineage.is_pending(seq) and due_us > now_us and since_us > self.changed_us:  # else it may be due already
+            lineage.earliest_us[seq] = now_us + self._wait_us(machine, lineage.delivered[seq]), now_us
 
     def exceeded(self, machine: Consumer, found: list[tuple[int, int]]) -> None:
         """They were delivered as often as is permitted."""
@@ -276,6 +288,13 @@ class Checker:
             require(times == self.lineage.delivered[seq], f"{seq} is given up after {times} deliveries")
             require(0 < most <= times, f"{seq} is given up after {times} deliveries, of {most}")
             self.lineage.given_up.add(seq)
+
+    def purged(self, machine: Consumer) -> None:
+        """If nothing is pending then, what was given up is forgotten."""
+        self.may_pass = True
+        if not len(machine.pending):
+            self.lineage.acked |= self.lineage.given_up
+        self.compare(machine)
 
     def taken(self, seqs: list[int]) -> None:
         """They need not be kept any more."""
@@ -301,6 +320,9 @@ class Checker:
 
     def told(self, to: str, code: str, now_us: int) -> None:
         """A status."""
+        if code == "409" and to in self.completed:
+            self.completed.discard(to)
+            return
         pull = self.pulls.get(to)
         require(pull is not None, f"status {code} to {to}, which has ended")
         assert pull is not None
@@ -330,7 +352,8 @@ class Checker:
         require(floor[0] <= lineage.delivered_as, f"the floor {floor} is above what was delivered")
         if len(machine.pending):
             seq, delivered_as = machine.pending.first()
-            require(floor[1] < seq and floor[0] < delivered_as, f"the floor {floor} passes {seq}, which is pending")
+            is_below = floor[0] < delivered_as or self.may_pass or machine.config.ack_policy == "all"
+            require(floor[1] < seq and is_below, f"the floor {floor} passes {seq}, which is pending")
             most = machine.config.max_ack_pending
             require(most <= 0 or len(machine.pending) <= most, f"{len(machine.pending)} are pending, of {most}")
         self._watch_pulls(machine, now_us)

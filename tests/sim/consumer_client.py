@@ -81,9 +81,6 @@ class Client:
     def ended(self, reply: str) -> None:
         self.interest.discard(reply)
 
-    def refused(self, replies: set[str]) -> None:
-        self.interest -= replies
-
     def leave(self) -> None:
         """The subscriber of a push consumer goes, or somebody who has pulled."""
         if self.scene.config.is_push:

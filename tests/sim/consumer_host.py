@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from natslog.jetstream.consumers.machine import FOREVER_US, Wanted
-from natslog.jetstream.consumers.pending import SEQ
+from natslog.jetstream.consumers.pending import SEQ, Longs
 from natslog.jetstream.consumers.pulls import Refusal, Status, pull_request_of
 from natslog.jetstream.consumers.state import restore, state_of, state_record
 from tests.sim.consumer_checker import Lineage, require
@@ -118,7 +118,7 @@ class Host:
             if not any(pull.reply == reply for pull in self.machine.pulls._waiting):
                 self.scene.checker.closed(reply)  # refused without a status: it asked for heartbeats
         self.send([one for one in found if one.to in self.scene.checker.pulls])
-        self.scene.client.refused({to for to in ended if to not in self.scene.checker.pulls})
+        self.scene.client.interest -= {to for to in ended if to not in self.scene.checker.pulls}
         self.went_on()
 
     def acks(self, acks: list[Ack]) -> None:
@@ -143,7 +143,8 @@ class Host:
                     checker.acked(machine, one[1], is_answered)
                     if one[3] and is_answered and kind != "next":
                         self.answers.append((one[3], one[1]))
-                if kind == "next" and reply:
+                if kind == "next" and reply not in self.scene.checker.seen:
+                    self.scene.checker.seen.add(reply)
                     self.pull(reply, b'{"batch":2,"expires":200000000}')
             case "nak":
                 is_due = checker.is_nakable(machine, seq, delivered_as)
@@ -168,22 +169,35 @@ class Host:
         if self.is_up and self.is_hungry:
             self.wake()
 
-    def purged(self, next_seq: int) -> None:
-        if self.is_up:
-            self.machine.purged(next_seq)
-            below = self.machine.pending.column(SEQ)
-            require(not (below < next_seq).any(), "what was purged is pending")
+    def purged(self) -> None:
+        """The stream was: what that means for the consumer is read, which takes a while."""
+        if not self.is_up:
+            return
+        stream = self.scene.stream
+        start = min(stream.messages, default=stream.last + 1)
+        gone = self._gone()
+
+        def apply() -> None:
             self.scene.checker.compare(self.machine)
+            self.machine.purged(start, gone, self.now_us)
+            left = self.machine.pending.column(SEQ)
+            require(not (left < start).any(), "what was purged is pending")
+            self.scene.checker.purged(self.machine)
             self.went_on()
+
+        self.later(self.world.random.uniform(0.0, 3.0), apply)
+
+    def _gone(self) -> Longs:
+        """Messages that the machine tracks and that are no longer there."""
+        return np.array([seq for seq in self.machine.tracked.tolist() if not self.scene.stream.has(seq)], np.int64)
 
     def settle(self) -> None:
         """As a request for information does."""
         if not self.is_up:
             return
-        machine, stream = self.machine, self.scene.stream
-        gone = [seq for seq in machine.pending.column(SEQ).tolist() if not stream.has(seq)]
-        machine.gone(np.array(gone, np.int64))
-        require(not set(gone) & set(machine.pending.column(SEQ).tolist()), "what is gone is pending")
+        machine, gone = self.machine, self._gone()
+        machine.gone(gone, self.now_us)
+        require(not len(self._gone()), "what is gone is tracked")
         self.send(machine.look(self.now_us, at_end=self.is_hungry))
         self.changed()
 
@@ -293,19 +307,21 @@ class Host:
         stream, chance = self.scene.stream, self.world.random
         counted_from = machine.resume if len(machine.skip) else machine.next_seq
         left = stream.count_from(counted_from) + len(machine.skip)
-        expected = len(self.scene.checker.undelivered())
+        expected, end = len(self.scene.checker.undelivered()), stream.last
         if len(wanted.seqs):
             window = stream.chosen(wanted.seqs.tolist())
         else:
             window = stream.read(wanted.start, chance.randint(1, _WINDOW))
         delay_ms = 0.0 if chance.random() < 0.5 else chance.uniform(0.0, 3.0)
-        self.later(delay_ms, lambda: self.was_read(wanted, window, left, expected))
+        self.later(delay_ms, lambda: self.was_read(wanted, window, left, expected, end))
 
-    def was_read(self, wanted: Wanted, window: Window, left: int, expected: int) -> None:
-        is_at_end = not len(wanted.seqs) and self.machine.next_seq > self.scene.stream.last
-        if not self.deliver(wanted, window, left, expected):
-            is_at_end = not len(wanted.seqs) and self.machine.next_seq > self.scene.stream.last
-            if is_at_end:
+    def was_read(self, wanted: Wanted, window: Window, left: int, expected: int, end: int) -> None:
+        """Args: expected: messages that were left when they were read, and left: as the machine counts them."""
+        machine = self.machine
+        is_empty = not left and not len(wanted.seqs) and machine.pulls.none_waits
+        if is_empty or not self.deliver(wanted, window, left, expected):
+            is_at_end = is_empty or (not len(wanted.seqs) and machine.next_seq > end)
+            if is_at_end and self.scene.stream.last == end:
                 self.is_hungry = True
                 self.rest()
                 return
@@ -325,7 +341,7 @@ class Host:
         if machine.next_seq != wanted.start:  # purged meanwhile
             return True
         count = min(len(window.messages), wanted.most)
-        delivered = self.assign(window, count, left, expected, is_again=False)
+        delivered = self.assign(window, count, left, expected, is_again=False) if count else 0
         if delivered == len(window.messages):
             machine.read_to(window.upto)
         return delivered > 0
@@ -333,7 +349,7 @@ class Host:
     def deliver_chosen(self, wanted: Wanted, window: Window, left: int, expected: int) -> bool:
         machine = self.machine
         if wanted.is_again:
-            machine.gone(np.setdiff1d(wanted.seqs, np.array(window.seqs, np.int64)))
+            machine.gone(np.setdiff1d(wanted.seqs, np.array(window.seqs, np.int64)), self.now_us)
             window = window.only(set(machine.pending.column(SEQ).tolist()))
             self.assign(window, len(window.messages), left, expected, is_again=True)
             return True
