@@ -36,9 +36,10 @@ PROGRESS = 150
 """Messages that are published and received between faults."""
 PACE_S = 0.005
 ACK_WAIT_S = 3.0
-PULL_S = 2.0
+PULL_S = 1.0
 ACK_AGAIN_S = 0.5
 BATCH = 20
+_NO_RESPONDERS = "503"
 
 
 class Receipt(NamedTuple):
@@ -139,18 +140,20 @@ class Load:
 
     async def _arrived(self, message: Any) -> None:
         kind, _, number = message.subject.removeprefix(f"{self._inbox}.").partition(".")
+        if "$JS.ACK." in message.reply:
+            self._left -= 1
+            if not self._left:
+                self._ended.set()
+            await self._received(message)
+            return
+        status = (message.headers or {}).get("Status", "")
+        if status == _NO_RESPONDERS:
+            return  # there is no leader now
         if kind == "ack":
             self.confirmed.add(int(number))
             self._waiting.pop(int(number), None)
-        elif "$JS.ACK." not in message.reply:  # a status
-            if int(number) == self._pull and not message.headers["Status"].startswith("100"):
-                self._ended.set()
-        else:
-            if int(number) == self._pull:
-                self._left -= 1
-                if not self._left:
-                    self._ended.set()
-            await self._received(message)
+        elif int(number) == self._pull and not status.startswith("100"):
+            self._ended.set()
 
     async def _received(self, message: Any) -> None:
         times, seq, delivered_as = (int(one) for one in message.reply.split(".")[4:7])

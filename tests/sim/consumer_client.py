@@ -26,6 +26,7 @@ class Client:
         self.interest: set[str] = set()
         self.kept: list[tuple[int, int]] = []  # sequence of the stream and of the consumer
         self.unanswered: dict[str, Ack] = {}
+        self.former_state: tuple[int, bytes] | None = None  # of mutations
         self._number = 0
         self._waiting: list[Ack] = []
         chance = self.world.random
