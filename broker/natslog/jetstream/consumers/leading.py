@@ -97,8 +97,10 @@ class LedConsumers:
             self.spawn(self._watch(), f"messages for the consumers of {self.stream.name}"),
         ]
 
-    async def end(self, line: str) -> None:
-        """Waiting requests get this status. What has changed is stored, if that is possible soon."""
+    async def end(self, line: str, *, is_deleted: bool = False) -> None:
+        """Waiting requests get this status. What has changed is stored, if that is possible soon, unless the stream was
+        deleted.
+        """
         self._is_ending = True
         if self._alarm is not None:
             self._alarm.cancel()
@@ -108,11 +110,12 @@ class LedConsumers:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        try:
-            async with asyncio.timeout(_END_WITHIN_S):
-                await self._store()
-        except (TimeoutError, NatslogError) as error:
-            logger.debug("stream %s: the last states of consumers were not stored: %s", self.stream.name, error)
+        if not is_deleted and (self._changed or self._answers):
+            try:
+                async with asyncio.timeout(_END_WITHIN_S):
+                    await self._store()
+            except (TimeoutError, NatslogError) as error:
+                logger.debug("stream %s: the last states of consumers were not stored: %s", self.stream.name, error)
         await asyncio.gather(*(served.closed() for served in self.consumers.values()))
 
     async def add(self, name: str, stored: consumer_records.StoredConsumer) -> ServedConsumer:
@@ -346,7 +349,8 @@ class LedConsumers:
         if removed:
             records += self._records_of(self.stream, removed)
         try:
-            await self.stream.append_companion(records)
+            if records:
+                await self.stream.append_companion(records)
         except NatslogError:
             self._changed |= {served for served in changed if not served.is_closed}
             self._answers = answers + self._answers
