@@ -342,8 +342,7 @@ def asks_once(self: _FlowControl, sizes: Longs) -> tuple[int, int | None]:
     """No request of flow control after the first."""
     if self._requests and not self.asked:
         self.asked = "asked"
-    found = _sent(self, sizes)
-    return found
+    return _sent(self, sizes)
 
 
 # ---- all of them ----

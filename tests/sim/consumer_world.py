@@ -109,7 +109,7 @@ class Scene:
     def _publish_one(self) -> None:
         chance = self.world.random
         size_bytes = chance.randint(*self.plan.sizes)
-        self.stream.publish(chance.randrange(SUBJECTS), size_bytes, int(self.world.now_ms * 1000))
+        self.stream.publish(chance.randrange(SUBJECTS), size_bytes, 10**6 + int(self.world.now_ms * 1000))
 
     # ---- what goes out ----
 
