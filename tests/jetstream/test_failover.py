@@ -27,6 +27,7 @@ from tests.jetstream.three_brokers import (
     create_consumer,
     create_stream,
     cut_off_leader,
+    in_background,
     kill_leader,
     pause_leader,
     three_brokers,
@@ -76,27 +77,20 @@ class Load:
     _left: int = 0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self, url: str, faults: Callable[[Load], None]) -> None:
-        """Until all that was published after the faults is acked."""
+    async def run(self, url: str) -> None:
+        """As long as `is_publishing` and `is_receiving`."""
         self._connection = await nats.connect(url)
         self._inbox = self._connection.new_inbox()
         await self._connection.subscribe(f"{self._inbox}.>", cb=self._arrived)
         try:
             async with asyncio.TaskGroup() as tasks:
-                publisher = tasks.create_task(self._publish())
+                tasks.create_task(self._publish())
                 tasks.create_task(self._receive())
                 tasks.create_task(self._ack_again())
-                try:
-                    await asyncio.to_thread(faults, self)
-                    self.is_publishing = False
-                    await publisher
-                    await asyncio.to_thread(self._wait_until_acked, url)
-                finally:
-                    self.is_publishing = self.is_receiving = False
         finally:
             await self._connection.close()
 
-    def _wait_until_acked(self, url: str) -> None:
+    def wait_until_acked(self, url: str) -> None:
         def is_acked() -> bool:
             return self.published <= self.received and not self._waiting and left_of(url, self.stream, self.consumer)
 
@@ -109,7 +103,7 @@ class Load:
         number = 0
         while self.is_publishing:
             number += 1
-            while True:
+            while self.is_receiving:
                 try:
                     answer = await self._connection.request(
                         f"{self.stream}.{number % 7}", b"%d" % number, timeout=2, headers={"Nats-Msg-Id": str(number)}
@@ -200,7 +194,13 @@ def play(cluster: Cluster, name: str, faults: Callable[[Load], None]) -> Load:
     create_stream(cluster, name, subjects=[f"{name}.>"])
     create_consumer(cluster, name, "worker", ack_wait=int(ACK_WAIT_S * 1e9), max_ack_pending=500)
     load = Load(name, "worker")
-    asyncio.run(load.run(cluster.nats_url, faults))
+    with in_background(load.run(cluster.nats_url)):
+        try:
+            faults(load)
+            load.is_publishing = False
+            load.wait_until_acked(cluster.nats_url)
+        finally:
+            load.is_publishing = load.is_receiving = False
     assert not load.again, f"{len(load.again)} deliveries of messages whose ack was answered: {load.again[:5]}"
     assert load.published <= load.received, sorted(load.published - load.received)[:10]
     assert len(load.confirmed) > len(load.published) // 4

@@ -25,7 +25,14 @@ from nats.js.kv import KeyValue
 
 from tests.cluster_harness import Cluster
 from tests.harness import eventually
-from tests.jetstream.three_brokers import cut_off_leader, kill_leader, leader_of, pause_leader, three_brokers
+from tests.jetstream.three_brokers import (
+    cut_off_leader,
+    in_background,
+    kill_leader,
+    leader_of,
+    pause_leader,
+    three_brokers,
+)
 from tests.wgl import ABSENT, DELETED, Content, KeyOperation, check_bucket
 
 KEYS = ("a", "b", "c.d")
@@ -38,7 +45,9 @@ FAILURES = (nats.errors.Error, JetStreamError)
 
 
 class History(list[KeyOperation]):
-    """Operations of all clients."""
+    """Operations of all clients, until it is over."""
+
+    is_over = False
 
     @property
     def succeeded(self) -> int:
@@ -124,11 +133,11 @@ class RecordedBucket(KeyValue):
         self.history.append(KeyOperation(self.client, key, kind, began, ended, outcome, content, last, revision))
 
 
-async def use(bucket: RecordedBucket, chance: Random, is_over: asyncio.Event) -> None:
+async def use(bucket: RecordedBucket, chance: Random) -> None:
     """One operation after the other, and what fails is not repeated."""
     known = dict.fromkeys(KEYS, 0)
     number = 0
-    while not is_over.is_set():
+    while not bucket.history.is_over:
         number += 1
         key, value = chance.choice(KEYS), b"%d of %d" % (number, bucket.client)
         bucket._js._timeout = chance.choice(TIMEOUTS_S)
@@ -147,10 +156,9 @@ async def use(bucket: RecordedBucket, chance: Random, is_over: asyncio.Event) ->
         await asyncio.sleep(chance.random() * PACE_S)
 
 
-async def history_of(cluster: Cluster, name: str, *, direct: bool, faults: Callable[[History], None]) -> History:
-    """What the clients of a new bucket have done until the faults are over."""
-    history, is_over = History(), asyncio.Event()
-    connections = [await nats.connect(cluster.nats_url) for _ in range(CLIENTS)]
+async def use_by_all(url: str, name: str, history: History, *, direct: bool) -> None:
+    """The clients of a new bucket, until the history is over."""
+    connections = [await nats.connect(url) for _ in range(CLIENTS)]
     try:
         config = KeyValueConfig(bucket=name, direct=direct, replicas=3, history=5)
         buckets = [await connections[0].jetstream(timeout=20).create_key_value(config)]
@@ -159,15 +167,21 @@ async def history_of(cluster: Cluster, name: str, *, direct: bool, faults: Calla
         async with asyncio.TaskGroup() as clients:
             for number, (bucket, connection) in enumerate(zip(buckets, connections, strict=True)):
                 bucket._js = connection.jetstream()
-                recorded = RecordedBucket(bucket, number, history)
-                clients.create_task(use(recorded, Random(number), is_over))
-            try:
-                await asyncio.to_thread(faults, history)
-            finally:
-                is_over.set()
+                clients.create_task(use(RecordedBucket(bucket, number, history), Random(number)))
     finally:
         for connection in connections:
             await connection.close()
+
+
+def history_of(cluster: Cluster, name: str, *, direct: bool, faults: Callable[[History], None]) -> History:
+    """What the clients of a new bucket have done until the faults are over."""
+    history = History()
+    with in_background(use_by_all(cluster.nats_url, name, history, direct=direct)):
+        try:
+            wait_for_progress(history)
+            faults(history)
+        finally:
+            history.is_over = True
     return history
 
 
@@ -213,7 +227,7 @@ def play(cluster: Cluster, name: str, rounds: int, *, direct: bool) -> History:
             leader.resume()
         progress()
 
-    return asyncio.run(history_of(cluster, name, direct=direct, faults=faults))
+    return history_of(cluster, name, direct=direct, faults=faults)
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct get", "MSG.GET"])
@@ -247,5 +261,5 @@ def test_bucket_is_linearizable_while_leaders_are_cut_off(tmp_path: Path, direct
                 cut_off_leader(cluster, "KV_cut", lambda: wait_for_progress(history), with_nats=with_nats)
             wait_for_progress(history)
 
-        history = asyncio.run(history_of(cluster, "cut", direct=direct, faults=faults))
+        history = history_of(cluster, "cut", direct=direct, faults=faults)
     require_linearizable(history)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,18 @@ def three_brokers(folder: Path, *, network: bool = False) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
+
+
+@contextmanager
+def in_background(work: Coroutine[Any, Any, None]) -> Iterator[None]:
+    """It runs in an event loop of a thread of its own, and has ended afterwards; its error is raised.
+
+    Faults stay in the main thread, because a broker ends with the thread that has started it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(asyncio.run, work)
+        yield
+    running.result()
 
 
 def asked(cluster: Cluster, call: str, body: Any = None) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class LedConsumers:
 
     Args:
         api_prefix: of the subjects of the API. records_of: records that remove offsets (see `Removing.records_of`).
-        has_session: whether no other broker can lead by now.
+        is_led_here: whether no other broker can lead it by now.
 
     Attributes:
         consumers: by name. changing: taken while one is created, changed or deleted.
@@ -65,7 +65,7 @@ class LedConsumers:
         *,
         api_prefix: str,
         records_of: Callable[[HostedStream, Any], list[Record]],
-        has_session: Callable[[], bool],
+        is_led_here: Callable[[HostedStream], bool],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:
         self.stream, self.leaf, self.readers, self.spawn = stream, leaf, readers, spawn
@@ -73,7 +73,7 @@ class LedConsumers:
         self.changing = asyncio.Lock()
         self.advisories = Advisories(stream)
         self.retention = Retention(self)
-        self._api_prefix, self._records_of, self._has_session = api_prefix, records_of, has_session
+        self._api_prefix, self._records_of, self._is_led_here = api_prefix, records_of, is_led_here
         self._changed: set[ServedConsumer] = set()
         self._answers: list[str] = []
         self._store_soon = asyncio.Event()
@@ -171,7 +171,7 @@ class LedConsumers:
     @property
     def may_deliver(self) -> bool:
         """A broker without a metadata session may have been replaced: what it would deliver may be acked elsewhere."""
-        return self.stream.is_leading and self._has_session()
+        return self._is_led_here(self.stream)
 
     def changed(self, served: ServedConsumer) -> None:
         """Its state, or when its time comes, may have changed."""
