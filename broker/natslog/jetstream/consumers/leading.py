@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
@@ -51,6 +52,7 @@ class LedConsumers:
 
     Args:
         api_prefix: of the subjects of the API. records_of: records that remove offsets (see `Removing.records_of`).
+        is_led_here: whether no other broker can lead it by now.
 
     Attributes:
         consumers: by name. changing: taken while one is created, changed or deleted.
@@ -64,6 +66,7 @@ class LedConsumers:
         *,
         api_prefix: str,
         records_of: Callable[[HostedStream, Any], list[Record]],
+        is_led_here: Callable[[HostedStream], bool],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:
         self.stream, self.leaf, self.readers, self.spawn = stream, leaf, readers, spawn
@@ -71,7 +74,7 @@ class LedConsumers:
         self.changing = asyncio.Lock()
         self.advisories = Advisories(stream)
         self.retention = Retention(self)
-        self._api_prefix, self._records_of = api_prefix, records_of
+        self._api_prefix, self._records_of, self._is_led_here = api_prefix, records_of, is_led_here
         self._changed: set[ServedConsumer] = set()
         self._answers: list[str] = []
         self._store_soon = asyncio.Event()
@@ -147,7 +150,7 @@ class LedConsumers:
             record.config,
             record.start,
             has_interest=self._has_interest,
-            flow_prefix=f"$JS.FC.{self.stream.name}.{name}.",
+            flow_prefix=f"$JS.FC.{self.stream.name}.{name}.{secrets.token_hex(4)}-",  # not those of a former leader
             size_of_ack=len(prefix) + _ACK_NUMBERS,
         )
         machine.skip = unpacked(record.skip, 1, "the record of a consumer")[0]
@@ -173,6 +176,11 @@ class LedConsumers:
     def now_us(self) -> int:
         """Of a clock that does not jump."""
         return elapsed_us()
+
+    @property
+    def may_deliver(self) -> bool:
+        """A broker without a metadata session may have been replaced: what it would deliver may be acked elsewhere."""
+        return self._is_led_here(self.stream)
 
     def changed(self, served: ServedConsumer) -> None:
         """Its state, or when its time comes, may have changed."""
@@ -362,7 +370,7 @@ class LedConsumers:
             await self._store()
 
     async def _store(self) -> None:
-        """Raises NatslogError: they may be stored or not."""
+        """Raises NatslogError: they may be stored or not. What is cancelled is stored by the next call as well."""
         async with self._storing:  # a later state must not be stored before an earlier one
             await self._store_now()
 
@@ -380,7 +388,7 @@ class LedConsumers:
         try:
             if records:
                 await self.stream.append_companion(records)
-        except NatslogError:
+        except (NatslogError, asyncio.CancelledError):
             self._changed |= {served for served in changed if not served.is_closed}
             self._answers = answers + self._answers
             self.retention.not_removed(removed)

@@ -279,7 +279,7 @@ class Consumer:
             given, seqs = seqs, seqs[known]
             self.ack(seqs, delivered_as, now_us)
             return known if len(given) else True
-        if self.config.ack_policy == "all":
+        if len(seqs) and self.config.ack_policy == "all":
             self._ack_all(seqs, delivered_as, now_us)
         elif len(seqs):
             self._ack_each(seqs, now_us)
@@ -305,14 +305,14 @@ class Consumer:
     def _ack_all(self, seqs: Longs, delivered_as: Longs, now_us: int) -> None:
         last = int(np.argmax(seqs))
         seq = int(seqs[last])
-        if seq <= self.floor[1] or int(delivered_as[last]) <= self.floor[0]:
+        if seq <= self.floor[1]:
             return
         self.acked_us = self._used_us = now_us
         at = self.pending.upto(seq)
         if len(at):
             self.acked.append(self.pending.at(SEQ, at))
             self.pending.remove(at)
-        self.floor = (min(int(delivered_as[last]), self.delivered[0]), seq)
+        self.floor = (max(self.floor[0], min(int(delivered_as[last]), self.delivered[0])), seq)
         for one in [one for one in self.exceeded if one <= seq]:
             del self.exceeded[one]
         self.is_changed = True
@@ -327,7 +327,7 @@ class Consumer:
             self.floor = self.delivered
         elif follows:
             seq, delivered_as = self.pending.first()
-            self.floor = (delivered_as - 1, seq - 1)
+            self.floor = (max(self.floor[0], delivered_as - 1), max(self.floor[1], seq - 1))
 
     def nak(self, seq: int, delivered_as: int, delay_us: int | None, now_us: int) -> bool:
         """A message is to be delivered again, at once or after a delay. Whether that is so."""
@@ -585,7 +585,7 @@ class Consumer:
 
     def _paced(self, batch: Batch, sizes: Longs, now_us: int) -> int:
         """How many of these messages may be sent now, by the rate limit and the times of their publication."""
-        count = len(sizes)
+        count = len(sizes) if self.active else 0  # the subscriber may have gone while they were read
         if self._replay_upto and count and int(batch.seqs[0]) <= self._replay_upto:
             count = self._replayed(batch, now_us)
         rate = self.config.rate_limit_bps / 8 / 1e6  # bytes in a microsecond

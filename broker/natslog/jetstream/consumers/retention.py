@@ -37,6 +37,7 @@ class Retention:
     def __init__(self, led: LedConsumers) -> None:
         self._led = led
         self._checked = 0  # offset: of messages below it, those that no consumer reads are removed
+        self._acked = BitMap64()  # offsets of a work queue that could not be removed
 
     @property
     def policy(self) -> str:
@@ -72,6 +73,9 @@ class Retention:
         found = BitMap64()
         if len(seqs):
             found |= offset_set(seqs - 1) if policy == "workqueue" else await self._unneeded_of(seqs)
+        if policy == "workqueue":
+            found |= self._acked
+            self._acked = BitMap64()
         if policy == "interest":
             found |= await self._unneeded_since()
         log = self._led.stream.usable_log()
@@ -79,7 +83,9 @@ class Retention:
 
     def not_removed(self, offsets: BitMap64) -> None:
         """They could not be recorded: they are looked at again."""
-        if offsets:
+        if self.policy == "workqueue":
+            self._acked |= offsets
+        elif offsets:
             self._checked = min(self._checked, int(offsets.min()))
 
     def removed(self, offsets: BitMap64) -> None:

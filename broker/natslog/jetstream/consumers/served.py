@@ -38,6 +38,7 @@ from natslog.wire.leaf import LeafLink
 logger = logging.getLogger("natslog.jetstream")
 
 _MOST_ASKED = 1000
+_NO_SESSION_S = 0.2
 _NEXT = b"+NXT"
 _NAK = b"-NAK"
 _TERM = b"+TERM"
@@ -49,6 +50,9 @@ class Owner(Protocol):
     stream: HostedStream
     leaf: LeafLink
     readers: Any
+
+    @property
+    def may_deliver(self) -> bool: ...
 
     def now_us(self) -> int: ...
 
@@ -309,6 +313,9 @@ class ServedConsumer:
             window, left = await self._read(log, wanted)
             if self.is_closed:
                 return
+            if not owner.may_deliver:  # looks again later
+                asyncio.get_running_loop().call_later(_NO_SESSION_S, self.wake)
+                break
             is_empty = not left and not len(wanted.seqs) and machine.pulls.none_waits
             if is_empty or not self._deliver(log, wanted, window, left):
                 is_at_end = is_empty or (not len(wanted.seqs) and machine.next_seq > end)

@@ -52,6 +52,7 @@ class ConsumerServing:
                 self._broker.readers,
                 api_prefix=self.api_prefix,
                 records_of=self._broker.removing.records_of,
+                is_led_here=self._broker.positions.is_led_here,
                 spawn=self._spawn,
             )
             self._led[stream] = led
