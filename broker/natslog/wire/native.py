@@ -91,6 +91,7 @@ _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
+_direct = "natslog.wire.kernels_direct"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
@@ -142,6 +143,12 @@ delivery_frames = Kernel(
     BYTES, results=1,
 )  # fmt: skip
 parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, results=1)
+sort_requests = Kernel(_direct, "sort_requests", BYTES, ROWS, INTEGER, INTEGER, ROWS, results=1)
+find_sorted = Kernel(_direct, "find_sorted", *[OFFSETS, BYTES] * 2, LONGS)
+kept_places = Kernel(_direct, "kept_places", LONGS, ROWS, ROWS, results=1)
+keep_places = Kernel(_direct, "keep_places", LONGS, ROWS, ROWS, results=1)
+direct_answers = Kernel(_direct, "direct_answers", *[OFFSETS, BYTES] * 3, LONGS, LONGS, BYTES, BYTES, ROWS, results=1)
+answer_frames = Kernel(_direct, "answer_frames", OFFSETS, BYTES, LONGS, ROWS, BYTES, BYTES, results=1)
 
 _WORDS_OF_A_LINE = (6, 2)
 

@@ -45,6 +45,20 @@ def texts_of(column: Any) -> TextBuffers:
     return offsets, values
 
 
+def gathered(buffer: npt.NDArray[np.uint8], starts: Sequences, lengths: Sequences) -> TextBuffers:
+    """Copies of these parts of a buffer."""
+    offsets, data = np.zeros(len(starts) + 1, np.int32), np.empty(int(lengths.sum()), np.uint8)
+    native.gather(buffer, np.ascontiguousarray(starts), np.ascontiguousarray(lengths), data, offsets, 0)
+    return offsets, data
+
+
+def taken(texts: TextBuffers, rows: Sequences) -> TextBuffers:
+    """Copies of some of the texts."""
+    offsets, data = texts
+    starts = offsets[rows].astype(np.int64)
+    return gathered(data, starts, offsets[rows + 1] - starts)
+
+
 def publish_frames(
     subjects: Any,
     bodies: Any,
