@@ -41,7 +41,7 @@ from natslog.jetstream.streams import API_LEVEL, StreamCalls
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
-from natslog.wire.direct_frames import sorted_requests
+from natslog.wire.direct_frames import taken_requests
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 
@@ -361,7 +361,7 @@ class JetStreamApi:
 
     def _receive_direct(self, stream: HostedStream, frames: Frames) -> None:
         api_bytes, domain_bytes = (len(f"{one}.{direct.PREFIX}{stream.name}") for one in (PREFIX, DOMAIN_PREFIX))
-        requests, others = sorted_requests(frames, api_bytes, domain_bytes)
+        requests, others = taken_requests(frames, api_bytes, domain_bytes)
         room = max(0, _MOST_WAITING - self._waiting)
         if self._size_bytes + requests.nbytes > _MOST_BYTES:
             room = 0
@@ -370,7 +370,7 @@ class JetStreamApi:
             requests = requests.take(np.arange(room))
         if len(requests):
             self._groups.add(stream, requests)
-        for row in others.rows.tolist():
+        for row in [] if others is None else others.rows.tolist():
             if self._has_room(row):
                 self._begin(self._answer_direct(stream, *_parts(frames, row)), row[PAYLOAD_LEN])
 

@@ -30,24 +30,35 @@ from natslog.log import StreamLog
 from natslog.log.newest import Texts
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
-from natslog.wire.direct_frames import Answers, Longs, Requests, frames_of, rendered
+from natslog.wire.direct_frames import (
+    Answers,
+    Limits,
+    Longs,
+    Requests,
+    frames_at_once,
+    frames_of,
+    most_frame_bytes,
+    rendered,
+)
 
 logger = logging.getLogger("natslog.jetstream")
 
 _PART_BYTES = 1024 * 1024
+_AT_ONCE_BYTES = 512 * 1024
 _READ_BYTES = 4 * 1024 * 1024
 _LOOKED_UP = 5
 """How often a message is looked up that is removed from the files meanwhile."""
 _COLUMNS = ["timestamp", "subject", "headers", "value"]
 _ALL_PRESENT = np.ones(0, np.bool_)
+_NOTHING = memoryview(b"")
+_NOT_KEPT = -2
 
 
-def _status(code: int, text: str) -> Answers:
-    headers = Status(code, text).headers
-    return Answers(np.array([[0, len(headers), len(headers)]]), np.frombuffer(headers, np.uint8))
+def _status(code: int, text: str) -> Any:
+    return np.frombuffer(Status(code, text).headers, np.uint8)
 
 
-NOT_FOUND, TOO_LARGE = _status(404, "Message Not Found"), _status(500, "Message Exceeds Maximum Payload")
+_NOT_FOUND, _TOO_LARGE = _status(404, "Message Not Found"), _status(500, "Message Exceeds Maximum Payload")
 UNAVAILABLE, FAILED = _status(503, "Stream Not Available"), _status(500, "Internal Error")
 
 
@@ -59,51 +70,56 @@ class Group:
     """
 
     def __init__(self, log: StreamLog, stream: str, requests: Requests, most_bytes: int) -> None:
-        self._log, self._stream, self._requests, self._most_bytes = log, stream, requests, most_bytes
-        self._waits = np.ones(len(requests), np.bool_)
+        self._log, self._stream, self._requests = log, stream, requests
+        self._limits = Limits(most_bytes, _TOO_LARGE, _NOT_FOUND)
+        self._rows = np.arange(len(requests))
+        """Of the requests that are not answered yet."""
 
-    def answers_now(self) -> tuple[bytes | memoryview, Requests | None]:
+    def answers_now(self) -> tuple[memoryview, Requests | None]:
         """Those that need no file and no waiting; and the other requests. For the event loop."""
-        offsets = self._offsets(self._requests, is_now=True)
+        requests, rows = self._requests, self._rows
+        offsets = self._offsets(requests, is_now=True)
         if offsets is None:
-            return b"", self._requests
-        places, data, missing = self._log.kept.find(offsets)
-        if int(places[:, 2].sum()) > _PART_BYTES:
-            return b"", self._requests
-        is_kept = places[:, 0] >= 0
-        found = [*self._frames(np.flatnonzero(is_kept), places[is_kept], data)]
-        found += self._statuses(np.flatnonzero(offsets < 0), NOT_FOUND)
-        others = self._requests.take(np.flatnonzero(self._waits)) if missing else None
-        return found[0] if len(found) == 1 else b"".join(found), others
+            return _NOTHING, requests
+        places, data, missing, size_bytes = self._log.kept.find(offsets)
+        room_bytes = most_frame_bytes(requests, size_bytes, self._limits)
+        if missing == len(requests) or room_bytes > _AT_ONCE_BYTES:
+            return _NOTHING, requests
+        others = None
+        if missing:
+            is_known = places[:, 0] != _NOT_KEPT
+            others, rows, places = requests.take(rows[~is_known]), rows[is_known], places[is_known]
+        return frames_at_once(requests.replies, rows, Answers(places, data), self._limits, room_bytes), others
 
     def answers(self) -> Iterator[memoryview]:
         """Frames in parts. For a reader's thread."""
-        for _ in range(_LOOKED_UP):
-            rows = np.flatnonzero(self._waits)
+        for tried in range(_LOOKED_UP):
+            rows = self._rows
             if not len(rows):
                 return
             try:
                 version = self._log.kept.version
-                offsets = self._offsets(self._requests if len(rows) == len(self._waits) else self._requests.take(rows))
+                offsets = self._offsets(self._requests if tried == 0 else self._requests.take(rows))
             except CorruptLog as error:
                 yield from self.failures(error)
                 return
             assert offsets is not None, "a thread waits for what is unknown"
-            places, data, _ = self._log.kept.find(offsets)
-            is_kept = places[:, 0] >= 0
-            yield from self._frames(rows[is_kept], places[is_kept], data)
-            yield from self._statuses(rows[offsets < 0], NOT_FOUND)
-            is_to_read = ~is_kept & (offsets >= 0)
-            yield from self._read(rows[is_to_read], offsets[is_to_read], version)
-        yield from self._statuses(np.flatnonzero(self._waits), NOT_FOUND)
+            places, data, _, _ = self._log.kept.find(offsets)
+            is_known = places[:, 0] != _NOT_KEPT
+            yield from self._frames(rows[is_known], Answers(places[is_known], data))
+            yield from self._read(rows[~is_known], offsets[~is_known], version)
+        yield from self.all_with(_NOT_FOUND)
 
     def failures(self, error: NatslogError) -> Iterator[memoryview]:
         """To all that are not answered yet."""
-        logger.warning("direct requests to stream %s failed: %s", self._stream, error.message)
+        self._warn(error)
         return self.all_with(FAILED)
 
-    def all_with(self, status: Answers) -> Iterator[memoryview]:
-        return self._statuses(np.flatnonzero(self._waits), status)
+    def all_with(self, status: Any) -> Iterator[memoryview]:
+        return self._statuses(self._rows, status)
+
+    def _warn(self, error: NatslogError) -> None:
+        logger.warning("direct requests to stream %s failed: %s", self._stream, error.message)
 
     def _offsets(self, requests: Requests, *, is_now: bool = False) -> Longs | None:
         """Of the messages that these requests are for; -1 where there is none. None: not all can be told now.
@@ -111,18 +127,17 @@ class Group:
         Raises:
             CorruptLog: a part of the log is damaged.
         """
-        log, by_sequence = self._log, requests.sequences > 0
-        found: Longs | None = requests.sequences - 1
-        if by_sequence.any():
-            found = log.visible_of_now(requests.sequences - 1) if is_now else log.visible_of(requests.sequences - 1)
-        if found is None or by_sequence.all():
-            return found
-        rows = np.flatnonzero(~by_sequence)
-        subjects = Texts(*(requests if len(rows) == len(requests) else requests.take(rows)).subjects, _ALL_PRESENT)
-        newest = log.newest_of_subjects_now(subjects) if is_now else log.newest_of_subjects(subjects)
-        if newest is None:
-            return None
-        found[rows] = newest
+        log, has_sequences = self._log, bool(requests.sequences.any())
+        rows = np.flatnonzero(requests.sequences == 0) if has_sequences else self._rows
+        newest: Longs | None = None
+        if len(rows):
+            subjects = Texts(*(requests.take(rows) if has_sequences else requests).subjects, _ALL_PRESENT)
+            newest = log.newest_of_subjects_now(subjects) if is_now else log.newest_of_subjects(subjects)
+            if newest is None or not has_sequences:
+                return newest
+        found = log.visible_of_now(requests.sequences - 1) if is_now else log.visible_of(requests.sequences - 1)
+        if found is not None and newest is not None:
+            found[rows] = newest
         return found
 
     def _read(self, rows: Longs, offsets: Longs, version: int) -> Iterator[memoryview]:
@@ -136,25 +151,20 @@ class Group:
             is_read = chosen[number] == offsets[within]
             asking, number = rows[within][is_read], number[is_read]
             if isinstance(batch, CorruptLog):
-                logger.warning("direct requests to stream %s failed: %s", self._stream, batch.message)
+                self._warn(batch)
                 yield from self._statuses(asking, FAILED)
                 continue
             answers = rendered(batch, chosen, self._stream)
             self._log.kept.add(chosen, answers.places, answers.data, version)
-            yield from self._frames(asking, answers.places[number], answers.data)
+            yield from self._frames(asking, Answers(answers.places[number], answers.data))
 
-    def _frames(self, rows: Longs, places: Longs, data: Any) -> Iterator[memoryview]:
-        is_too_large = places[:, 2] > self._most_bytes
-        if is_too_large.any():
-            yield from self._statuses(rows[is_too_large], TOO_LARGE)
-            rows, places = rows[~is_too_large], places[~is_too_large]
-        self._waits[rows] = False
-        yield from frames_of(self._requests.replies, rows, Answers(places, data), _PART_BYTES)
+    def _frames(self, rows: Longs, answers: Answers) -> Iterator[memoryview]:
+        self._rows = np.setdiff1d(self._rows, rows, assume_unique=True)
+        return frames_of(self._requests.replies, rows, answers, self._limits, _PART_BYTES)
 
-    def _statuses(self, rows: Longs, status: Answers) -> Iterator[memoryview]:
-        self._waits[rows] = False
-        answers = Answers(np.repeat(status.places, len(rows), axis=0), status.data)
-        return frames_of(self._requests.replies, rows, answers, _PART_BYTES)
+    def _statuses(self, rows: Longs, status: Any) -> Iterator[memoryview]:
+        places = np.tile(np.array([0, len(status), len(status)]), (len(rows), 1))
+        return self._frames(rows, Answers(places, status))
 
 
 def _joined(

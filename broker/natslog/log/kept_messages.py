@@ -88,19 +88,20 @@ class KeptMessages:
     def nbytes(self) -> int:
         return 0 if self._slots is _NO_SLOTS else self._slots.nbytes + self._data.nbytes
 
-    def find(self, offsets: Longs) -> tuple[Longs, Bytes, int]:
+    def find(self, offsets: Longs) -> tuple[Longs, Bytes, int, int]:
         """Where the messages with these offsets are.
 
         Returns:
-            Where each begins in the second array (-1: it is not kept, or the offset is negative), how long its head is,
-            and its length, of shape (offsets, 3); the array, which stays as it is; and how many offsets from 0 on are
-            not kept.
+            Where each begins in the second array (-1: the offset is negative, -2: it is not kept), how long its head
+            is, and its length, of shape (offsets, 3); the array, which stays as it is; how many are not kept; and the
+            length of the others.
         """
         places = np.empty((len(offsets), 3), np.int64)
         with self._room.lock:
             if self._count:
                 self._room.used(self)
-            return places, self._data, native.kept_places(offsets, self._slots, places)
+            missing, size_bytes = native.kept_places(offsets, self._slots, places)
+            return places, self._data, missing, size_bytes
 
     def add(self, offsets: Longs, places: Longs, data: Bytes, version: int) -> None:
         """Messages in the form of `find`, with distinct offsets. `version`: when they were looked up in the log."""

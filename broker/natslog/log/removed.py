@@ -25,6 +25,7 @@ Offsets = npt.NDArray[np.int64]
 
 _FIRST_WINDOW = 1 << 16
 _LARGEST_WINDOW = 1 << 26
+_FEW = 8
 
 
 def offset_set(offsets: Offsets) -> BitMap64:
@@ -103,6 +104,8 @@ class Hidden:
 
     def marks_of(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
         """Of offsets in any order, also negative ones, which are not hidden: however many lie between them."""
+        if len(offsets) <= _FEW:
+            return np.array([one >= 0 and one in self._hidden for one in offsets.tolist()], np.bool_)
         known = offsets[offsets >= 0]
         if not self._hidden or not len(known):
             return np.zeros(len(offsets), np.bool_)

@@ -749,7 +749,7 @@ class StreamLog:
     def newest_of_subjects_now(self, subjects: Texts) -> Offsets | None:
         """The same where it is known in memory, else None: does not block."""
         found = self.visibility.newest_of_subjects(subjects, self.high_watermark, may_wait=False)
-        return None if found is None or (found == UNKNOWN).any() else self._readable_of(found)
+        return None if found is None or found.min(initial=0) == UNKNOWN else self._readable_of(found)
 
     def visible_of(self, offsets: Offsets) -> Offsets:
         """-1 in place of offsets that are not visible. Raises CorruptLog."""
@@ -765,7 +765,9 @@ class StreamLog:
         return self._readable_of(np.where(self.visibility.removed.marks_of(offsets) | (offsets >= end), -1, offsets))
 
     def _readable_of(self, offsets: Offsets) -> Offsets:
-        offsets[offsets < self.first_readable_offset] = -1
+        start = self.first_readable_offset
+        if start:
+            offsets[offsets < start] = -1
         return offsets
 
     def limit_start(self, offset: int) -> None:

@@ -12,17 +12,15 @@ import pyarrow as pa
 from natslog.wire import native
 from natslog.wire.deliveries import Messages
 from natslog.wire.frames import Frames
-from natslog.wire.layout import REPLY, REPLY_LEN
-from natslog.wire.outgoing import TextBuffers, gathered, taken, texts_of
+from natslog.wire.layout import END, START
+from natslog.wire.outgoing import TextBuffers, taken, texts_of
 
 Longs = npt.NDArray[np.int64]
-
-OTHER, BY_SUBJECT, BY_SEQUENCE, IGNORED = range(4)
-"""Kinds of requests. IGNORED: without a reply subject, or with one that begins with `$`."""
 
 _ANSWER_BYTES = len("NATS/1.0\r\n\r\nNats-Sequence: \r\nNats-Time-Stamp: 2000-01-01T00:00:00.000000Z\r\n\r\n") + 20
 _FRAME_BYTES = len("HPUB   \r\n\r\n") + 2 * 20
 """Upper bounds of what an answer, and its frame, have besides texts of their own."""
+_COPIED_FROM_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +59,38 @@ class Answers:
     """Header blocks and payloads in `data`.
 
     Attributes:
-        places: where each begins, the length of its header block, and its length; of shape (answers, 3).
+        places: where each begins (-1: there is no message), the length of its header block, and its length; of shape
+            (answers, 3).
     """
 
     places: Longs
     data: npt.NDArray[np.uint8]
 
 
-def sorted_requests(frames: Frames, api_bytes: int, domain_bytes: int) -> tuple[Requests, Frames]:
-    """Copies of those that are for one message, as a kernel can tell; and the frames of the others, without those that
-    are ignored.
+def taken_requests(frames: Frames, api_bytes: int, domain_bytes: int) -> tuple[Requests, Frames | None]:
+    """Copies of those that are for one message, as far as a kernel can read them; and the frames of the others, if
+    there are any, without those that have no reply subject, or one that begins with `$`.
 
     Args:
-        api_bytes, domain_bytes: see `kernels_direct.sort_requests`.
+        api_bytes, domain_bytes: see `kernels_direct.take_requests`.
     """
     rows = np.ascontiguousarray(frames.rows)
-    found = np.empty((len(rows), 4), np.int64)
-    count = native.sort_requests(frames.buffer, rows, api_bytes, domain_bytes, found)
-    kinds = found[:, 0]
-    chosen = found[(kinds == BY_SUBJECT) | (kinds == BY_SEQUENCE)] if count < len(rows) else found
-    replies = rows[(kinds == BY_SUBJECT) | (kinds == BY_SEQUENCE)] if count < len(rows) else rows
-    requests = Requests(
-        gathered(frames.buffer, chosen[:, 1], chosen[:, 2]),
-        np.ascontiguousarray(chosen[:, 3]),
-        gathered(frames.buffer, replies[:, REPLY], replies[:, REPLY_LEN]),
+    count, span = len(rows), int(rows[-1, END] - rows[0, START])  # the frames are within these bytes
+    subjects, replies = (np.empty(count + 1, np.int32), np.empty(span, np.uint8)), np.empty(count + 1, np.int32)
+    reply_data, sequences, others = np.empty(span, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
+    found, left = native.take_requests(
+        frames.buffer, rows, api_bytes, domain_bytes, others, *subjects, replies, reply_data, sequences
     )
-    return requests, frames.select(kinds == OTHER)
+    requests = Requests(
+        _ended(*subjects, found), sequences if found == count else sequences[:found], _ended(replies, reply_data, found)
+    )
+    return requests, Frames(frames.buffer, rows[others[:left]]) if left else None
+
+
+def _ended(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], count: int) -> TextBuffers:
+    """The first texts. What waits takes no more memory than it needs."""
+    used = int(offsets[count])
+    return offsets[: count + 1], data[:used].copy() if len(data) > _COPIED_FROM_BYTES else data[:used]
 
 
 def rendered(rows: pa.RecordBatch, offsets: Longs, stream: str) -> Answers:
@@ -111,7 +115,27 @@ def rendered(rows: pa.RecordBatch, offsets: Longs, stream: str) -> Answers:
     return Answers(places, out[:filled])
 
 
-def frames_of(replies: TextBuffers, rows: Longs, answers: Answers, room_bytes: int) -> Iterator[memoryview]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of answers.
+
+    Attributes:
+        most_bytes: of a header block and a payload. too_large: the answer instead of a larger one. not_found: the one
+            where there is no message.
+    """
+
+    most_bytes: int
+    too_large: npt.NDArray[np.uint8]
+    not_found: npt.NDArray[np.uint8]
+
+    @property
+    def status_bytes(self) -> int:
+        return max(len(self.too_large), len(self.not_found))
+
+
+def frames_of(
+    replies: TextBuffers, rows: Longs, answers: Answers, limits: Limits, room_bytes: int
+) -> Iterator[memoryview]:
     """`HPUB` frames in parts of about `room_bytes`, or of one frame where that is larger.
 
     Args:
@@ -119,16 +143,29 @@ def frames_of(replies: TextBuffers, rows: Longs, answers: Answers, room_bytes: i
     """
     if not len(rows):
         return
-    rows, places, at = np.ascontiguousarray(rows), np.ascontiguousarray(answers.places), 0
-    lengths = replies[0][rows + 1] - replies[0][rows] + places[:, 2] + _FRAME_BYTES
-    ends = np.cumsum(lengths)
+    lengths = np.maximum(answers.places[:, 2], limits.status_bytes) + (replies[0][rows + 1] - replies[0][rows])
+    ends, at = np.cumsum(lengths + _FRAME_BYTES), 0
     while at < len(rows):
         before = int(ends[at - 1]) if at else 0
         until = max(at + 1, int(np.searchsorted(ends, before + room_bytes, "right")))
-        out = np.empty(int(ends[until - 1]) - before, np.uint8)
-        filled = native.answer_frames(*replies, rows[at:until], places[at:until], answers.data, out)
-        yield out.data[:filled]
+        part = Answers(answers.places[at:until], answers.data)
+        yield frames_at_once(replies, rows[at:until], part, limits, int(ends[until - 1]) - before)
         at = until
+
+
+def frames_at_once(replies: TextBuffers, rows: Longs, answers: Answers, limits: Limits, room_bytes: int) -> memoryview:
+    """All of them, which take `room_bytes` at most."""
+    out = np.empty(room_bytes, np.uint8)
+    places, data = np.ascontiguousarray(answers.places), answers.data
+    filled = native.answer_frames(
+        *replies, rows, places, data, limits.most_bytes, limits.not_found, limits.too_large, out
+    )
+    return out.data[:filled]
+
+
+def most_frame_bytes(requests: Requests, answer_bytes: int, limits: Limits) -> int:
+    """What the frames of all answers take at most, if the messages among them have `answer_bytes`."""
+    return len(requests.replies[1]) + answer_bytes + len(requests) * (_FRAME_BYTES + limits.status_bytes)
 
 
 def _joined(parts: Sequence[TextBuffers]) -> TextBuffers:

@@ -29,7 +29,6 @@ _SEQUENCE_LINE = np.frombuffer(b"\r\nNats-Sequence: ", np.uint8)
 _TIME_LINE = np.frombuffer(b"\r\nNats-Time-Stamp: ", np.uint8)
 _DOT, _STAR, _GREATER, _DOLLAR, _QUOTE, _BACKSLASH, _CLOSE, _DELETE = 46, 42, 62, 36, 34, 92, 125, 127
 _DASH, _COLON, _T, _Z, _API = 45, 58, 84, 90, 65
-_OTHER, _BY_SUBJECT, _BY_SEQUENCE, _IGNORED = 0, 1, 2, 3
 _NAME_AT = 4  # in `$JS.API…` and `$JS.natslog.API…`: the first letter that differs
 _DAY_US = 86_400_000_000
 
@@ -55,58 +54,80 @@ def _behind(buffer: Any, start: int, end: int, word: Any) -> int:
     return at + 1 if buffer[at] == SPACE else at
 
 
+@inlined
+def _subject_of(buffer: Any, start: int, end: int) -> int:
+    """Where the text begins in `{"last_by_subj":"text"}`, where it ends two bytes before `end`; -1 if it is not that,
+    or the text has wildcards, or other characters than a kernel reads.
+    """
+    at, last = _behind(buffer, start, end, _LAST), end - 2
+    if at < 0 or last <= at + 1 or buffer[at] != _QUOTE or buffer[last] != _QUOTE:
+        return -1
+    for place in range(at + 1, last):
+        byte = buffer[place]
+        if byte <= SPACE or byte >= _DELETE or byte in (_QUOTE, _BACKSLASH):
+            return -1
+    return -1 if _has_wildcard(buffer, at + 1, last) else at + 1
+
+
 @compiled
-def sort_requests(buffer: Any, frames: Any, api_bytes: int, domain_bytes: int, found: Any) -> int:
-    """Which direct requests are for one message that a kernel can tell: the last one on a subject without wildcards, or
-    that of a sequence.
+def take_requests(
+    buffer: Any,
+    frames: Any,
+    api_bytes: int,
+    domain_bytes: int,
+    others: Any,
+    subject_offsets: Any,
+    subject_data: Any,
+    reply_offsets: Any,
+    reply_data: Any,
+    sequences: Any,
+) -> tuple[int, int]:
+    """Copies those direct requests that are for the last message on a subject without wildcards, or for that of a
+    sequence, as far as a kernel can read them. Requests without a reply subject, or with one that begins with `$`, are
+    passed over.
 
     Args:
         api_bytes, domain_bytes: how long the subject up to the name of the stream is in the API, and in the domain.
-        found: of shape (frames, 4): the kind (see `direct_frames`), start and length of the subject in the buffer, and
-            the sequence.
+        others: becomes the numbers of the other requests.
+        subject_offsets, …, sequences: see `direct_frames.Requests`; with room for all frames.
 
     Returns:
-        How many these are.
+        How many were copied, and how many are others.
     """
-    count = 0
+    count, left, subject_at, reply_at = 0, 0, 0, 0
+    subject_offsets[0], reply_offsets[0] = 0, 0
     for index in range(frames.shape[0]):
-        found[index, 0], found[index, 1], found[index, 2], found[index, 3] = _OTHER, 0, 0, 0
-        if frames[index, 6] == 0 or buffer[frames[index, 5]] == _DOLLAR:
-            found[index, 0] = _IGNORED
-            continue
-        if frames[index, 7] > 0:
+        reply_bytes = frames[index, 6]
+        if reply_bytes == 0 or buffer[frames[index, 5]] == _DOLLAR:
             continue
         subject, payload = frames[index, 3], frames[index, 8]
         subject_end, end = subject + frames[index, 4], payload + frames[index, 9]
         named = subject + (api_bytes if buffer[subject + _NAME_AT] == _API else domain_bytes)
-        if end == payload:
+        start, length, sequence = -1, 0, 0
+        if frames[index, 7] == 0 and end == payload:
             if subject_end > named + 1 and not _has_wildcard(buffer, named + 1, subject_end):
-                found[index, 0], found[index, 1], found[index, 2] = _BY_SUBJECT, named + 1, subject_end - named - 1
-                count += 1
+                start, length = named + 1, subject_end - named - 1
+        elif frames[index, 7] == 0 and subject_end == named and buffer[end - 1] == _CLOSE:
+            at = _behind(buffer, payload, end, _SEQUENCE)
+            if at > 0:
+                if buffer[at] != ZERO:
+                    sequence = max(0, read_number(buffer, at, end - 1))
+            else:
+                start = _subject_of(buffer, payload, end)
+                length = end - 2 - start if start >= 0 else 0
+        if start < 0 and sequence == 0:
+            others[left] = index
+            left += 1
             continue
-        if subject_end > named or buffer[end - 1] != _CLOSE:
-            continue
-        at = _behind(buffer, payload, end, _SEQUENCE)
-        if at > 0:
-            sequence = read_number(buffer, at, end - 1)
-            if sequence > 0 and (buffer[at] != ZERO):
-                found[index, 0], found[index, 3] = _BY_SEQUENCE, sequence
-                count += 1
-            continue
-        at = _behind(buffer, payload, end, _LAST)
-        last = end - 2
-        if at < 0 or last <= at + 1 or buffer[at] != _QUOTE or buffer[last] != _QUOTE:
-            continue
-        is_plain = True
-        for place in range(at + 1, last):
-            byte = buffer[place]
-            if byte <= SPACE or byte >= _DELETE or byte in (_QUOTE, _BACKSLASH):
-                is_plain = False
-                break
-        if is_plain and not _has_wildcard(buffer, at + 1, last):
-            found[index, 0], found[index, 1], found[index, 2] = _BY_SUBJECT, at + 1, last - at - 1
-            count += 1
-    return count
+        if length > 0:
+            copy_bytes(buffer, start, length, subject_data, subject_at)
+        copy_bytes(buffer, frames[index, 5], reply_bytes, reply_data, reply_at)
+        subject_at += length
+        reply_at += reply_bytes
+        sequences[count] = sequence
+        count += 1
+        subject_offsets[count], reply_offsets[count] = subject_at, reply_at
+    return count, left
 
 
 @compiled
@@ -145,18 +166,18 @@ def _slot_of(offset: int, slots: int) -> Any:
 
 
 @compiled
-def kept_places(offsets: Any, slots: Any, places: Any) -> int:
+def kept_places(offsets: Any, slots: Any, places: Any) -> tuple[int, int]:
     """Where the answers of these offsets are kept.
 
     Args:
         slots: a hash table with linear probing: offset plus one (0: free), and what `places` has.
-        places: of shape (offsets, 3): becomes where the answer begins (-1: it is not kept, or the offset is negative),
+        places: of shape (offsets, 3): becomes where the answer begins (-1: the offset is negative, -2: it is not kept),
             the length of its header block, and its length.
 
     Returns:
-        How many offsets from 0 on are not kept.
+        How many are not kept, and the length of the others.
     """
-    missing = 0
+    missing, size_bytes = 0, 0
     for index in range(offsets.shape[0]):
         offset = offsets[index]
         places[index, 0], places[index, 1], places[index, 2] = -1, 0, 0
@@ -166,10 +187,12 @@ def kept_places(offsets: Any, slots: Any, places: Any) -> int:
         while slots[slot, 0] != 0 and slots[slot, 0] != offset + 1:
             slot = (slot + 1) & (slots.shape[0] - 1)
         if slots[slot, 0] == 0:
+            places[index, 0] = -2
             missing += 1
             continue
         places[index, 0], places[index, 1], places[index, 2] = slots[slot, 1], slots[slot, 2], slots[slot, 3]
-    return missing
+        size_bytes += slots[slot, 3]
+    return missing, size_bytes
 
 
 @compiled
@@ -272,12 +295,37 @@ def direct_answers(
     return at
 
 
+@inlined
+def _put_answer(out: Any, at: int, data: Any, start: int, header_bytes: int, total_bytes: int) -> int:
+    """The frame behind its reply subject."""
+    out[at] = SPACE
+    at = put_number(out, at + 1, header_bytes, digits_of(header_bytes))
+    out[at] = SPACE
+    at = put_number(out, at + 1, total_bytes, digits_of(total_bytes))
+    out[at], out[at + 1] = CR, LF
+    copy_bytes(data, start, total_bytes, out, at + 2)
+    at += 2 + total_bytes
+    out[at], out[at + 1] = CR, LF
+    return at + 2
+
+
 @compiled
-def answer_frames(reply_offsets: Any, reply_data: Any, rows: Any, places: Any, data: Any, out: Any) -> int:
+def answer_frames(
+    reply_offsets: Any,
+    reply_data: Any,
+    rows: Any,
+    places: Any,
+    data: Any,
+    most_bytes: int,
+    not_found: Any,
+    too_large: Any,
+    out: Any,
+) -> int:
     """`HPUB` frames of answers, one after another.
 
     Args:
-        rows: of each answer, the number of its reply subject. `places`: where it is in `data`, as of `kept_places`.
+        rows: of each answer, the number of its reply subject. `places`: where it is in `data`, as of `kept_places`; -1:
+            the answer is `not_found`. most_bytes: of an answer; instead of a larger one, `too_large` is the answer.
 
     Returns:
         How many bytes of `out` were filled.
@@ -286,17 +334,13 @@ def answer_frames(reply_offsets: Any, reply_data: Any, rows: Any, places: Any, d
     for index in range(rows.shape[0]):
         reply = reply_offsets[rows[index]]
         reply_bytes = reply_offsets[rows[index] + 1] - reply
-        header_bytes, total_bytes = places[index, 1], places[index, 2]
         at = put_text(out, at, _PUBLISH)
         copy_bytes(reply_data, reply, reply_bytes, out, at)
         at += reply_bytes
-        out[at] = SPACE
-        at = put_number(out, at + 1, header_bytes, digits_of(header_bytes))
-        out[at] = SPACE
-        at = put_number(out, at + 1, total_bytes, digits_of(total_bytes))
-        out[at], out[at + 1] = CR, LF
-        copy_bytes(data, places[index, 0], total_bytes, out, at + 2)
-        at += 2 + total_bytes
-        out[at], out[at + 1] = CR, LF
-        at += 2
+        if places[index, 0] < 0:
+            at = _put_answer(out, at, not_found, 0, not_found.shape[0], not_found.shape[0])
+        elif places[index, 2] > most_bytes:
+            at = _put_answer(out, at, too_large, 0, too_large.shape[0], too_large.shape[0])
+        else:
+            at = _put_answer(out, at, data, places[index, 0], places[index, 1], places[index, 2])
     return at
