@@ -149,6 +149,7 @@ class LogReader:
         Args:
             offsets: ascending, each once.
         """
+        offsets = offsets[offsets < self._chain.high_watermark]
         while len(offsets):
             try:
                 segment, index, fd = self._opened(int(offsets[0]), False)

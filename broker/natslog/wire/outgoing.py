@@ -118,12 +118,17 @@ def header_lines(pairs: Any | None, keys: Any | None) -> Any | None:
 def _pair_lines(pairs: Any) -> Any:
     """The lines of each row's pairs as one text."""
     flat = pairs.flatten()
-    keys, values = flat.field("key").cast(_BINARY), flat.field("value").cast(_BINARY)
+    keys, values = (_without_nulls(flat.field(name).cast(_BINARY)) for name in ("key", "value"))
     lines = pc.binary_join_element_wise(keys, b": ", values, b"\r\n", b"")
     counts = pc.fill_null(pc.list_value_length(pairs), 0).to_numpy(zero_copy_only=False)
     edges = np.zeros(len(pairs) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(edges), lines), b"")
+
+
+def _without_nulls(texts: Any) -> Any:
+    """Direct appends may have headers without a value: the others of the message are sent with it."""
+    return pc.fill_null(texts, b"") if texts.null_count else texts
 
 
 def ack_header_bytes(inbox: str) -> int:
