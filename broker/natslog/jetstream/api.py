@@ -31,9 +31,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import direct, errors
+from natslog.jetstream.direct_groups import DirectGroups
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.jetstream.stream_state import NO_TIME
@@ -41,6 +43,7 @@ from natslog.jetstream.streams import StreamCalls
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
+from natslog.wire.direct_frames import taken_requests
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 
@@ -214,6 +217,14 @@ class JetStreamApi:
         self._answering: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
         self._room, self._changing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_CHANGES_AT_ONCE)
+        self._groups = DirectGroups(
+            broker,
+            leads=lambda stream: self._calls.led_here(stream.name) is stream,
+            begin=lambda answering: self._begin(answering, 0),
+            room=self._room,
+            most_answer_bytes=lambda: self._link.max_payload_bytes,
+            settled_within_s=_SETTLED_WITHIN_S,
+        )
         self._probed_connection = -1
         self._total = self._failed = self._dropped = 0
         self._complained_s = -_LOG_EVERY_S
@@ -356,8 +367,18 @@ class JetStreamApi:
             await stream.serve_direct_requests()
 
     def _receive_direct(self, stream: HostedStream, frames: Frames) -> None:
-        for row in frames.rows.tolist():
-            if row[REPLY_LEN] and frames.buffer[row[REPLY]] != _DOLLAR and self._has_room(row):
+        api_bytes, domain_bytes = (len(f"{one}.{direct.PREFIX}{stream.name}") for one in (PREFIX, DOMAIN_PREFIX))
+        requests, others = taken_requests(frames, api_bytes, domain_bytes)
+        room = max(0, _MOST_WAITING - self._waiting)
+        if self._size_bytes + requests.nbytes > _MOST_BYTES:
+            room = 0
+        if len(requests) > room:
+            self._drop(len(requests) - room)
+            requests = requests.take(np.arange(room))
+        if len(requests):
+            self._groups.add(stream, requests)
+        for row in [] if others is None else others.rows.tolist():
+            if self._has_room(row):
                 self._begin(self._answer_direct(stream, *_parts(frames, row)), row[PAYLOAD_LEN])
 
     async def _answer_direct(
@@ -406,9 +427,18 @@ class JetStreamApi:
                 request = _Request(names, *_parts(frames, row)[1:], is_known=record is not None)
                 self._begin(self._answer(endpoint, request), row[PAYLOAD_LEN])
 
+    @property
+    def _waiting(self) -> int:
+        return len(self._answering) + self._groups.count
+
+    @property
+    def _size_bytes(self) -> int:
+        """Of the requests that wait."""
+        return self._waiting_bytes + self._groups.size_bytes
+
     def _has_room(self, row: list[int]) -> bool:
         """Whether one more request may wait."""
-        waits = len(self._answering) < _MOST_WAITING and self._waiting_bytes + row[PAYLOAD_LEN] <= _MOST_BYTES
+        waits = self._waiting < _MOST_WAITING and self._size_bytes + row[PAYLOAD_LEN] <= _MOST_BYTES
         if not waits:
             self._drop()
         return waits
@@ -424,8 +454,8 @@ class JetStreamApi:
 
         task.add_done_callback(ended)
 
-    def _drop(self) -> None:
-        self._dropped += 1
+    def _drop(self, count: int = 1) -> None:
+        self._dropped += count
         if time.monotonic() - self._complained_s >= _LOG_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error(
