@@ -363,6 +363,12 @@ class ExportFailed(NatslogError):
     code = "export_failed"
 
 
+class MigrationFailed(NatslogError):
+    """A stream of JetStream could not be copied: correct what the message states, then repeat the import."""
+
+    code = "migration_failed"
+
+
 class NotReady(NatslogError):
     """The broker is starting and has not loaded its streams yet: repeat the request in a moment."""
 

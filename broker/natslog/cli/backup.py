@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from natslog.cli import migrating, nats_options
 from natslog.cli.common import JsonFlag, err, global_of, is_terminal, out, print_json
 from natslog.errors import InvalidRequest
 from natslog.units import format_size, parse_size_bytes
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from natslog.backup.importing import Imported
 
 _PATIENCE_S = 60.0
+_FROM_JETSTREAM = "From JetStream"
 
 Access = Annotated[
     bool,
@@ -122,7 +124,12 @@ def _show_exported(one: Exported) -> None:
 
 def import_(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="DIR", help="The folder of an export; - reads a tar stream.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|STREAM", help="The folder of an export; - reads a tar stream. A stream with --from-jetstream."
+        ),
+    ],
     everything: Annotated[
         bool, typer.Option("--all", help="Require an export of a whole cluster (it is recognised without this).")
     ] = False,
@@ -140,14 +147,115 @@ def import_(
         int | None, typer.Option("--replicas", min=1, help="Number of replicas, instead of the original's.")
     ] = None,
     access: Access = True,
+    from_jetstream: Annotated[
+        str | None,
+        typer.Option(
+            "--from-jetstream", metavar="URL", help="Copy a stream of JetStream.", rich_help_panel=_FROM_JETSTREAM
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--no-follow",
+            help="Continue until another command has switched over, or end with what there is now.",
+            rich_help_panel=_FROM_JETSTREAM,
+        ),
+    ] = True,
+    switch_over: Annotated[
+        bool,
+        typer.Option(
+            "--switch-over",
+            help="As soon as JetStream does not record the subjects any more: copy the rest and the positions of "
+            "consumers, and resume the natslog stream.",
+            rich_help_panel=_FROM_JETSTREAM,
+        ),
+    ] = False,
+    js_domain: Annotated[
+        str | None,
+        typer.Option("--js-domain", help="The domain of JetStream.", rich_help_panel=_FROM_JETSTREAM),
+    ] = None,
+    ignored: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore",
+            metavar="FIELD",
+            help="A field of the configuration that natslog does not support; repeatable.",
+            rich_help_panel=_FROM_JETSTREAM,
+        ),
+    ] = None,
+    consumers: Annotated[
+        bool,
+        typer.Option(
+            "--consumers/--no-consumers",
+            help="With --switch-over: also durable consumers and their positions.",
+            rich_help_panel=_FROM_JETSTREAM,
+        ),
+    ] = True,
+    skip_unstorable: Annotated[
+        bool,
+        typer.Option(
+            "--skip-unstorable",
+            help="Leave out messages whose subject or headers are not UTF-8.",
+            rich_help_panel=_FROM_JETSTREAM,
+        ),
+    ] = False,
+    creds: nats_options.CredsFile = None,
+    nats_nkey_file: nats_options.NkeyFile = None,
+    nats_user: nats_options.User = None,
+    nats_user_file: nats_options.UserFile = None,
+    nats_password_file: nats_options.PasswordFile = None,
+    nats_token_file: nats_options.TokenFile = None,
+    nats_tls_ca_file: nats_options.TlsCaFile = None,
+    nats_tls_cert_file: nats_options.TlsCertFile = None,
+    nats_tls_key_file: nats_options.TlsKeyFile = None,
+    nats_tls_handshake_first: nats_options.TlsHandshakeFirst = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Import an export into this cluster. It is checked completely before anything is created.
+    """Import an export, or a stream of JetStream, into this cluster.
+
+    An export is checked completely before anything is created.
 
     Offsets, times, keys and headers are those of the original. The stream is created paused, and subscribes to no
     subject before natslog stream resume NAME: the original may still record them. The same command continues an import
     that was interrupted, and adds what a newer export has, until the stream is resumed.
+
+    --from-jetstream URL STREAM copies a stream of a NATS server with JetStream, with its sequences, subjects, headers
+    and times, and follows it until --switch-over: see docs/JETSTREAM.md, "Moving from JetStream".
     """
+    if from_jetstream is not None:
+        if everything or resume:
+            raise InvalidRequest("--all and --resume are for exports; --from-jetstream has --switch-over")
+        migrating.import_from_jetstream(
+            context,
+            migrating.Asked(
+                url=from_jetstream,
+                stream=source,
+                name=new_name or source,
+                follow=follow,
+                switch_over=switch_over,
+                domain=js_domain,
+                ignored=tuple(ignored or ()),
+                replicas=replicas,
+                consumers=consumers,
+                skip_unstorable=skip_unstorable,
+                as_json=as_json,
+            ),
+            nats_options.credentials_of(
+                creds=creds,
+                nkey_file=nats_nkey_file,
+                user=nats_user,
+                user_file=nats_user_file,
+                password_file=nats_password_file,
+                token_file=nats_token_file,
+                tls_ca_file=nats_tls_ca_file,
+                tls_cert_file=nats_tls_cert_file,
+                tls_key_file=nats_tls_key_file,
+                tls_handshake_first=nats_tls_handshake_first,
+            ),
+        )
+        return
+    if switch_over or js_domain is not None or ignored or skip_unstorable:
+        raise InvalidRequest("--switch-over, --js-domain, --ignore and --skip-unstorable require --from-jetstream")
     from natslog.backup.importing import ImportOptions
 
     with _folder(source) as folder, _progress() as progress:

@@ -49,8 +49,12 @@ class ImportCalls(Asker):
         lineage: Sequence[Fork],
         first_offset: int,
         subjects: Sequence[str],
+        jetstream: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Creates a stream that an export is imported into; continues an import that was begun.
+
+        Args:
+            jetstream: of a stream of JetStream, what its configuration has beside `settings`.
 
         Returns:
             `{name, id, state, first_offset, lineage}`.
@@ -58,16 +62,19 @@ class ImportCalls(Asker):
         Raises:
             StreamConflict: it exists, and nothing can be imported into it. InvalidRequest, NotEnoughBrokers.
         """
-        body = {
+        body: dict[str, Any] = {
             "settings": settings,
             "lineage": _plain(lineage),
             "first_offset": first_offset,
             "subjects": list(subjects),
         }
+        body |= {} if jetstream is None else {"jetstream": jetstream}
         return self._json("POST", _path(name), Facts, body=body)
 
     def import_state(self, name: str) -> dict[str, Any]:
-        """The same, with `next_offset`: how far the import is. Raises StreamNotFound."""
+        """The same, with `next_offset`: how far the import is, and `newest_timestamp_us`, of its newest message. Raises
+        StreamNotFound.
+        """
         return self._json("GET", _path(name), Facts)
 
     def append_import(self, name: str, stream_id: str, batches: bytes) -> int:
@@ -98,6 +105,18 @@ class ImportCalls(Asker):
         """
         body = {"id": stream_id, "removals": removals}
         self._json("POST", f"{_path(name)}/removed", Facts, body=body, timeout_s=_TIMEOUT_S)
+
+    def import_consumers(self, name: str, stream_id: str, consumers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Durable consumers of a JetStream stream, in place of those of an earlier call.
+
+        Returns:
+            `{imported: [name], refused: [{name, reason}]}`.
+
+        Raises:
+            StreamConflict: the stream was resumed. StreamRecreated.
+        """
+        body = {"id": stream_id, "consumers": list(consumers)}
+        return self._json("POST", f"{_path(name)}/consumers", Facts, body=body, timeout_s=_TIMEOUT_S)
 
     def finish_import(
         self, name: str, stream_id: str, *, lineage: Sequence[Fork], resume: bool = False

@@ -528,6 +528,15 @@ CALLS: dict[str, dict[str, Call]] = {
             parameters=(*_RANGE, _REDIRECTED),
         )
     },
+    "/v1/streams/{name}/import/consumers": {
+        "post": Call(
+            "Consumers of a JetStream stream that is imported: they go on where they were, when the stream is resumed",
+            shapes.ConsumersOfImport,
+            body=shapes.ImportedConsumers,
+            statuses=(*_LEADER, 409),
+            parameters=(_REDIRECTED,),
+        )
+    },
     "/v1/streams/{name}/import/finish": {
         "post": Call(
             "Complete an import: the stream can be read from now on, and resumed",

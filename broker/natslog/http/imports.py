@@ -6,6 +6,7 @@
     PUT  /v1/streams/{name}/import?id=      the next batches, as they were exported
     POST /v1/streams/{name}/import/removed  {"id", "removals"}: what the original does not have any more
     GET  /v1/streams/{name}/removed?start=&end=     → such removals, for an export
+    POST /v1/streams/{name}/import/consumers    {"id", "consumers"}: those of a JetStream stream, and where they are
     POST /v1/streams/{name}/import/finish   {"id", "lineage", "resume"}
 
 All but the first one are answered by the stream's leader. See `node.replicas.importing`.
@@ -34,7 +35,8 @@ from natslog.http.context import broker_of, leading, leading_any, position, quer
 from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.log.removed import from_bytes, offset_range, to_bytes
-from natslog.model import Fork, Offset, StreamRecord, parse_settings
+from natslog.model import Fork, JetStreamSettings, Offset, StreamRecord, parse_settings
+from natslog.node.replicas.consumer_records import ConsumerOrigin
 from natslog.node.replicas.importing import append_batches, require_complete
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.stream_operations import Origin
@@ -57,6 +59,7 @@ MOST_BYTES = 80 * 1024 * 1024
 """Of the batches of one request: one of the largest fits."""
 _MOST_OFFSETS = 1 << 27
 _MOST_SECURITY_BYTES = 16 * 1024 * 1024
+_MOST_CONSUMERS_BYTES = 64 * 1024 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -77,6 +80,8 @@ async def begin_import(request: web.Request) -> web.Response:
     for subject in origin.subjects:
         check_subject(subject, wildcards=True)
     settings, owner = parse_settings(body.settings), rights_of(request).owner
+    if isinstance(body.jetstream, JetStreamSettings):
+        settings = msgspec.structs.replace(settings, jetstream=body.jetstream)
     importing = broker.stream_operations.begin_import(name, origin, settings, request_id(request), owner=owner)
     created = await broker.change_cluster(importing)
     return shape_response(_shown(broker.state.stream(name)), status=201 if created else 200)
@@ -95,7 +100,8 @@ def _shown(record: StreamRecord, stream: HostedStream | None = None) -> shapes.I
         record.name, record.id, record.import_state or "resumed", record.first_offset, list(record.lineage)
     )
     if stream is not None:
-        shown.next_offset = stream.usable_log().log_end_offset
+        log = stream.usable_log()
+        shown.next_offset, shown.newest_timestamp_us = log.log_end_offset, log.newest_timestamp_us
     return shown
 
 
@@ -173,6 +179,21 @@ async def remove_imported(request: web.Request) -> web.Response:
         raise InvalidRequest(f"the removed offsets cannot be read: {error}", parameter="removals") from error
     await broker.stream_operations.remove_imported(stream, removed, subjects, keys)
     return shape_response(_shown(stream.record, stream))
+
+
+@routes.post("/v1/streams/{name}/import/consumers")
+@access("cluster", "admin")
+async def import_consumers(request: web.Request) -> web.Response:
+    """Durable consumers of a JetStream stream, which go on where they were. They are served when it is resumed."""
+    body: shapes.ImportedConsumers = await _body(request, shapes.ImportedConsumers, _MOST_CONSUMERS_BYTES)
+    stream, broker = await leading_any(request), broker_of(request)
+    _require_id(stream, body.id)
+    if not stream.record.import_state:
+        raise StreamConflict(f"stream {stream.name!r} was resumed: its consumers are in use", stream=stream.name)
+    origins = [ConsumerOrigin(one.config, one.created_us, one.ack_floor) for one in body.consumers]
+    refused = await broker.hosting.services.import_consumers(stream, origins)
+    shown = [shapes.RefusedConsumer(name, reason) for name, reason in refused]
+    return shape_response(shapes.ConsumersOfImport(sorted(stream.consumers.consumers), shown))
 
 
 @routes.post("/v1/streams/{name}/import/finish")

@@ -30,6 +30,7 @@ from natslog.model import (
     Discard,
     Fork,
     ImportState,
+    JetStreamSettings,
     OnConflict,
     PartReceipt,
 )
@@ -38,6 +39,7 @@ from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
 MAX_OFFSET = 2**62
 MAX_CURSORS_AT_ONCE = 10_000
+MAX_IMPORTED_CONSUMERS = 10_000
 MAX_SPLITS = 100_000
 MAX_WAIT_MS = 60_000
 SUBJECTS_OF_A_PAGE, MAX_SUBJECTS_OF_A_PAGE = 1_000, 10_000
@@ -219,13 +221,46 @@ class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class NewImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The stream that an export is imported into. `settings`: as of a new stream. `lineage`: the streams whose
     positions will be valid in it, the exported one last, each up to an offset. `subjects`: wildcards that cover the
-    subjects of all messages.
+    subjects of all messages. `jetstream`: of a stream of JetStream, what its configuration has beside these settings.
     """
 
     settings: dict[str, Any]
     lineage: Annotated[tuple[Fork, ...], Meta(min_length=1, max_length=MAX_LINEAGE)]
     first_offset: Offset
     subjects: Annotated[list[Subject], Meta(min_length=1, max_length=4 * MAX_SUBJECTS)]
+    jetstream: JetStreamSettings | UnsetType = UNSET
+
+
+class ImportedConsumer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A durable consumer of a JetStream stream. `config`: as JetStream states it. `created_us`: microseconds since
+    1970. `ack_floor`: consumer sequence and stream sequence up to which everything is acked; messages behind it will be
+    delivered.
+    """
+
+    config: dict[str, Any]
+    created_us: Annotated[int, Meta(ge=0, le=2**62)]
+    ack_floor: tuple[Annotated[int, Meta(ge=0, le=2**62)], Annotated[int, Meta(ge=0, le=2**62)]]
+
+
+class ImportedConsumers(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`id`: of the stream that is imported into."""
+
+    id: str
+    consumers: Annotated[list[ImportedConsumer], Meta(max_length=MAX_IMPORTED_CONSUMERS)]
+
+
+class RefusedConsumer(msgspec.Struct):
+    """Why a consumer was not imported."""
+
+    name: str
+    reason: str
+
+
+class ConsumersOfImport(msgspec.Struct):
+    """What became of the consumers of a request. Those of earlier requests that this one does not name are deleted."""
+
+    imported: list[str]
+    refused: list[RefusedConsumer]
 
 
 class FinishedImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -257,7 +292,9 @@ class RemovedImports(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Import(msgspec.Struct):
-    """How far the import into a stream is: up to `next_offset`, as its leader states it."""
+    """How far the import into a stream is: up to `next_offset`, as its leader states it, whose newest message is of
+    `newest_timestamp_us`, microseconds since 1970.
+    """
 
     name: Name
     id: str
@@ -265,6 +302,7 @@ class Import(msgspec.Struct):
     first_offset: Offset
     lineage: list[Fork]
     next_offset: Offset | UnsetType = UNSET
+    newest_timestamp_us: int | UnsetType = UNSET
 
 
 class StoredSecurity(msgspec.Struct):

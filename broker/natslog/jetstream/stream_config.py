@@ -260,9 +260,8 @@ def _check_supported(config: StreamConfig) -> None:
             check_name(tag, "placement tag")
         except InvalidRequest as error:
             raise invalid_config(error.message) from error
-    for field, what in _UNSUPPORTED.items():
-        if getattr(config, field):
-            raise invalid_config(f"natslog does not support {what}")
+    for field in unsupported_fields(config):
+        raise invalid_config(f"natslog does not support {_UNSUPPORTED[field]}")
     if config.first_seq > MAX_FIRST_SEQ:
         raise invalid_config(f"natslog supports at most {MAX_FIRST_SEQ} as first_seq")
     if config.persist_mode == "async":
@@ -276,6 +275,11 @@ def _check_supported(config: StreamConfig) -> None:
         check_name(config.name)
     except InvalidRequest as error:
         raise invalid_config(error.message) from error
+
+
+def unsupported_fields(config: StreamConfig) -> list[str]:
+    """Those that are set, and stand for what the server does and natslog does not."""
+    return [field for field in _UNSUPPORTED if getattr(config, field)]
 
 
 def stored_metadata(config: StreamConfig) -> dict[str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -75,17 +75,45 @@ def encode_rows(
 
     The pieces hold views of the rows' buffers: they must stay as they are until the pieces are written.
     """
-    template = _template(run, batch_format)
     count = rows.rows
-    buffers = [None, _offsets(base_offset, count), None, np.full(count, timestamp_us, np.int64), *rows.buffers]
+    return _encoded(
+        rows,
+        _offsets(base_offset, count),
+        np.full(count, timestamp_us, np.int64),
+        BatchHeader(
+            base_offset, base_offset + count, count, epoch, timestamp_us, 0, 0, blank_crcs(batch_format), 0, run
+        ),
+    )
+
+
+def encode_rows_at(
+    rows: RowBuffers,
+    offsets: npt.NDArray[np.int64],
+    times_us: npt.NDArray[np.int64],
+    *,
+    base_offset: int,
+    end_offset: int,
+    max_timestamp_us: int,
+    epoch: int,
+) -> EncodedBatch:
+    """The message of rows that have offsets and times already, both ascending: those of `[base_offset, end_offset)`
+    that have no row have no message. As `encode_rows`.
+    """
+    crcs = blank_crcs(ipc.LATEST_FORMAT)
+    described = BatchHeader(base_offset, end_offset, rows.rows, epoch, max_timestamp_us, 0, 0, crcs)
+    return _encoded(rows, offsets, times_us, described)
+
+
+def _encoded(rows: RowBuffers, offsets: Buffer, times: Buffer, described: BatchHeader) -> EncodedBatch:
+    """Args: described: but for its sizes and CRCs."""
+    batch_format, count = described.batch_format, rows.rows
+    template = _template(described.run, batch_format)
+    buffers = [None, offsets, None, times, *rows.buffers]
     ids_bytes = 0 if rows.packed_ids is None else rows.packed_ids.nbytes
     parts, places, body_bytes = _laid_out(buffers, rows.packed_ids)
     nodes = [count, 0, count, 0, *itertools.chain.from_iterable(rows.nodes)]
     header = template.filled(count, nodes, places, body_bytes)
-    described = BatchHeader(
-        base_offset, base_offset + count, count, epoch, timestamp_us,
-        len(header), body_bytes, blank_crcs(batch_format), ids_bytes, run,
-    )  # fmt: skip
+    described = replace(described, header_bytes=len(header), body_bytes=body_bytes, ids_bytes=ids_bytes)
     pieces = [*itertools.chain.from_iterable(parts)]
     stated = fill_line(header, template.line, described, [pieces] if batch_format == ipc.FIRST_FORMAT else parts)
     if body_bytes <= _SMALL_BODY_BYTES:  # one piece is cheaper to write than many

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from natslog.errors import NatslogError
+from natslog.jetstream.consumers.importing import import_consumers
 from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
@@ -26,6 +27,7 @@ class ConsumerServing:
         self._turn = asyncio.Lock()
         services = broker.hosting.services
         services.lead_consumers, services.end_consumers = self.lead, self.end
+        services.import_consumers = import_consumers
         if broker.leaf is not None:
             broker.leaf.on_interest = self._interest_changed
             broker.leaf.on_state = self._link_changed

@@ -7,6 +7,7 @@ serve them at once. What they mean is decided where consumers are served (`natsl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,17 @@ class StoredConsumer:
     id: str
     config: bytes
     state: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOrigin:
+    """A durable consumer of a stream of JetStream that is imported. `config`: as JetStream states it. `ack_floor`:
+    consumer sequence and stream sequence.
+    """
+
+    config: dict[str, Any]
+    created_us: int
+    ack_floor: tuple[int, int]
 
 
 class ConsumerRecords:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
+from natslog.node.replicas.consumer_records import ConsumerOrigin
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.subjects import SubjectSet
@@ -36,12 +37,17 @@ async def _nothing() -> None:
     """Without the JetStream API, no consumer is served."""
 
 
+async def _no_consumers(stream: Any, origins: Sequence[ConsumerOrigin]) -> list[tuple[str, str]]:
+    raise AssertionError("the JetStream API is part of every broker")
+
+
 @dataclass(slots=True)
 class Services:
     """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises.
     `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
     leader of a stream subscribes; `receive_direct`: takes the requests to them. `lead_consumers`, `end_consumers`:
-    the consumers of a stream are served by this broker from now on, or not any more.
+    the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
+    imported stream become these; returns the names of others, and why they were refused.
     """
 
     config: BrokerConfig
@@ -67,6 +73,7 @@ class Services:
     receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
     lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
+    import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers
     _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:
