@@ -489,6 +489,11 @@ class Consumer:
     # ---- deliveries ----
 
     @property
+    def has_takers(self) -> bool:
+        """Whether a request waits, or the deliver subject has a subscriber."""
+        return self.active if self.config.is_push else len(self.pulls) > 0
+
+    @property
     def takes_messages(self) -> bool:
         if self.config.is_push:
             return self.active and not (self.config.flow_control and self._flow.is_stalled)
@@ -551,8 +556,10 @@ class Consumer:
             times = np.ones(len(seqs), np.int64)
         left = np.full(len(seqs), num_pending, np.int64) if is_again else num_pending - 1 - np.arange(len(seqs))
         delivered_as = self.delivered[0] + 1 + np.arange(len(seqs))
-        sizes = batch.sizes + self._size_of_ack + _digits(seqs) + _digits(delivered_as) + _digits(times)
-        sizes += _digits(np.maximum(left, 0))
+        sizes = batch.sizes
+        if self.config.flow_control or self.config.rate_limit_bps or self.pulls.counts_bytes:
+            sizes = sizes + self._size_of_ack + _digits(seqs) + _digits(delivered_as) + _digits(times)
+            sizes += _digits(np.maximum(left, 0))
         found = self._to_subject(batch, sizes, now_us) if self.config.is_push else self._to_pulls(sizes, now_us)
         count = found.count
         found.delivered_as, found.times, found.pending = (

@@ -164,6 +164,11 @@ class WaitingPulls:
         return pulls
 
     @property
+    def counts_bytes(self) -> bool:
+        """Whether one of them takes a limited number of bytes."""
+        return any(pull.left_bytes for pull in self._waiting)
+
+    @property
     def none_waits(self) -> bool:
         """Whether all of them end at once if there are no messages."""
         return len(self._waiting) > 0 and all(pull.no_wait and not pull.has_expiry for pull in self._waiting)
@@ -206,7 +211,7 @@ class WaitingPulls:
             left = len(sizes) - taken.count
             if len(self._waiting) == 1 and not self._waiting[0].left_bytes:
                 self._to_first(taken, left, now_us)
-            elif left >= len(self._waiting) and not any(pull.left_bytes for pull in self._waiting):
+            elif left >= len(self._waiting) and not self.counts_bytes:
                 self._in_turn(taken, left, now_us)
             else:
                 self._one(taken, int(sizes[taken.count]), now_us)

@@ -52,6 +52,7 @@ class Window:
     def __init__(self, start: int, upto: int, rows: pa.RecordBatch | None, version: object) -> None:
         self.start, self.upto, self.version = start, upto, version
         self.rows = rows if rows is not None and len(rows) else None
+        self.size_bytes = 0 if self.rows is None else self.rows.nbytes
         if self.rows is None:
             self.seqs = self.times_us = self.sizes = _NONE
             return
@@ -62,10 +63,6 @@ class Window:
 
     def __len__(self) -> int:
         return len(self.seqs)
-
-    @property
-    def size_bytes(self) -> int:
-        return 0 if self.rows is None else self.rows.nbytes
 
     def only(self, marks: Marks) -> Window:
         """The messages that are marked."""

@@ -285,7 +285,7 @@ class ServedConsumer:
     def wake(self) -> None:
         """Delivers, if there is something to deliver."""
         self._wakes = True
-        if self._pump is None and self._has_begun and not self.is_closed:
+        if self._pump is None and self._has_begun and not self.is_closed and self.machine.has_takers:
             self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
 
     async def _deliver_all(self) -> None:
