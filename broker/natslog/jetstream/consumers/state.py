@@ -105,7 +105,7 @@ def packed(columns: Longs) -> bytes:
         return b""
     differences = np.diff(columns, axis=1, prepend=0).astype("<i8")
     head = columns.shape[1].to_bytes(8, "little")
-    return b"".join((head, pa.Codec("zstd", 1).compress(differences.tobytes(), asbytes=True)))
+    return b"".join((head, pa.Codec("zstd", 3).compress(differences.tobytes(), asbytes=True)))
 
 
 def unpacked(data: bytes, columns: int, source: str) -> Longs:
