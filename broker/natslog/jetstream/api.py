@@ -36,6 +36,7 @@ from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import direct, errors
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.requests import API_LEVEL, required_level
+from natslog.jetstream.stream_state import NO_TIME
 from natslog.jetstream.streams import StreamCalls
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
@@ -178,6 +179,12 @@ _ENDPOINTS = (
         "CONSUMER.INFO.*.*",
         "consumer_info",
         lambda calls, request: calls.consumers.info(request.stream, request.names[1], request.payload),
+    ),
+    _Endpoint(
+        "CONSUMER.PAUSE.*.*",
+        "consumer_pause",
+        lambda calls, request: calls.consumers.pause(request.stream, request.names[1], request.payload),
+        beside_error={"paused": False, "pause_until": NO_TIME},
     ),
     _Endpoint(
         "CONSUMER.DELETE.*.*",
@@ -469,6 +476,7 @@ class JetStreamApi:
             try:
                 async with asyncio.timeout(_SETTLED_WITHIN_S):
                     await stream.settled()
+                    await self._calls.consumers.settled(stream)
             except TimeoutError as error:  # too few replicas are in sync to commit what was received
                 raise errors.unavailable() from error
             request = replace(request, stream=stream)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
+from pyroaring import BitMap64
+
 from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
@@ -39,6 +41,7 @@ from natslog.wire.leaf import LeafLink
 logger = logging.getLogger("natslog.jetstream")
 
 _STORE_WITHIN_S = 0.1
+_WINDOWS_BYTES = 64 * 1024 * 1024
 _RETRY_S = 1.0
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
@@ -81,6 +84,8 @@ class LedConsumers:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_us = _NEVER_US
         self._number = 0
+        self._windows: dict[ServedConsumer, int] = {}  # the one that was used last is the last one
+        self._storing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
         self._purged_below = stream.record.purged_below
@@ -133,6 +138,7 @@ class LedConsumers:
         machine, now_us = served.machine, self.now_us()
         if stored.state:
             restore(machine, state_record(stored.state, source), now_us, source)
+        served.note_pause()
         machine.begin(now_us, self.stream.usable_log().high_watermark)
         self.consumers[name] = served
         served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
@@ -159,6 +165,7 @@ class LedConsumers:
         if self.consumers.get(served.name) is served:
             del self.consumers[served.name]
         self._changed.discard(served)
+        self._windows.pop(served, None)
         await served.closed()
         self.retention.begin_again()
 
@@ -190,6 +197,16 @@ class LedConsumers:
             self._number += 1
             heapq.heappush(self._alarms, (due_us, self._number, served))
             self._set_alarm()
+
+    def note_window(self, served: ServedConsumer) -> None:
+        """What a consumer has read ahead is kept, but not of too many."""
+        self._windows.pop(served, None)
+        if served.reader.window is not None and served.reader.window.size_bytes:
+            self._windows[served] = served.reader.window.size_bytes
+        while len(self._windows) > 1 and sum(self._windows.values()) > _WINDOWS_BYTES:
+            oldest = next(iter(self._windows))
+            del self._windows[oldest]
+            oldest.reader.window = None
 
     def store_soon(self) -> None:
         """There is something to store, or to remove."""
@@ -338,6 +355,12 @@ class LedConsumers:
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
 
+    async def settled(self) -> None:
+        """Returns when messages that are not needed any more are removed. Raises NatslogError."""
+        if self.retention.policy != "limits":
+            while self._changed or not self.retention.is_complete:
+                await self._store()
+
     async def remove_unneeded(self) -> None:
         """Looks at all messages. Raises NatslogError."""
         self.retention.begin_again()
@@ -346,6 +369,10 @@ class LedConsumers:
 
     async def _store(self) -> None:
         """Raises NatslogError: they may be stored or not. What is cancelled is stored by the next call as well."""
+        async with self._storing:  # a later state must not be stored before an earlier one
+            await self._store_now()
+
+    async def _store_now(self) -> None:
         answers, self._answers = self._answers, []
         changed, self._changed = self._changed, set()
         records: list[Record] = []
@@ -353,10 +380,11 @@ class LedConsumers:
             served.machine.is_changed = False
             state = state_of(served.machine, self.now_us())
             records.append(consumer_records.state(served.name, served.id, state.to_bytes()))
-        removed = await self.retention.removable(changed)
-        if removed:
-            records += self._records_of(self.stream, removed)
+        removed = BitMap64()
         try:
+            removed = await self.retention.removable(changed)
+            if removed:
+                records += self._records_of(self.stream, removed)
             if records:
                 await self.stream.append_companion(records)
         except (NatslogError, asyncio.CancelledError):

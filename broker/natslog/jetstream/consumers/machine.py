@@ -104,6 +104,7 @@ class Consumer:
         exceeded: of messages that were delivered too often, how often they were delivered again.
         num_pending: how many messages are still to be delivered, as known last.
         acked: sequences that need not be kept for this consumer any more, since `take_acked`.
+        paused_us: until when it delivers nothing.
         active: of a push consumer: its deliver subject has a subscriber.
     """
 
@@ -127,6 +128,7 @@ class Consumer:
         self.num_pending = 0
         self.active = False
         self.delivered_us = self.acked_us = 0  # 0: never
+        self.paused_us = 0
         self.is_changed = False
         self.acked: list[Longs] = []
         self.exceeded_now: list[tuple[int, int]] = []
@@ -174,8 +176,10 @@ class Consumer:
 
     @property
     def resumes_us(self) -> int:
-        """Until when nothing is delivered, so as to keep the pace; in the past if something may be."""
-        return self._resume_us
+        """Until when nothing is delivered, so as to keep the pace, or because it is paused; in the past if something
+        may be.
+        """
+        return max(self._resume_us, self.paused_us)
 
     @property
     def is_stalled(self) -> bool:
@@ -254,8 +258,8 @@ class Consumer:
     def _ack_each(self, seqs: Longs, now_us: int) -> None:
         at = self.pending.find(seqs)
         at = at[at >= 0]
-        if len(at) > 1:
-            at = np.unique(at)
+        if len(at) > 1 and not bool((at[1:] > at[:-1]).all()):
+            at = np.unique(at)  # not in order, or twice
         if self.exceeded:
             self._forget_exceeded(seqs)
         self.acked_us = self._used_us = now_us

@@ -29,6 +29,7 @@ from natslog.wire.deliveries import Messages
 
 _COLUMNS = ["offset", "timestamp", "subject", "headers", "value"]
 _WINDOW_ROWS = 10_000
+_FIRST_ROWS = 500  # doubled each time a consumer goes on where the window ends
 _WINDOW_BYTES = 4 * 1024 * 1024
 _SPARSE_FROM = 20_000  # offsets; from there on the index of subjects is asked first
 _GAP = 256
@@ -94,6 +95,7 @@ class ConsumerReader:
     def __init__(self, filters: tuple[str, ...]) -> None:
         self.filters = filters
         self.window: Window | None = None
+        self._ahead = _FIRST_ROWS
         self.left = Left()
 
     # ---- messages ----
@@ -105,6 +107,8 @@ class ConsumerReader:
         kept = self.window
         if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
             return kept
+        goes_on = kept is not None and kept.upto == wanted.start
+        self._ahead = min(2 * self._ahead, _WINDOW_ROWS) if goes_on else _FIRST_ROWS
         self.window = self._following(log, wanted)
         return self.window
 
@@ -135,7 +139,7 @@ class ConsumerReader:
         parts: list[pa.RecordBatch] = []
         rows = size_bytes = 0
         upto = max(start, 0)
-        most = min(_WINDOW_ROWS, max(wanted.most, 500))
+        most = min(_WINDOW_ROWS, max(wanted.most, self._ahead))
         for batch in log.visible_rows(start, end) if start < end else ():
             batch = batch.select(_COLUMNS)
             upto = int(batch.column("offset")[-1].as_py()) + 1

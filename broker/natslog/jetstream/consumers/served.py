@@ -27,7 +27,9 @@ from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.jetstream.consumers.state import ConsumerRecord
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.log import StreamLog
+from natslog.node.clock import now_us as wall_clock_us
 from natslog.node.replicas.stream import HostedStream
+from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import ACK, NAK, NEXT, OTHER, PROGRESS, TERM, acks_of, status_frame
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
@@ -55,6 +57,8 @@ class Owner(Protocol):
     def now_us(self) -> int: ...
 
     def changed(self, served: ServedConsumer) -> None: ...
+
+    def note_window(self, served: ServedConsumer) -> None: ...
 
     def answer_when_stored(self, served: ServedConsumer, reply: str) -> None: ...
 
@@ -108,6 +112,13 @@ class ServedConsumer:
             self.reader = ConsumerReader(record.config.filters)
         self.record = record
         self.machine.change(record.config, self._owner.now_us())
+        self.note_pause()
+
+    def note_pause(self) -> None:
+        """Until when it is paused, by the clock of the machine."""
+        until = self.record.config.pause_until
+        left_us = parse_timestamp_us(until) - wall_clock_us() if until else 0
+        self.machine.paused_us = self._owner.now_us() + left_us if left_us > 0 else 0
 
     def close(self, line: str) -> None:
         """Waiting requests get this status."""
@@ -293,8 +304,10 @@ class ServedConsumer:
             if machine.resumes_us > owner.now_us():
                 break
             await owner.leaf.drain()
+        owner.note_window(self)
         self.note_exceeded()
-        self.send(machine.look(owner.now_us(), at_end=self.is_hungry))
+        is_paused = machine.paused_us > owner.now_us()
+        self.send(machine.look(owner.now_us(), at_end=self.is_hungry or is_paused))
         owner.changed(self)
 
     async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
