@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
+from pyroaring import BitMap64
+
 from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
@@ -382,10 +384,11 @@ class LedConsumers:
             served.machine.is_changed = False
             state = state_of(served.machine, self.now_us())
             records.append(consumer_records.state(served.name, served.id, state.to_bytes()))
-        removed = await self.retention.removable(changed)
-        if removed:
-            records += self._records_of(self.stream, removed)
+        removed = BitMap64()
         try:
+            removed = await self.retention.removable(changed)
+            if removed:
+                records += self._records_of(self.stream, removed)
             if records:
                 await self.stream.append_companion(records)
         except (NatslogError, asyncio.CancelledError):
