@@ -32,8 +32,8 @@ class ClusterOptions:
     """Args: `disks`: a file system of its own for each broker, of `disk_bytes`: ext4, or one that can be enlarged
     (`disks_grow`). `network`: a host of its own for each.
 
-    `clocks`: brokers whose wall clock can be set; not all, as what does it makes their starts several times as slow at
-    times. `settings`: flags for all brokers.
+    `has_leafnodes`: the brokers have a leafnode connection. `clocks`: brokers whose wall clock can be set; not all, as
+    what does it makes their starts several times as slow at times. `settings`: flags for all brokers.
     """
 
     brokers: int = 3
@@ -41,6 +41,7 @@ class ClusterOptions:
     disk_bytes: int = 256 * 1024 * 1024
     disks_grow: bool = False
     network: bool = False
+    has_leafnodes: bool = False
     clocks: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -136,7 +137,10 @@ class Cluster:
         self.network = Network(options.brokers) if options.network else None
         self.brokers: list[ClusterBroker] = []
         self.clocks: dict[int, WallClock] = {}
+        self.leaf_url = ""
         arguments = () if self.network is None else ("--addr", "0.0.0.0")
+        if options.has_leafnodes:
+            arguments += self._leafnodes()
         self.nats = NatsServer(0, folder / "nats.log", arguments=arguments, ends_with_parent=True)
         self.nats_url = self.nats.url if self.network is None else f"nats://{address(NATS)}:{self.nats.port}"
         self._inside = None if self.network is None else self.network.entered()
@@ -148,6 +152,13 @@ class Cluster:
             self.close()
             raise
 
+    def _leafnodes(self) -> tuple[str, ...]:
+        """Arguments of a NATS server that accepts them on any address."""
+        port, path = free_port(), self.folder / "leafnodes.conf"
+        path.write_text(f"leafnodes {{ host: 0.0.0.0, port: {port} }}\n")
+        self.leaf_url = f"nats-leaf://{'127.0.0.1' if self.network is None else address(NATS)}:{port}"
+        return "--config", str(path)
+
     def _make_brokers(self) -> None:
         numbers = range(1, self.options.brokers + 1)
         places = [("127.0.0.1", free_port()) if self.network is None else (address(n), HTTP_PORT) for n in numbers]
@@ -157,6 +168,8 @@ class Cluster:
             "cluster_secret_file": secret,
             "log_level": "info",
         }
+        if self.leaf_url:
+            common["nats_leaf_url"] = self.leaf_url
         for number, (host, port) in zip(numbers, places, strict=True):
             folder, disk = self.folder / f"broker-{number}", None
             if self.options.disks:

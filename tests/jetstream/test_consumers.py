@@ -332,12 +332,11 @@ def test_names_that_are_too_long(both: Both) -> None:
 
 
 FEATURES: list[dict[str, Any]] = [
-    {"pause_until": "2100-01-01T00:00:00Z"},
     {"priority_policy": "overflow", "priority_groups": ["g"]},
     {"priority_policy": "pinned_client", "priority_groups": ["g"], "priority_timeout": SECOND},
     {"priority_policy": "prioritized", "priority_groups": ["g"]},
-    {"priority_groups": ["g"]},
-    {"ack_policy": "flow_control", "deliver_subject": "to.me", "max_ack_pending": 5},
+    {"ack_policy": "flow_control", "deliver_subject": "to.me", "flow_control": True, "idle_heartbeat": SECOND}
+    | {"max_ack_pending": 5},
 ]
 
 

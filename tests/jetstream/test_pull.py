@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.jetstream.both import Api, Both, Publish, Step
-from tests.jetstream.consuming import Ack, Collect, Heartbeat, Next, Pull, PullLater, Unsubscribe, Until
+from tests.jetstream.consuming import Ack, Agreed, Collect, Heartbeat, Next, Pull, PullLater, Unsubscribe, Until
 from tests.jetstream.test_consumers import SECOND, consumer, ephemeral, state
 from tests.jetstream.test_streams import MS, create, info, published, update
 
@@ -901,5 +901,33 @@ def test_a_request_keeps_an_ephemeral(both: Both) -> None:
             gone,
             Pull("A", "GENERATED0", b""),
             info("A"),
+        ]
+    )
+
+
+def test_paused_consumers_deliver_nothing(both: Both) -> None:
+    pause = "CONSUMER.PAUSE.A.C"
+    both.compare(
+        [
+            *filled(explicit()),
+            Api(pause, {"pause_until": "2100-01-01T00:00:00Z"}),
+            state(),
+            Pull("A", "C", {"batch": 1, "expires": 50 * MS}),
+            later("one"),
+            is_waiting(),
+            Api(pause, {}),
+            later("two"),
+            Collect("one"),
+            Collect("two"),
+            state(),
+            Api(pause, {"pause_until": "2020-01-01T00:00:00Z"}),
+            Api(pause, b"{"),
+            Api(pause),
+            Api("CONSUMER.PAUSE.A.none", {}),
+            Api("CONSUMER.PAUSE.none.C", {}),
+            explicit("D", pause_until="2100-01-01T00:00:00Z"),
+            state("D"),
+            Api("CONSUMER.PAUSE.A.D"),
+            Agreed("CONSUMER.LIST.A"),
         ]
     )

@@ -10,12 +10,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.sim import cluster_walk, cluster_world, raft_world
+from tests.sim import cluster_walk, cluster_world, consumer_world, raft_world
 
 SIMULATIONS: dict[str, Callable[..., Any]] = {
     "raft": raft_world.run_seed,
     "cluster": cluster_world.run_seed,
     "walk": cluster_walk.run_walk,
+    "consumer": consumer_world.run_seed,
 }
 CHUNK_SEEDS = 20
 _PROGRESS_EVERY = 1000

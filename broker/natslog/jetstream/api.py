@@ -31,14 +31,19 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from natslog.errors import NatslogError, NatsUnavailable
 from natslog.jetstream import direct, errors
+from natslog.jetstream.direct_groups import DirectGroups
 from natslog.jetstream.errors import ApiError
-from natslog.jetstream.streams import API_LEVEL, StreamCalls
+from natslog.jetstream.requests import API_LEVEL, required_level
+from natslog.jetstream.stream_state import NO_TIME
+from natslog.jetstream.streams import StreamCalls
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
+from natslog.wire.direct_frames import taken_requests
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 
@@ -50,7 +55,6 @@ PREFIX = "$JS.API"
 DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
 _PREFIXES = {"on": PREFIX, "domain": DOMAIN_PREFIX}
 _TYPES = "io.nats.jetstream.api.v1."
-_LEVEL_HEADER = "nats-required-api-level"
 _OWN_HEADER = "Natslog-Broker"
 _MOST_WAITING = 10_000
 _AT_ONCE = 64
@@ -180,6 +184,12 @@ _ENDPOINTS = (
         lambda calls, request: calls.consumers.info(request.stream, request.names[1], request.payload),
     ),
     _Endpoint(
+        "CONSUMER.PAUSE.*.*",
+        "consumer_pause",
+        lambda calls, request: calls.consumers.pause(request.stream, request.names[1], request.payload),
+        beside_error={"paused": False, "pause_until": NO_TIME},
+    ),
+    _Endpoint(
         "CONSUMER.DELETE.*.*",
         "consumer_delete",
         lambda calls, request: calls.consumers.delete(request.stream, request.names[1], request.payload),
@@ -207,6 +217,14 @@ class JetStreamApi:
         self._answering: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
         self._room, self._changing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_CHANGES_AT_ONCE)
+        self._groups = DirectGroups(
+            broker,
+            leads=lambda stream: self._calls.led_here(stream.name) is stream,
+            begin=lambda answering: self._begin(answering, 0),
+            room=self._room,
+            most_answer_bytes=lambda: self._link.max_payload_bytes,
+            settled_within_s=_SETTLED_WITHIN_S,
+        )
         self._probed_connection = -1
         self._total = self._failed = self._dropped = 0
         self._complained_s = -_LOG_EVERY_S
@@ -349,15 +367,25 @@ class JetStreamApi:
             await stream.serve_direct_requests()
 
     def _receive_direct(self, stream: HostedStream, frames: Frames) -> None:
-        for row in frames.rows.tolist():
-            if row[REPLY_LEN] and frames.buffer[row[REPLY]] != _DOLLAR and self._has_room(row):
+        api_bytes, domain_bytes = (len(f"{one}.{direct.PREFIX}{stream.name}") for one in (PREFIX, DOMAIN_PREFIX))
+        requests, others = taken_requests(frames, api_bytes, domain_bytes)
+        room = max(0, _MOST_WAITING - self._waiting)
+        if self._size_bytes + requests.nbytes > _MOST_BYTES:
+            room = 0
+        if len(requests) > room:
+            self._drop(len(requests) - room)
+            requests = requests.take(np.arange(room))
+        if len(requests):
+            self._groups.add(stream, requests)
+        for row in [] if others is None else others.rows.tolist():
+            if self._has_room(row):
                 self._begin(self._answer_direct(stream, *_parts(frames, row)), row[PAYLOAD_LEN])
 
     async def _answer_direct(
         self, stream: HostedStream, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> None:
         try:
-            if _required_level(block) > API_LEVEL:
+            if required_level(block) > API_LEVEL:
                 raise direct.Status(412, "Required Api Level")
             key = subject.decode().partition(f".{direct.PREFIX}{stream.name}.")[2]
             request = direct.request_of(key, payload)
@@ -399,9 +427,18 @@ class JetStreamApi:
                 request = _Request(names, *_parts(frames, row)[1:], is_known=record is not None)
                 self._begin(self._answer(endpoint, request), row[PAYLOAD_LEN])
 
+    @property
+    def _waiting(self) -> int:
+        return len(self._answering) + self._groups.count
+
+    @property
+    def _size_bytes(self) -> int:
+        """Of the requests that wait."""
+        return self._waiting_bytes + self._groups.size_bytes
+
     def _has_room(self, row: list[int]) -> bool:
         """Whether one more request may wait."""
-        waits = len(self._answering) < _MOST_WAITING and self._waiting_bytes + row[PAYLOAD_LEN] <= _MOST_BYTES
+        waits = self._waiting < _MOST_WAITING and self._size_bytes + row[PAYLOAD_LEN] <= _MOST_BYTES
         if not waits:
             self._drop()
         return waits
@@ -417,8 +454,8 @@ class JetStreamApi:
 
         task.add_done_callback(ended)
 
-    def _drop(self) -> None:
-        self._dropped += 1
+    def _drop(self, count: int = 1) -> None:
+        self._dropped += count
         if time.monotonic() - self._complained_s >= _LOG_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error(
@@ -463,12 +500,13 @@ class JetStreamApi:
             return None  # created meanwhile
         if len(request.payload) > _MOST_REQUEST_BYTES:
             raise errors.request_too_large(_MOST_REQUEST_BYTES)
-        if _required_level(request.headers) > API_LEVEL:
+        if required_level(request.headers) > API_LEVEL:
             raise errors.level_required()
         if stream is not None:
             try:
                 async with asyncio.timeout(_SETTLED_WITHIN_S):
                     await stream.settled()
+                    await self._calls.consumers.settled(stream)
             except TimeoutError as error:  # too few replicas are in sync to commit what was received
                 raise errors.unavailable() from error
             request = replace(request, stream=stream)
@@ -526,15 +564,3 @@ def _frame(reply: bytes, answer: direct.Answer) -> bytes:
     if not headers:
         return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (reply, len(headers), len(headers) + len(payload), headers, payload)
-
-
-def _required_level(headers: bytes) -> int:
-    """That the request names; 0 if it names none. What is no number is more than any level."""
-    for line in headers.decode(errors="replace").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() == _LEVEL_HEADER:
-            text = value.strip()
-            if not text:
-                return 0
-            return int(text) if text.isdecimal() and len(text) < 10 else API_LEVEL + 1
-    return 0

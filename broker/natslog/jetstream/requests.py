@@ -15,8 +15,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from natslog.jetstream.errors import ApiError, invalid_json
+from natslog.jetstream.errors import invalid_json
 
+API_LEVEL = 5
+_LEVEL_HEADER = "nats-required-api-level"
 Unsigned = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -72,6 +74,18 @@ class PurgeRequest(ApiRequest, frozen=True, kw_only=True):
     keep: Unsigned = 0
 
 
+def required_level(headers: bytes) -> int:
+    """The level of the API that a request names; 0 if it names none. What is no number is more than any level."""
+    for line in headers.decode(errors="replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() == _LEVEL_HEADER:
+            text = value.strip()
+            if not text:
+                return 0
+            return int(text) if text.isdecimal() and len(text) < 10 else API_LEVEL + 1
+    return 0
+
+
 def is_empty(payload: bytes) -> bool:
     """Whether a request has no fields."""
     if payload in (b"", b"{}"):
@@ -118,18 +132,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(one) for name, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
-
-
-__all__ = [
-    "ApiError",
-    "ApiRequest",
-    "MessageDeleteRequest",
-    "MessageGetRequest",
-    "PagedRequest",
-    "PurgeRequest",
-    "StreamInfoRequest",
-    "StreamsRequest",
-    "decoded",
-    "has_fields",
-    "is_empty",
-]

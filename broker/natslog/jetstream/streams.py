@@ -14,6 +14,7 @@ from natslog.jetstream import direct, errors, stored_messages
 from natslog.jetstream.consumers.calls import ConsumerCalls
 from natslog.jetstream.consumers.serving import ConsumerServing
 from natslog.jetstream.requests import (
+    API_LEVEL,
     MessageDeleteRequest,
     MessageGetRequest,
     PurgeRequest,
@@ -46,7 +47,6 @@ from natslog.subjects import check_subject, overlap
 
 Result = TypeVar("Result")
 
-API_LEVEL = 5
 SERVER_VERSION = "2.15.1"
 """Of the server whose API this is: clients compare it to find out what they may use."""
 DYNAMIC = {"_nats.ver": SERVER_VERSION, "_nats.level": str(API_LEVEL)}
@@ -293,7 +293,7 @@ class StreamCalls:
         await self._broker.change_cluster(operations.replace_settings(record, settings))
         await stream.serve_direct_requests()
         if config.retention != was.retention:
-            self.consumers.retention_changed(stream)
+            await self.consumers.retention_changed(stream)
         if config.sealed and not was.sealed:
             await self._broker.change_cluster(operations.seal(stream))
         return self._info(stream.record, await self._state(stream), dynamic=DYNAMIC)
@@ -331,12 +331,14 @@ class StreamCalls:
             except InvalidRequest:
                 return {"success": True, "purged": 0}
             purged = await operations.purge_subject(stream, request.filter, below, request.keep)
+            await self.consumers.purged(stream, request.filter)
             return {"success": True, "purged": purged}
         if request.keep:
             below = await self._read(stream, lambda log: log.reader.start_of_newest(request.keep))
         purged = await self._read(stream, lambda log: _visible_below(log, below))
         if purged:
             await self._broker.change_cluster(operations.purge(stream, Offset(below)))
+        await self.consumers.purged(stream, "")
         return {"success": True, "purged": purged}
 
     async def message(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from natslog.log.extent import Extent, bytes_between, extent, overlapping
 from natslog.log.hidden_rows import Hiding
 from natslog.log.lag import Lag, lag_at
 from natslog.log.read_plan import FileRange, ReadPlan
-from natslog.log.removed import Hidden, RemovedOffsets
+from natslog.log.removed import Hidden, Offsets, RemovedOffsets
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_batch
 from natslog.log.splits import Stretch, cut_into_splits
@@ -140,6 +141,37 @@ class LogReader:
             return 0
         at = min(index.first_covering(end - 1), len(index) - 1)
         return index.max_timestamps_us[at] if at >= 0 else 0
+
+    def rows_at(self, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch | CorruptLog]]:
+        """The stored messages with these offsets, also if they are hidden, in parts of one stored batch. Messages that
+        are not in the log, or were removed from its files, are left out. Of what is damaged: the offsets, and why.
+
+        Args:
+            offsets: ascending, each once.
+        """
+        offsets = offsets[offsets < self._chain.high_watermark]
+        while len(offsets):
+            try:
+                segment, index, fd = self._opened(int(offsets[0]), False)
+            except (OffsetOutOfRange, CorruptLog) as error:
+                if isinstance(error, CorruptLog):
+                    yield offsets[:1], error
+                offsets = offsets[1:]
+                continue
+            with open(fd, "rb", buffering=0):
+                end = max(int(offsets[0]) + 1, index.end_offsets[len(index) - 1] if len(index) else 0)
+                while len(offsets) and offsets[0] < end:
+                    at, count = index.first_covering(int(offsets[0])), 1
+                    try:
+                        self._check_covered(segment, index, at, int(offsets[0]))
+                        count = int(np.searchsorted(offsets, index.end_offsets[at]))
+                        batch = ipc.decode_batch(read_batch(fd, index[at], segment.path))
+                        part = _rows_of(batch, index[at], offsets[:count])
+                        if len(part[0]):
+                            yield part
+                    except CorruptLog as error:
+                        yield offsets[:count], error
+                    offsets = offsets[count:]
 
     def _check_in_log(self, start: int, uncommitted: bool = False) -> int:
         chain = self._chain
@@ -350,6 +382,19 @@ class LogReader:
         if start > end:
             raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
         self._check_in_log(end)
+
+
+def _rows_of(batch: pa.RecordBatch, entry: BatchEntry, offsets: Offsets) -> tuple[Offsets, pa.RecordBatch]:
+    """The rows with these offsets, which ascend within the batch, as far as it has them."""
+    rows = offsets - entry.base_offset
+    if entry.has_gaps:
+        stored = batch.column("offset").to_numpy()
+        rows = np.searchsorted(stored, offsets)
+        has_row = np.append(stored, -1)[rows] == offsets
+        rows, offsets = rows[has_row], offsets[has_row]
+    if len(rows) == batch.num_rows:
+        return offsets, batch
+    return offsets, batch.slice(int(rows[0]), 1) if len(rows) == 1 else batch.take(pa.array(rows))
 
 
 def _visible_part(split: Split, removed: RemovedOffsets) -> Split:

@@ -122,8 +122,7 @@ class NewestRows:
 
     def newest_of(self, texts: Texts) -> Offsets:
         """The newest offset of each of these texts; -1 where it has none."""
-        found = self._find(texts)
-        return np.where(found < 0, -1, self._entries[np.maximum(found, 0), NEWEST])
+        return self._of_each(native.newest_of_texts, texts)
 
     def oldest_of(self, texts: Texts) -> Offsets:
         """The oldest offset that each of these texts keeps; -1 where it has none."""
@@ -203,8 +202,11 @@ class NewestRows:
         return pa.array(data, pa.binary())
 
     def _find(self, texts: Texts) -> npt.NDArray[np.int64]:
+        return self._of_each(native.look_up_texts, texts)
+
+    def _of_each(self, kernel: Callable[..., Any], texts: Texts) -> npt.NDArray[np.int64]:
         found = np.empty(len(texts.offsets) - 1, np.int64)
-        native.look_up_texts(
+        kernel(
             texts.offsets, texts.data, self._slots, self._entries, self._texts,
             self._word, self._word.view(np.uint8), found,
         )  # fmt: skip

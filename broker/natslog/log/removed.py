@@ -25,6 +25,7 @@ Offsets = npt.NDArray[np.int64]
 
 _FIRST_WINDOW = 1 << 16
 _LARGEST_WINDOW = 1 << 26
+_FEW = 8
 
 
 def offset_set(offsets: Offsets) -> BitMap64:
@@ -100,6 +101,16 @@ class Hidden:
         if not len(offsets):
             return np.zeros(0, np.bool_)
         return marks_among(offsets, self.offsets_within(int(offsets[0]), int(offsets[-1]) + 1))
+
+    def marks_of(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
+        """Of offsets in any order, also negative ones, which are not hidden: however many lie between them."""
+        if len(offsets) <= _FEW:
+            return np.array([one >= 0 and one in self._hidden for one in offsets.tolist()], np.bool_)
+        known = offsets[offsets >= 0]
+        if not self._hidden or not len(known):
+            return np.zeros(len(offsets), np.bool_)
+        found = offset_set(known) & self._hidden
+        return np.isin(offsets, to_array(found)) if found else np.zeros(len(offsets), np.bool_)
 
     def next_visible(self, start: int, end: int) -> int:
         """The first offset in `[start, end)` that is not hidden; `end` if all are."""

@@ -115,6 +115,7 @@ class ReplicaLog(RunLog):
         self.producers.cut(end_offset)
         self.scrub.cut(end_offset)
         self.forget_sizes()
+        self.kept.clear()
         if end_offset < self.visibility.applied:
             self.visibility.begin_again(self.log_start_offset)
 
@@ -178,6 +179,7 @@ class ReplicaLog(RunLog):
         self.producers.cut(log_start_offset)
         self.scrub.cut(0)
         self.forget_sizes()
+        self.kept.clear()
         self.visibility.begin_again(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -41,11 +42,12 @@ from natslog.log.checkpoints import NO_ROOM, Checkpoints
 from natslog.log.compression import CompressedSizes
 from natslog.log.epoch_file import read_epochs, rebuilt_epochs, write_epochs
 from natslog.log.erasing import ErasedRows, Erasures, RewrittenFile, due_segment, erased, is_in_unsealed
+from natslog.log.kept_messages import KeptMessages
 from natslog.log.latest_views import LatestViews
 from natslog.log.limits import StartLimits
 from natslog.log.log_reader import LogReader
 from natslog.log.message_bytes import MessageBytes, size_rule
-from natslog.log.newest import NewestRows, Texts
+from natslog.log.newest import NewestRows, Offsets, Texts
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.removed import offset_range, offset_set
@@ -56,9 +58,10 @@ from natslog.log.scrub import ScrubProgress
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
 from natslog.log.subject_index import SubjectIndex
-from natslog.log.visibility import Visibility
+from natslog.log.visibility import UNKNOWN, Visibility
 from natslog.log.visible_size import VisibleSize
 from natslog.model import Epoch, StreamSettings
+from natslog.wire.outgoing import taken
 
 logger = logging.getLogger("natslog.log")
 
@@ -150,6 +153,7 @@ class StreamLog:
         self.scrub = ScrubProgress(folder, is_stored=options.stores_scrub)
         self.compression = CompressedSizes(folder, is_stored=options.stores_scrub)
         self.erasures = Erasures(folder)
+        self.kept = KeptMessages()
         self.latest_views = LatestViews(self.latest, lambda: self.erasures.serial)
         self.epochs = self._stored_epochs = EpochHistory()
         opening = Opening(
@@ -631,6 +635,7 @@ class StreamLog:
             at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
             self.chain.segments[at] = fresh
         self.subjects.forget(segment.path)  # it has the subjects of removed messages
+        self.kept.clear()
         sync_folder(self.folder)
         self.compression.sealed(self.chain, segment.base_offset, uncompressed_bytes)
 
@@ -730,6 +735,41 @@ class StreamLog:
             table.add(Texts.of(batch.column("key")), batch.column("offset").to_numpy())
         return self.visibility.without_tombstones(offset_set(table.newest())), end
 
+    def newest_of_subjects(self, subjects: Texts) -> Offsets:
+        """The newest visible message of each subject; -1 where there is none. Raises CorruptLog."""
+        end = self.high_watermark
+        self.visibility.removed_below(end)
+        found = self.visibility.newest_of_subjects(subjects, end, may_wait=True)
+        if found is None:
+            return self.subjects.last_of((subjects.offsets, subjects.data))
+        if len(unknown := np.flatnonzero(found == UNKNOWN)):
+            found[unknown] = self.subjects.last_of(taken((subjects.offsets, subjects.data), unknown))
+        return self._readable_of(found)
+
+    def newest_of_subjects_now(self, subjects: Texts) -> Offsets | None:
+        """The same where it is known in memory, else None: does not block."""
+        found = self.visibility.newest_of_subjects(subjects, self.high_watermark, may_wait=False)
+        return None if found is None or found.min(initial=0) == UNKNOWN else self._readable_of(found)
+
+    def visible_of(self, offsets: Offsets) -> Offsets:
+        """-1 in place of offsets that are not visible. Raises CorruptLog."""
+        end = self.high_watermark
+        removed = self.visibility.removed_below(end)
+        return self._readable_of(np.where(removed.marks_of(offsets) | (offsets >= end), -1, offsets))
+
+    def visible_of_now(self, offsets: Offsets) -> Offsets | None:
+        """The same where it is known in memory, else None: does not block."""
+        end = self.high_watermark
+        if not self.visibility.is_applied(end):
+            return None
+        return self._readable_of(np.where(self.visibility.removed.marks_of(offsets) | (offsets >= end), -1, offsets))
+
+    def _readable_of(self, offsets: Offsets) -> Offsets:
+        start = self.first_readable_offset
+        if start:
+            offsets[offsets < start] = -1
+        return offsets
+
     def limit_start(self, offset: int) -> None:
         """What lies below is past a limit: readers do not get it from now on."""
         with self._limits_lock:
@@ -813,6 +853,7 @@ class StreamLog:
                 error,
             )
         self._store_visibility()
+        self.kept.clear()
         self._is_closed = True
         with self._seal_lock, self._checkpoint_lock:  # all other work on files has ended
             for segment in self.chain.segments:

@@ -19,6 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.errors import OffsetOutOfRange
@@ -27,8 +29,9 @@ from natslog.log.removed import Hidden, HiddenThen
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SUBJECTS_SUFFIX
 from natslog.log.subject_counts import SubjectCounts, combined
-from natslog.log.subject_part import SubjectPart, file_identity, newest_visible, oldest_visible
+from natslog.log.subject_part import SubjectPart, file_identity, newest_visible, oldest_visible, text_at
 from natslog.log.visibility import StoredRows, Visibility
+from natslog.wire.outgoing import TextBuffers, taken
 
 logger = logging.getLogger("natslog.log")
 
@@ -37,6 +40,7 @@ _JOINED = 2
 _TRIED = 5
 
 Found = TypeVar("Found")
+Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,27 @@ class SubjectIndex:
             high = state.end if end is None else min(end, state.end)
             found = (newest_visible(one.offsets_of(text, state.start, high), state.hidden) for one in parts[::-1])
             return next((one for one in found if one >= 0), -1)
+
+        return self._at_one_moment(look_up)
+
+    def last_of(self, subjects: TextBuffers) -> Offsets:
+        """`last` of many subjects at once. Raises as `on_subject`."""
+
+        def look_up(parts: Sequence[SubjectPart], state: VisibleState) -> Offsets:
+            found = np.full(len(subjects[0]) - 1, -1, np.int64)
+            left, texts = np.arange(len(found)), subjects
+            for part in parts[::-1]:
+                if not len(left) or part.end <= state.start:
+                    break
+                newest = part.last_of(texts, state.start, state.end)
+                for row in np.flatnonzero(state.hidden.marks_of(newest)).tolist():
+                    offsets = part.offsets_of(text_at(texts, row), state.start, state.end)
+                    newest[row] = newest_visible(offsets, state.hidden)
+                found[left] = newest
+                if (newest >= 0).any():
+                    left = left[newest < 0]
+                    texts = taken(subjects, left)
+            return found
 
         return self._at_one_moment(look_up)
 

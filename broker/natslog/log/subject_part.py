@@ -26,6 +26,8 @@ from crc32c import crc32c
 from natslog.log.removed import Hidden
 from natslog.log.segment import SUBJECTS_SUFFIX
 from natslog.log.subject_counts import COUNTS_SCHEMA
+from natslog.wire import native
+from natslog.wire.outgoing import TextBuffers
 
 Offsets = npt.NDArray[np.int64]
 
@@ -73,6 +75,22 @@ class SubjectPart:
             low, high = np.searchsorted(rows, [max(start - self.start, 0), max(end - self.start, 0)])
             rows = rows[low:high]
         return rows.astype(np.int64) + self.start
+
+    def last_of(self, subjects: TextBuffers, start: int, end: int) -> Offsets:
+        """The newest offset in `[start, end)` on each of these subjects, hidden ones too; -1 where there is none."""
+        found = np.empty(len(subjects[0]) - 1, np.int64)
+        if not len(self.subjects):
+            found[:] = -1
+            return found
+        texts = np.frombuffer(self._data, np.uint8) if len(self._data) else _NO_BYTES
+        native.find_sorted(*subjects, self._texts, texts, found)
+        last: Offsets = self.rows[self.ends[np.maximum(found, 0)] - 1].astype(np.int64) + self.start
+        last[found < 0] = -1
+        for row in np.flatnonzero(last >= end).tolist():  # what is not committed yet
+            offsets = self.offsets_of(text_at(subjects, row), start, end)
+            last[row] = offsets[-1] if len(offsets) else -1
+        last[last < start] = -1
+        return last
 
     def _codes(self) -> npt.NDArray[np.int32]:
         """For each row, the number of its subject."""
@@ -209,6 +227,12 @@ class SubjectPart:
 
 
 _NONE: Offsets = np.zeros(0, np.int64)
+_NO_BYTES = np.zeros(0, np.uint8)
+
+
+def text_at(texts: TextBuffers, row: int) -> bytes:
+    offsets, data = texts
+    return data[offsets[row] : offsets[row + 1]].tobytes()
 
 
 def file_identity(segment: Path) -> bytes:

@@ -52,6 +52,9 @@ _STORED_EVERY_OFFSETS = 1_000_000
 _ROWS_AT_ONCE = 100_000
 _FIRST_WINDOW = 1 << 14
 
+UNKNOWN = -2
+"""In place of an offset."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -262,6 +265,30 @@ class Visibility:
             if not removed.is_hidden(offset):
                 return offset if offset >= first_readable_offset else -1
         return -1 if has_all or not queue else self._older_visible(subject, queue[0], first_readable_offset)
+
+    def newest_of_subjects(self, subjects: Texts, end: int, *, may_wait: bool) -> Offsets | None:
+        """The newest visible message of each subject, as far as it is known without the index: -1 where there is none,
+        `UNKNOWN` where the index is to be asked.
+
+        Args:
+            end: rows below are committed. `may_wait`: for the lock, under which others read the log.
+
+        Returns:
+            None: no rule counts subjects, or the rules were not applied to all rows below yet, or the lock is taken.
+        """
+        if not self._lock.acquire(blocking=may_wait):
+            return None
+        try:
+            is_counted = self._counts_subjects or self._indexes_subjects
+            if self._subjects is None or not is_counted or self._passed_damage or self.applied < end:
+                return None
+            found = self._subjects.newest_of(subjects)
+            is_hidden = self.removed.marks_of(found)  # under the lock: newer rows would hide what was found
+            has_all = len(self.rules) == 1 and self.rule.per_subject == 1  # then all older ones are hidden
+        finally:
+            self._lock.release()
+        found[(found < 0) | is_hidden] = -1 if has_all else UNKNOWN
+        return found
 
     def _older_visible(self, subject: str, end: int, first_readable_offset: int) -> int:
         """The newest visible message of a subject below `end`; -1 if there is none. Reads the log backwards."""

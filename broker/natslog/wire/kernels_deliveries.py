@@ -14,6 +14,7 @@ from natslog.wire.compiled import (
     copy_bytes,
     digits_of,
     equals,
+    inlined,
     put_number,
     put_text,
     read_number,
@@ -30,7 +31,24 @@ _TERM = np.frombuffer(b"+TERM", np.uint8)
 _PROGRESS = np.frombuffer(b"+WPI", np.uint8)
 _NEXT = np.frombuffer(b"+NXT", np.uint8)
 _DOT, _AT = 46, 64
-_NUMBERS = 5
+_NUMBERS, _TIME = 5, 3
+_PAIRS = np.frombuffer(b"".join(b"%02d" % number for number in range(100)), np.uint8)
+
+
+@inlined
+def _put_pairs(out: Any, at: int, number: int, digits: int) -> int:
+    """`put_number`, two digits at a time."""
+    end = at + digits
+    place = end
+    while place - at >= 2:
+        pair = 2 * (number % 100)
+        number //= 100
+        out[place - 1] = _PAIRS[pair + 1]
+        out[place - 2] = _PAIRS[pair]
+        place -= 2
+    if place > at:
+        out[at] = 48 + number
+    return end
 
 
 @compiled
@@ -62,6 +80,7 @@ def delivery_frames(
         How many bytes of `out` were filled.
     """
     at = 0
+    time_at, time_digits = 0, 0
     for index in range(value_offsets.shape[0] - 1):
         value_start = value_offsets[index]
         value_bytes = value_offsets[index + 1] - value_start
@@ -82,7 +101,15 @@ def delivery_frames(
         at = put_text(out, at + 1, prefix)
         for which in range(_NUMBERS):
             number = numbers[which, index]
-            at = put_number(out, at, number, digits_of(number))
+            if which == _TIME and index > 0 and number == numbers[_TIME, index - 1]:
+                copy_bytes(out, time_at, time_digits, out, at)  # of the same batch, as most are
+                time_at = at
+                at += time_digits
+            else:
+                digits = digits_of(number)
+                if which == _TIME:
+                    time_at, time_digits = at, digits
+                at = _put_pairs(out, at, number, digits)
             out[at] = _DOT
             at += 1
         out[at - 1] = _AT

@@ -203,3 +203,14 @@ def look_up_texts(
         value = text_hash(data, start, end, word, word_bytes)
         slot = find_text(data, start, end, value, slots, entries, texts)
         found[index] = np.int64(slots[slot, 1]) - 1
+
+
+@compiled
+def newest_of_texts(
+    offsets: Any, data: Any, slots: Any, entries: Any, texts: Any, word: Any, word_bytes: Any, found: Any
+) -> None:
+    """`found[i]` becomes the newest offset of text i, or -1."""
+    look_up_texts(offsets, data, slots, entries, texts, word, word_bytes, found)
+    for index in range(found.shape[0]):
+        if found[index] >= 0:
+            found[index] = entries[found[index], NEWEST]

@@ -319,6 +319,12 @@ class NatsLink:
         if not was_reachable:
             demux.receivers[handle.group] = _ignored  # messages that it sent meanwhile may still arrive
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Of sent protocol, what the server has not accepted yet."""
+        transport = None if self._client is None else self._client._transport
+        return transport.unsent_bytes if isinstance(transport, InPlaceTransport) else 0
+
     def send_now(self, protocol: bytes | memoryview) -> bool:
         """Sends raw protocol; False (and nothing is sent) while no server is connected, or if the server accepts no
         more data and too much is waiting for it.

@@ -41,6 +41,7 @@ _SOURCES = (
         "kernels",
         "kernels_acks",
         "kernels_deliveries",
+        "kernels_direct",
         "kernels_envelopes",
         "kernels_hash",
         "kernels_ids",

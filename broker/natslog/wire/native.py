@@ -91,6 +91,7 @@ _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
+_direct = "natslog.wire.kernels_direct"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
 survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
@@ -129,6 +130,7 @@ shorten_queues = Kernel(_newest, "shorten_queues", INTEGER, ROWS, LONGS, OFFSETS
 make_queues = Kernel(_newest, "make_queues", ROWS, LONGS, OFFSETS, LONGS)
 place_texts = Kernel(_newest, "place_texts", BYTES, ROWS, INTEGER, HASHES, WORDS, BYTES)
 look_up_texts = Kernel(_newest, "look_up_texts", OFFSETS, BYTES, HASHES, ROWS, BYTES, WORDS, BYTES, LONGS)
+newest_of_texts = Kernel(_newest, "newest_of_texts", OFFSETS, BYTES, HASHES, ROWS, BYTES, WORDS, BYTES, LONGS)
 stored_acks = Kernel(_out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, MARKS, LONGS, *[BYTES] * 6, results=1)
 publish_frames = Kernel(
     _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
@@ -142,6 +144,14 @@ delivery_frames = Kernel(
     BYTES, results=1,
 )  # fmt: skip
 parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, results=1)
+take_requests = Kernel(
+    _direct, "take_requests", BYTES, ROWS, INTEGER, INTEGER, LONGS, *[OFFSETS, BYTES] * 2, LONGS, results=2
+)
+find_sorted = Kernel(_direct, "find_sorted", *[OFFSETS, BYTES] * 2, LONGS)
+kept_places = Kernel(_direct, "kept_places", LONGS, ROWS, ROWS, results=2)
+keep_places = Kernel(_direct, "keep_places", LONGS, ROWS, ROWS, results=1)
+direct_answers = Kernel(_direct, "direct_answers", *[OFFSETS, BYTES] * 3, LONGS, LONGS, BYTES, BYTES, ROWS, results=1)
+answer_frames = Kernel(_direct, "answer_frames", OFFSETS, BYTES, LONGS, ROWS, BYTES, INTEGER, *[BYTES] * 3, results=1)
 
 _WORDS_OF_A_LINE = (6, 2)
 

@@ -45,6 +45,20 @@ def texts_of(column: Any) -> TextBuffers:
     return offsets, values
 
 
+def gathered(buffer: npt.NDArray[np.uint8], starts: Sequences, lengths: Sequences) -> TextBuffers:
+    """Copies of these parts of a buffer."""
+    offsets, data = np.zeros(len(starts) + 1, np.int32), np.empty(int(lengths.sum()), np.uint8)
+    native.gather(buffer, np.ascontiguousarray(starts), np.ascontiguousarray(lengths), data, offsets, 0)
+    return offsets, data
+
+
+def taken(texts: TextBuffers, rows: Sequences) -> TextBuffers:
+    """Copies of some of the texts."""
+    offsets, data = texts
+    starts = offsets[rows].astype(np.int64)
+    return gathered(data, starts, offsets[rows + 1] - starts)
+
+
 def publish_frames(
     subjects: Any,
     bodies: Any,
@@ -104,12 +118,17 @@ def header_lines(pairs: Any | None, keys: Any | None) -> Any | None:
 def _pair_lines(pairs: Any) -> Any:
     """The lines of each row's pairs as one text."""
     flat = pairs.flatten()
-    keys, values = flat.field("key").cast(_BINARY), flat.field("value").cast(_BINARY)
+    keys, values = (_without_nulls(flat.field(name).cast(_BINARY)) for name in ("key", "value"))
     lines = pc.binary_join_element_wise(keys, b": ", values, b"\r\n", b"")
     counts = pc.fill_null(pc.list_value_length(pairs), 0).to_numpy(zero_copy_only=False)
     edges = np.zeros(len(pairs) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(edges), lines), b"")
+
+
+def _without_nulls(texts: Any) -> Any:
+    """Direct appends may have headers without a value: the others of the message are sent with it."""
+    return pc.fill_null(texts, b"") if texts.null_count else texts
 
 
 def ack_header_bytes(inbox: str) -> int:

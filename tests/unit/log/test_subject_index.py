@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from pyroaring import BitMap64
 
 from natslog.errors import CorruptLog
 from natslog.log import ReplicaLog, StreamLog
+from natslog.log.newest import Texts
 from natslog.log.removed import HiddenThen
 from natslog.log.subject_counts import COUNTS_SCHEMA, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart
@@ -49,8 +51,33 @@ def on_each_subject(model: Model, start: int) -> dict[str, list[int]]:
     return found
 
 
+def check_many_at_once(log: StreamLog, model: Model, expected: dict[str, list[int]]) -> None:
+    """As for direct requests."""
+    subjects = [*SUBJECTS, "none", "", "a.c", *SUBJECTS]
+    texts = Texts.of(pa.array(subjects, pa.string()))
+    last = [expected.get(subject, [-1])[-1] for subject in subjects]
+    assert log.subjects.last_of((texts.offsets, texts.data)).tolist() == last
+    assert log.newest_of_subjects(texts).tolist() == last
+    at_once = log.newest_of_subjects_now(texts)
+    assert at_once is None or at_once.tolist() == last
+    offsets = np.arange(len(model.messages) + 2)
+    visible = [at if at in model.visible and at >= log.first_readable_offset else -1 for at in offsets.tolist()]
+    assert log.visible_of(offsets).tolist() == visible
+    found = log.visible_of_now(offsets)
+    assert found is not None
+    assert found.tolist() == visible
+    rows = {}
+    for some, batch in log.reader.rows_at(offsets):
+        assert isinstance(batch, pa.RecordBatch)
+        assert batch.column("offset").to_pylist() == some.tolist()
+        rows |= dict(zip(some.tolist(), batch.column("value").to_pylist(), strict=True))
+    assert all(value == b"%d" % at for at, value in rows.items())
+    assert {at for at in visible if at >= 0} <= set(rows)
+
+
 def check(log: StreamLog, model: Model, start: int) -> None:
     expected = on_each_subject(model, log.first_readable_offset)
+    check_many_at_once(log, model, expected)
     for subject in [*SUBJECTS, "none", "", "a.c"]:
         offsets = expected.get(subject, [])
         found = log.subjects.on_subject(subject)

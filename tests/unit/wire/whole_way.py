@@ -114,6 +114,53 @@ def _superseded(shown: list[Any]) -> None:
             shown.append(newest.change_limit(limit).tolist())
             shown.append(newest.add(texts, np.arange(begin, begin + 8)).tolist())
         shown += [newest.kept()[-8:].tolist(), newest.newest_of(Texts.of(pa.array(["a", "b", ""]))).tolist()]
+        shown.append(newest.queue_of("a"))
+
+
+def _requested(shown: list[Any]) -> None:
+    """Shows which direct requests a kernel takes, and what is answered."""
+    import numpy as np
+    import pyarrow as pa
+
+    from natslog.arrow.schema import MESSAGE_SCHEMA
+    from natslog.log.kept_messages import KeptMessages
+    from natslog.wire import native
+    from natslog.wire.deliveries import Messages, acks_of
+    from natslog.wire.direct_frames import Limits, frames_of, rendered, taken_requests
+    from natslog.wire.frames import FrameParser
+    from natslog.wire.outgoing import texts_of
+
+    parser, to = FrameParser(), b"$JS.API.DIRECT.GET.A"
+    for payload in (b'{"seq":7}', b'{"seq": 0}', b'{"last_by_subj": "a.b"}', b'{"last_by_subj":"a.*"}', b"{}"):
+        parser.receive_data(_frame(to, b"r", payload))
+    for key, reply in ((b".bc", b"$r"), (b".bc", b"r.s"), (b".a.>", b"r"), (b"", b"r")):
+        parser.receive_data(_frame(to + key, reply, b""))
+    (frames,) = parser.frames()
+    requests, others = taken_requests(frames, len(to), len(to))
+    assert others is not None
+    shown += [bytes(requests.subjects[1]).decode(), requests.sequences.tolist(), len(others.rows)]
+    found = np.empty(len(requests), np.int64)
+    native.find_sorted(*requests.subjects, *texts_of(pa.array(["", "a", "a.b", "bc"])), found)
+    shown.append(found.tolist())
+    columns = [[7, 2**40], [0, 1_700_000_000_120_000], ["a", "é"], [None] * 2, [[("k", "v")], None], [b"x", b""]]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(*one) for one in zip(columns, MESSAGE_SCHEMA.types, strict=True)], schema=MESSAGE_SCHEMA
+    )
+    kept, offsets = KeptMessages(), np.array([7, 2**40])
+    answers = rendered(rows, offsets, "A")
+    kept.add(offsets, answers.places, answers.data, kept.version)
+    places, data, missing, _ = kept.find(np.array([2**40, -1, 8, 7]))
+    shown += [places.tolist(), missing, data[: places[:, 2].sum()].tobytes().decode()]
+    limits = Limits(130, np.frombuffer(b"large", np.uint8), np.frombuffer(b"none", np.uint8))
+    for part in frames_of(requests.replies, np.array([0, 2]), answers, limits, 100):
+        shown.append(bytes(part).decode())
+    numbers, to_first = np.ones((5, 2), np.int64), np.zeros(2, np.int64)
+    sent = Messages(rows).frames(0, 2, prefix=b"$JS.ACK.A.c.", numbers=numbers, replies=["r"], reply_of=to_first)
+    shown.append(bytes(sent).decode())
+    parser.receive_data(
+        _frame(b"$JS.ACK.A.c.1.2.3.4.5", b"", b"+ACK") + _frame(b"$JS.ACK.A.c.1.2.3.4.5", b"r", b"-NAK")
+    )
+    shown += [acks_of(frames, b"$JS.ACK.A.c.")[0].tolist() for frames in parser.frames()]
 
 
 def main() -> None:
@@ -130,6 +177,7 @@ def main() -> None:
     shown += [ids.tolist(), window.find(ids, 0).tolist()]
     _published(shown)
     _superseded(shown)
+    _requested(shown)
     if all(kernel.is_native for kernel in native.KERNELS):
         used = "native"
     else:

@@ -14,7 +14,7 @@ import msgspec
 
 from natslog.jetstream import errors
 from natslog.jetstream.consumers import config as configs
-from natslog.jetstream.consumers.config import ConsumerConfig, ConsumerCreateRequest
+from natslog.jetstream.consumers.config import ConsumerConfig, ConsumerCreateRequest, ConsumerPauseRequest
 from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.jetstream.consumers.reading import start_of
 from natslog.jetstream.consumers.served import ServedConsumer
@@ -23,11 +23,12 @@ from natslog.jetstream.consumers.state import ConsumerRecord, packed
 from natslog.jetstream.errors import consumer_error
 from natslog.jetstream.requests import PagedRequest, decoded, has_fields, is_empty
 from natslog.jetstream.stream_config import StreamConfig, config_of
-from natslog.jetstream.stream_state import time_of
+from natslog.jetstream.stream_state import NO_TIME, time_of
 from natslog.model import StreamRecord
 from natslog.node.clock import now_us
 from natslog.node.replicas import consumer_records
 from natslog.node.replicas.stream import HostedStream
+from natslog.times import parse_timestamp_us
 
 NAMES_LIMIT = 1024
 LIST_LIMIT = 256
@@ -79,10 +80,15 @@ class ConsumerCalls:
             name = config.durable_name or config.name
             served = led.consumers.get(name) if name else None
             if served is not None:
-                served = await self._update(led, served, config, request, stream_config)
+                await self._update(led, served, config, request, stream_config)
             else:
                 served = await self._add(led, name, config, request, stream_config)
-            return await self._info(led, served)
+            if config.is_push:  # its subscriber may have come just before
+                await led.leaf.settled()
+                served.look_at_interest()
+            info = await self._info(led, served)  # before the first delivery
+            served.begin()
+            return info
 
     async def _add(
         self,
@@ -127,8 +133,9 @@ class ConsumerCalls:
         config: ConsumerConfig,
         request: ConsumerCreateRequest,
         stream_config: StreamConfig,
-    ) -> ServedConsumer:
+    ) -> None:
         was = served.record.config
+        config = configs.stored(msgspec.structs.replace(config, pause_until=was.pause_until))
         if request.action == "create" and not configs.are_equal(config, was):
             raise consumer_error("already_exists")
         if stream_config.retention == "workqueue":
@@ -138,13 +145,12 @@ class ConsumerCalls:
         if config.inactive_threshold != was.inactive_threshold:
             config = configs.with_threshold(config, is_durable=bool(was.durable_name))
         if config == was:
-            return served
+            return
         record = msgspec.structs.replace(served.record, config=config)
         await led.stream.append_companion([consumer_records.consumer(served.name, served.id, record.to_bytes())])
         served.change(record)
         if config.filters != was.filters:
             led.retention.begin_again()
-        return served
 
     def require_within_limits(self, stream: HostedStream, was: StreamConfig, now: StreamConfig) -> None:
         """Raises ApiError: limits of the stream that have changed exclude some of its consumers."""
@@ -160,10 +166,20 @@ class ConsumerCalls:
         if beyond:
             raise errors.limits_violate(beyond)
 
-    def retention_changed(self, stream: HostedStream) -> None:
-        """Messages may not be needed any more."""
+    async def settled(self, stream: HostedStream) -> None:
+        """As `LedConsumers.settled`."""
         if (led := self.serving.of(stream)) is not None:
-            led.retention.begin_again()
+            await led.settled()
+
+    async def purged(self, stream: HostedStream, pattern: str) -> None:
+        """As `LedConsumers.purged`."""
+        if (led := self.serving.of(stream)) is not None:
+            await led.purged(pattern)
+
+    async def retention_changed(self, stream: HostedStream) -> None:
+        """Returns when messages that are not needed any more are removed. Raises NatslogError."""
+        if (led := self.serving.of(stream)) is not None:
+            await led.remove_unneeded()
 
     # ---- others ----
 
@@ -175,6 +191,21 @@ class ConsumerCalls:
         if served is None:
             raise errors.consumer_not_found()
         return await self._info(led, served)
+
+    async def pause(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
+        request = decoded(payload, ConsumerPauseRequest) if has_fields(payload) else ConsumerPauseRequest()
+        until = configs.time_in_utc(request.pause_until) if request.pause_until else ""
+        led = self._led(stream)
+        async with led.changing:
+            served = led.consumers.get(name)
+            if served is None:
+                raise errors.consumer_not_found()
+            config = configs.stored(msgspec.structs.replace(served.record.config, pause_until=until))
+            record = msgspec.structs.replace(served.record, config=config)
+            await led.stream.append_companion([consumer_records.consumer(name, served.id, record.to_bytes())])
+            served.change(record)
+            served.begin()
+        return {"paused": False, "pause_until": until or NO_TIME} | _pause_of(config)
 
     async def delete(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
         if not is_empty(payload):
@@ -238,9 +269,16 @@ class ConsumerCalls:
         }
         if record.config.is_push and machine.active:
             body["push_bound"] = True
+        body |= _pause_of(record.config)
         if (cluster := self._cluster_of(led.stream.record)) is not None:
             body["cluster"] = cluster
         return body | {"ts": time_of(now_us())}
+
+
+def _pause_of(config: ConsumerConfig) -> dict[str, Any]:
+    """Fields that state that it is paused, while it is."""
+    left_us = parse_timestamp_us(config.pause_until) - now_us() if config.pause_until else 0
+    return {"paused": True, "pause_remaining": left_us * 1000} if left_us > 0 else {}
 
 
 def _as_named(request: ConsumerCreateRequest, names: list[str], *, is_durable: bool) -> ConsumerConfig:

@@ -16,7 +16,8 @@ from natslog.jetstream import errors
 from natslog.jetstream.errors import ApiError, consumer_error, invalid_config, pedantic
 from natslog.jetstream.requests import ApiRequest, Signed, Unsigned
 from natslog.jetstream.stream_config import REQUIRED_LEVEL, StreamConfig
-from natslog.subjects import check_subject, has_wildcard, includes, overlap
+from natslog.jetstream.stream_state import NO_TIME, time_of
+from natslog.subjects import has_wildcard, includes, overlap
 from natslog.times import parse_timestamp_us
 
 MAX_NAME_BYTES = 255
@@ -34,6 +35,8 @@ _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
 _FLOW_HEARTBEAT_NS = 1_000 * _MS
 _GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 _FRACTION = re.compile(r"\.([0-9]*?)0*(?=[^0-9]|$)")
+_MOST_SUBJECT_BYTES = 1024
+_BLANKS = frozenset(" \t\r\n\f\0")
 _DYNAMIC = ("_nats.ver", "_nats.level")
 
 
@@ -87,6 +90,12 @@ class ConsumerConfig(ApiRequest, frozen=True, kw_only=True):
     def filters(self) -> tuple[str, ...]:
         """The subjects that it reads; all where there are none."""
         return self.filter_subjects or ((self.filter_subject,) if self.filter_subject else ())
+
+
+class ConsumerPauseRequest(ApiRequest, frozen=True, kw_only=True):
+    """Until when nothing is delivered; a time in the past, or none, resumes."""
+
+    pause_until: str = ""
 
 
 class ConsumerCreateRequest(ApiRequest, frozen=True, kw_only=True):
@@ -269,13 +278,13 @@ def _check_limits(config: ConsumerConfig, stream: StreamConfig) -> None:
 def _check_filters(config: ConsumerConfig) -> None:
     if config.filter_subject and config.filter_subjects:
         raise consumer_error("duplicate_filter_subjects")
-    if config.filter_subject and not _is_subject(config.filter_subject, wildcards=True):
+    if config.filter_subject and not _is_subject(config.filter_subject):
         raise invalid_config("invalid subject")
     if any(not one for one in config.filter_subjects):
         raise consumer_error("empty_filter")
     filters = config.filters
     for at, one in enumerate(filters):
-        if not _is_subject(one, wildcards=True):
+        if not _is_subject(one):
             raise invalid_config("invalid subject")
         if any(at != number and includes(other, one) for number, other in enumerate(filters)):
             raise consumer_error("overlapping_subject_filters")
@@ -361,20 +370,19 @@ def _check_supported(config: ConsumerConfig) -> None:
         raise invalid_config("natslog does not support the ack policy flow_control")
     if config.priority_policy != "none":
         raise invalid_config("natslog does not support priority groups")
-    if config.pause_until:
-        raise invalid_config("natslog does not support paused consumers")
     if config.max_waiting > MAX_WAITING:
         raise invalid_config(f"natslog supports at most {MAX_WAITING} as max_waiting")
     if config.max_ack_pending > MAX_ACK_PENDING:
         raise invalid_config(f"natslog supports at most {MAX_ACK_PENDING} as max_ack_pending")
 
 
-def _is_subject(subject: str, *, wildcards: bool = False) -> bool:
-    try:
-        check_subject(subject, wildcards=wildcards)
-    except InvalidRequest:
-        return False
-    return True
+def _is_subject(subject: str) -> bool:
+    """As the server has it: `*` and `>` in a longer token are letters."""
+    tokens = subject.split(".")
+    return len(subject.encode()) <= _MOST_SUBJECT_BYTES and all(
+        token and not _BLANKS & set(token) and (token != ">" or at == len(tokens) - 1)
+        for at, token in enumerate(tokens)
+    )
 
 
 def stored(config: ConsumerConfig) -> ConsumerConfig:
@@ -395,7 +403,19 @@ def stored(config: ConsumerConfig) -> ConsumerConfig:
         except InvalidRequest as error:
             raise errors.invalid_json(f"opt_start_time: {error.message}") from error
         changes["opt_start_time"] = _FRACTION.sub(_shortened, config.opt_start_time)
+    if config.pause_until:
+        changes["pause_until"] = time_in_utc(config.pause_until)
     return msgspec.structs.replace(config, **changes)
+
+
+def time_in_utc(text: str) -> str:
+    """As Go writes it; empty if it is Go's zero. Raises ApiError: it is no time."""
+    if text == NO_TIME:
+        return ""
+    try:
+        return time_of(parse_timestamp_us(text))
+    except InvalidRequest as error:
+        raise errors.invalid_json(f"pause_until: {error.message}") from error
 
 
 def _shortened(fraction: re.Match[str]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
@@ -23,7 +24,7 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
-from natslog.jetstream.consumers.reading import gone_of
+from natslog.jetstream.consumers.reading import gone_of, start_after_purge
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
@@ -38,11 +39,12 @@ from natslog.wire.leaf import LeafLink
 logger = logging.getLogger("natslog.jetstream")
 
 _STORE_WITHIN_S = 0.1
+_WINDOWS_BYTES = 64 * 1024 * 1024
 _RETRY_S = 1.0
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
 _LEAST_WAIT_US = 1000
-_ACK_NUMBERS = 5 + 19  # dots, and the time of a message
+_ACK_NUMBERS = 4 + 19  # dots, and the time of a message
 
 
 class LedConsumers:
@@ -50,6 +52,7 @@ class LedConsumers:
 
     Args:
         api_prefix: of the subjects of the API. records_of: records that remove offsets (see `Removing.records_of`).
+        is_led_here: whether no other broker can lead it by now.
 
     Attributes:
         consumers: by name. changing: taken while one is created, changed or deleted.
@@ -63,6 +66,7 @@ class LedConsumers:
         *,
         api_prefix: str,
         records_of: Callable[[HostedStream, Any], list[Record]],
+        is_led_here: Callable[[HostedStream], bool],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:
         self.stream, self.leaf, self.readers, self.spawn = stream, leaf, readers, spawn
@@ -70,7 +74,7 @@ class LedConsumers:
         self.changing = asyncio.Lock()
         self.advisories = Advisories(stream)
         self.retention = Retention(self)
-        self._api_prefix, self._records_of = api_prefix, records_of
+        self._api_prefix, self._records_of, self._is_led_here = api_prefix, records_of, is_led_here
         self._changed: set[ServedConsumer] = set()
         self._answers: list[str] = []
         self._store_soon = asyncio.Event()
@@ -78,6 +82,8 @@ class LedConsumers:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_us = _NEVER_US
         self._number = 0
+        self._windows: dict[ServedConsumer, int] = {}  # the one that was used last is the last one
+        self._storing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
         self._purged_below = stream.record.purged_below
@@ -88,7 +94,7 @@ class LedConsumers:
         """Serves the consumers that there are."""
         for name, stored in list(self.stream.consumers.consumers.items()):
             try:
-                await self.add(name, stored)
+                (await self.add(name, stored)).begin()
             except CorruptLog as error:
                 logger.error("stream %s: consumer %s cannot be served: %s", self.stream.name, name, error.message)
         await self.retention.begin()
@@ -97,8 +103,10 @@ class LedConsumers:
             self.spawn(self._watch(), f"messages for the consumers of {self.stream.name}"),
         ]
 
-    async def end(self, line: str) -> None:
-        """Waiting requests get this status. What has changed is stored, if that is possible soon."""
+    async def end(self, line: str, *, is_deleted: bool = False) -> None:
+        """Waiting requests get this status. What has changed is stored, if that is possible soon, unless the stream was
+        deleted.
+        """
         self._is_ending = True
         if self._alarm is not None:
             self._alarm.cancel()
@@ -108,27 +116,31 @@ class LedConsumers:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        try:
-            async with asyncio.timeout(_END_WITHIN_S):
-                await self._store()
-        except (TimeoutError, NatslogError) as error:
-            logger.debug("stream %s: the last states of consumers were not stored: %s", self.stream.name, error)
+        if not is_deleted and (self._changed or self._answers):
+            try:
+                async with asyncio.timeout(_END_WITHIN_S):
+                    await self._store()
+            except (TimeoutError, NatslogError) as error:
+                logger.debug("stream %s: the last states of consumers were not stored: %s", self.stream.name, error)
         await asyncio.gather(*(served.closed() for served in self.consumers.values()))
 
     async def add(self, name: str, stored: consumer_records.StoredConsumer) -> ServedConsumer:
-        """Serves a consumer from now on. Raises CorruptLog: its record cannot be read; NatsUnavailable."""
+        """Serves a consumer from now on; it delivers when it begins.
+
+        Raises:
+            CorruptLog: its record cannot be read. NatsUnavailable.
+        """
         source = f"companion log of stream {self.stream.name!r}"
         record = consumer_record(stored.config, source)
         served = ServedConsumer(self, name, stored.id, record, self._machine(name, record))
         machine, now_us = served.machine, self.now_us()
         if stored.state:
             restore(machine, state_record(stored.state, source), now_us, source)
+        served.note_pause()
         machine.begin(now_us, self.stream.usable_log().high_watermark)
         self.consumers[name] = served
-        served.look_at_interest()
         served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
         self.changed(served)
-        served.wake()
         return served
 
     def _machine(self, name: str, record: ConsumerRecord) -> Consumer:
@@ -137,13 +149,17 @@ class LedConsumers:
             name,
             record.config,
             record.start,
-            has_interest=lambda reply: not self.leaf.is_up or self.leaf.interest.has(reply),
-            flow_prefix=f"$JS.FC.{self.stream.name}.{name}.",
+            has_interest=self._has_interest,
+            flow_prefix=f"$JS.FC.{self.stream.name}.{name}.{secrets.token_hex(4)}-",  # not those of a former leader
             size_of_ack=len(prefix) + _ACK_NUMBERS,
         )
         machine.skip = unpacked(record.skip, 1, "the record of a consumer")[0]
         machine.resume = record.resume
         return machine
+
+    def _has_interest(self, reply: str) -> bool:
+        """Whether a reply subject has a subscriber, or that is not known now."""
+        return not self.leaf.is_up or self.leaf.interest.has(reply)
 
     async def remove(self, served: ServedConsumer, line: str) -> None:
         """It was deleted."""
@@ -151,6 +167,7 @@ class LedConsumers:
         if self.consumers.get(served.name) is served:
             del self.consumers[served.name]
         self._changed.discard(served)
+        self._windows.pop(served, None)
         await served.closed()
         self.retention.begin_again()
 
@@ -159,6 +176,11 @@ class LedConsumers:
     def now_us(self) -> int:
         """Of a clock that does not jump."""
         return elapsed_us()
+
+    @property
+    def may_deliver(self) -> bool:
+        """A broker without a metadata session may have been replaced: what it would deliver may be acked elsewhere."""
+        return self._is_led_here(self.stream)
 
     def changed(self, served: ServedConsumer) -> None:
         """Its state, or when its time comes, may have changed."""
@@ -177,6 +199,16 @@ class LedConsumers:
             self._number += 1
             heapq.heappush(self._alarms, (due_us, self._number, served))
             self._set_alarm()
+
+    def note_window(self, served: ServedConsumer) -> None:
+        """What a consumer has read ahead is kept, but not of too many."""
+        self._windows.pop(served, None)
+        if served.reader.window is not None and served.reader.window.size_bytes:
+            self._windows[served] = served.reader.window.size_bytes
+        while len(self._windows) > 1 and sum(self._windows.values()) > _WINDOWS_BYTES:
+            oldest = next(iter(self._windows))
+            del self._windows[oldest]
+            oldest.reader.window = None
 
     def store_soon(self) -> None:
         """There is something to store, or to remove."""
@@ -264,8 +296,23 @@ class LedConsumers:
         below = self.stream.record.purged_below
         if below > self._purged_below:
             self._purged_below = below
-            for served in self.consumers.values():
-                served.machine.purged(below + 1)
+            self.spawn(self.purged(""), f"consumers of the purged stream {self.stream.name}")
+
+    async def purged(self, pattern: str) -> None:
+        """Messages on subjects that this pattern covers were purged, or, if it is empty, the oldest ones. Raises
+        CorruptLog.
+        """
+        log, loop = self.stream.usable_log(), asyncio.get_running_loop()
+        self._purged_below = self.stream.record.purged_below
+        for served in list(self.consumers.values()):
+            filters, tracked = served.record.config.filters, served.machine.tracked
+
+            def look(filters: tuple[str, ...] = filters, tracked: Any = tracked) -> tuple[int | None, Any]:
+                return start_after_purge(log, pattern, filters), gone_of(log, tracked)
+
+            start, gone = await loop.run_in_executor(self.readers, look)
+            if start is not None:
+                served.machine.purged(start, gone, self.now_us())
                 self.changed(served)
                 served.wake()
 
@@ -273,18 +320,16 @@ class LedConsumers:
         """Messages that are gone need no ack any more, and requests that have expired end. Returns how many messages
         are left to be delivered. Raises CorruptLog.
         """
-        self._look_for_purge()
         log, machine = self.stream.usable_log(), served.machine
-        pending = machine.pending.to_columns()[0]
+        tracked = machine.tracked
 
         def look() -> tuple[Any, int]:
-            counted_from = machine.resume if len(machine.skip) else machine.next_seq
-            return gone_of(log, pending), served.reader.count_left(log, counted_from) + len(machine.skip)
+            return gone_of(log, tracked), served.count_left(log)
 
         async with served.reading:
             gone, left = await asyncio.get_running_loop().run_in_executor(self.readers, look)
         if len(gone):
-            machine.gone(gone)
+            machine.gone(gone, self.now_us())
         machine.num_pending = left
         if not served.is_closed:
             served.send(machine.look(self.now_us(), at_end=served.is_hungry))
@@ -312,8 +357,24 @@ class LedConsumers:
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
 
+    async def settled(self) -> None:
+        """Returns when messages that are not needed any more are removed. Raises NatslogError."""
+        if self.retention.policy != "limits":
+            while self._changed or not self.retention.is_complete:
+                await self._store()
+
+    async def remove_unneeded(self) -> None:
+        """Looks at all messages. Raises NatslogError."""
+        self.retention.begin_again()
+        while not self.retention.is_complete:
+            await self._store()
+
     async def _store(self) -> None:
-        """Raises NatslogError: they may be stored or not."""
+        """Raises NatslogError: they may be stored or not. What is cancelled is stored by the next call as well."""
+        async with self._storing:  # a later state must not be stored before an earlier one
+            await self._store_now()
+
+    async def _store_now(self) -> None:
         answers, self._answers = self._answers, []
         changed, self._changed = self._changed, set()
         records: list[Record] = []
@@ -325,8 +386,9 @@ class LedConsumers:
         if removed:
             records += self._records_of(self.stream, removed)
         try:
-            await self.stream.append_companion(records)
-        except NatslogError:
+            if records:
+                await self.stream.append_companion(records)
+        except (NatslogError, asyncio.CancelledError):
             self._changed |= {served for served in changed if not served.is_closed}
             self._answers = answers + self._answers
             self.retention.not_removed(removed)

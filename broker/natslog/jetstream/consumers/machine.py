@@ -104,8 +104,39 @@ class Consumer:
         exceeded: of messages that were delivered too often, how often they were delivered again.
         num_pending: how many messages are still to be delivered, as known last.
         acked: sequences that need not be kept for this consumer any more, since `take_acked`.
+        paused_us: until when it delivers nothing.
         active: of a push consumer: its deliver subject has a subscriber.
     """
+
+    __slots__ = (
+        "_check_us",
+        "_flow",
+        "_has_interest",
+        "_heartbeat_us",
+        "_last_time_us",
+        "_replay_upto",
+        "_resume_us",
+        "_size_of_ack",
+        "_used_us",
+        "acked",
+        "acked_us",
+        "active",
+        "config",
+        "delivered",
+        "delivered_us",
+        "exceeded",
+        "exceeded_now",
+        "floor",
+        "is_changed",
+        "name",
+        "next_seq",
+        "num_pending",
+        "paused_us",
+        "pending",
+        "pulls",
+        "resume",
+        "skip",
+    )
 
     def __init__(
         self,
@@ -127,6 +158,7 @@ class Consumer:
         self.num_pending = 0
         self.active = False
         self.delivered_us = self.acked_us = 0  # 0: never
+        self.paused_us = 0
         self.is_changed = False
         self.acked: list[Longs] = []
         self.exceeded_now: list[tuple[int, int]] = []
@@ -174,8 +206,10 @@ class Consumer:
 
     @property
     def resumes_us(self) -> int:
-        """Until when nothing is delivered, so as to keep the pace; in the past if something may be."""
-        return self._resume_us
+        """Until when nothing is delivered, so as to keep the pace, or because it is paused; in the past if something
+        may be.
+        """
+        return max(self._resume_us, self.paused_us)
 
     @property
     def is_stalled(self) -> bool:
@@ -245,7 +279,7 @@ class Consumer:
             given, seqs = seqs, seqs[known]
             self.ack(seqs, delivered_as, now_us)
             return known if len(given) else True
-        if self.config.ack_policy == "all":
+        if len(seqs) and self.config.ack_policy == "all":
             self._ack_all(seqs, delivered_as, now_us)
         elif len(seqs):
             self._ack_each(seqs, now_us)
@@ -254,12 +288,12 @@ class Consumer:
     def _ack_each(self, seqs: Longs, now_us: int) -> None:
         at = self.pending.find(seqs)
         at = at[at >= 0]
-        if len(at) > 1:
-            at = np.unique(at)
+        if len(at) > 1 and not bool((at[1:] > at[:-1]).all()):
+            at = np.unique(at)  # not in order, or twice
         if self.exceeded:
             self._forget_exceeded(seqs)
+        self.acked_us = self._used_us = now_us
         if len(at):
-            self.acked_us = self._used_us = now_us
             self._remove(at)
 
     def _forget_exceeded(self, seqs: Longs) -> None:
@@ -271,14 +305,14 @@ class Consumer:
     def _ack_all(self, seqs: Longs, delivered_as: Longs, now_us: int) -> None:
         last = int(np.argmax(seqs))
         seq = int(seqs[last])
-        if seq <= self.floor[1] or int(delivered_as[last]) <= self.floor[0]:
+        if seq <= self.floor[1]:
             return
         self.acked_us = self._used_us = now_us
         at = self.pending.upto(seq)
         if len(at):
             self.acked.append(self.pending.at(SEQ, at))
             self.pending.remove(at)
-        self.floor = (min(int(delivered_as[last]), self.delivered[0]), seq)
+        self.floor = (max(self.floor[0], min(int(delivered_as[last]), self.delivered[0])), seq)
         for one in [one for one in self.exceeded if one <= seq]:
             del self.exceeded[one]
         self.is_changed = True
@@ -293,7 +327,7 @@ class Consumer:
             self.floor = self.delivered
         elif follows:
             seq, delivered_as = self.pending.first()
-            self.floor = (delivered_as - 1, seq - 1)
+            self.floor = (max(self.floor[0], delivered_as - 1), max(self.floor[1], seq - 1))
 
     def nak(self, seq: int, delivered_as: int, delay_us: int | None, now_us: int) -> bool:
         """A message is to be delivered again, at once or after a delay. Whether that is so."""
@@ -323,29 +357,45 @@ class Consumer:
 
     # ---- messages that are gone ----
 
-    def gone(self, seqs: Longs) -> None:
-        """Pending messages that are no longer in the stream."""
+    @property
+    def tracked(self) -> Longs:
+        """Sequences of messages that are pending, or were delivered too often; ascending."""
+        pending: Longs = self.pending.to_columns()[SEQ]
+        if not self.exceeded:
+            return pending
+        return np.sort(np.concatenate((pending, np.fromiter(self.exceeded, np.int64))))
+
+    def gone(self, seqs: Longs, now_us: int) -> None:
+        """Tracked messages that are no longer in the stream."""
+        if not len(seqs):
+            return
         at = self.pending.find(seqs)
         at = at[at >= 0]
+        if self.exceeded:
+            for seq in seqs.tolist():
+                self.exceeded.pop(seq, None)
         if len(at):
             self._remove(at)
+        self.acked_us = now_us
+        self.is_changed = True
 
-    def purged(self, next_seq: int) -> None:
-        """The stream was purged below this sequence."""
-        if next_seq <= self.next_seq and next_seq <= self.floor[1] + 1:
-            return
-        at = self.pending.upto(next_seq - 1)
-        highest = int(self.pending.at(AS, at).max()) if len(at) else 0
-        self.pending.remove(at)
-        for one in [one for one in self.exceeded if one < next_seq]:
-            del self.exceeded[one]
-        self.next_seq = max(self.next_seq, next_seq)
-        self._skipped_to(next_seq)
+    def purged(self, start: int, gone: Longs, now_us: int) -> None:
+        """The stream was purged: for this consumer it begins at `start`, and the tracked messages `gone` are gone."""
+        self.next_seq = max(self.next_seq, start)
+        self._skipped_to(start)
+        if self.floor[1] < start:
+            at = self.pending.find(gone)
+            at = np.union1d(self.pending.upto(start - 1), at[at >= 0])
+            highest = int(self.pending.at(AS, at).max()) if len(at) else 0
+            self.pending.remove(at)
+            self.floor = (max(self.floor[0], highest), start - 1)
+            self.acked_us = now_us if len(at) else self.acked_us
+        for seq in [one for one in self.exceeded if one < start]:
+            del self.exceeded[seq]
         self.delivered = (self.delivered[0], self.next_seq - 1)
         if not len(self.pending):
+            self.exceeded.clear()
             self.floor = self.delivered
-        elif self.floor[1] < next_seq:
-            self.floor = (max(self.floor[0], highest), next_seq - 1)
         self.is_changed = True
 
     # ---- time ----
@@ -439,6 +489,11 @@ class Consumer:
     # ---- deliveries ----
 
     @property
+    def has_takers(self) -> bool:
+        """Whether a request waits, or the deliver subject has a subscriber."""
+        return self.active if self.config.is_push else len(self.pulls) > 0
+
+    @property
     def takes_messages(self) -> bool:
         if self.config.is_push:
             return self.active and not (self.config.flow_control and self._flow.is_stalled)
@@ -501,8 +556,10 @@ class Consumer:
             times = np.ones(len(seqs), np.int64)
         left = np.full(len(seqs), num_pending, np.int64) if is_again else num_pending - 1 - np.arange(len(seqs))
         delivered_as = self.delivered[0] + 1 + np.arange(len(seqs))
-        sizes = batch.sizes + self._size_of_ack + _digits(seqs) + _digits(delivered_as) + _digits(times)
-        sizes += _digits(np.maximum(left, 0))
+        sizes = batch.sizes
+        if self.config.flow_control or self.config.rate_limit_bps or self.pulls.counts_bytes:
+            sizes = sizes + self._size_of_ack + _digits(seqs) + _digits(delivered_as) + _digits(times)
+            sizes += _digits(np.maximum(left, 0))
         found = self._to_subject(batch, sizes, now_us) if self.config.is_push else self._to_pulls(sizes, now_us)
         count = found.count
         found.delivered_as, found.times, found.pending = (
@@ -529,12 +586,13 @@ class Consumer:
             if asked_after is not None:
                 request = status(self.config.deliver_subject, "100 FlowControl Request", reply=self._flow.asked)
                 found.statuses.append((asked_after, request))
-        self._reset_heartbeat(now_us)
+        if found.count:
+            self._reset_heartbeat(now_us)
         return found
 
     def _paced(self, batch: Batch, sizes: Longs, now_us: int) -> int:
         """How many of these messages may be sent now, by the rate limit and the times of their publication."""
-        count = len(sizes)
+        count = len(sizes) if self.active else 0  # the subscriber may have gone while they were read
         if self._replay_upto and count and int(batch.seqs[0]) <= self._replay_upto:
             count = self._replayed(batch, now_us)
         rate = self.config.rate_limit_bps / 8 / 1e6  # bytes in a microsecond
@@ -604,6 +662,15 @@ class Consumer:
 
 class _FlowControl:
     """A subscriber is asked to confirm that it has received what was sent, before much more is sent."""
+
+    __slots__ = (
+        "_asked_at",
+        "_most",
+        "_prefix",
+        "_requests",
+        "_unconfirmed",
+        "asked",
+    )
 
     def __init__(self, prefix: str) -> None:
         self.asked = ""

@@ -31,6 +31,16 @@ COLUMNS = 4
 class Pending:
     """See the module. Positions are valid until rows are appended or taken away."""
 
+    __slots__ = (
+        "_alive",
+        "_columns",
+        "_count",
+        "_end",
+        "_queue",
+        "_queued",
+        "_start",
+    )
+
     def __init__(self) -> None:
         self._columns = np.empty((COLUMNS, 0), np.int64)
         self._alive = np.empty(0, np.bool_)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from natslog.jetstream.requests import ApiError, ApiRequest, Signed, decoded
+from natslog.jetstream.errors import ApiError
+from natslog.jetstream.requests import ApiRequest, Signed, decoded
 
 HasInterest = Callable[[str], bool]
 
@@ -107,7 +108,7 @@ class Pull:
         return cls(
             reply,
             request.batch,
-            request.max_bytes,
+            max(0, request.max_bytes),
             request.no_wait,
             now_us + request.expires // _NS_PER_US if request.expires else _FOREVER_US,
             every_us,
@@ -137,6 +138,12 @@ class WaitingPulls:
         has_interest: whether a reply subject has a subscriber. `most`: how many may wait.
     """
 
+    __slots__ = (
+        "_has_interest",
+        "_waiting",
+        "most",
+    )
+
     def __init__(self, most: int, has_interest: HasInterest) -> None:
         self.most = most
         self._waiting: deque[Pull] = deque()
@@ -155,6 +162,16 @@ class WaitingPulls:
     def clear(self) -> list[Pull]:
         pulls, self._waiting = list(self._waiting), deque()
         return pulls
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether one of them takes a limited number of bytes."""
+        return any(pull.left_bytes for pull in self._waiting)
+
+    @property
+    def none_waits(self) -> bool:
+        """Whether all of them end at once if there are no messages."""
+        return len(self._waiting) > 0 and all(pull.no_wait and not pull.has_expiry for pull in self._waiting)
 
     @property
     def wanted(self) -> int:
@@ -189,20 +206,27 @@ class WaitingPulls:
     def assign(self, sizes: npt.NDArray[np.int64], now_us: int) -> Assigned:
         """Which request gets which of some messages of these sizes; the first ones, as far as requests take them."""
         taken = Assigned(len(sizes))
-        self._drop_uninterested()
+        self._drop_expired(taken, now_us)
         while taken.count < len(sizes) and self._waiting:
             left = len(sizes) - taken.count
             if len(self._waiting) == 1 and not self._waiting[0].left_bytes:
                 self._to_first(taken, left, now_us)
-            elif left >= len(self._waiting) and not any(pull.left_bytes for pull in self._waiting):
+            elif left >= len(self._waiting) and not self.counts_bytes:
                 self._in_turn(taken, left, now_us)
             else:
                 self._one(taken, int(sizes[taken.count]), now_us)
         return taken
 
-    def _drop_uninterested(self) -> None:
-        if not all(self._has_interest(pull.reply) for pull in self._waiting):
-            self._waiting = deque(pull for pull in self._waiting if self._has_interest(pull.reply))
+    def _drop_expired(self, taken: Assigned, now_us: int) -> None:
+        """Those that have expired, or have no subscriber any more."""
+        if all(now_us < pull.expires_us and self._has_interest(pull.reply) for pull in self._waiting):
+            return
+        for pull in self._waiting:
+            if now_us >= pull.expires_us:
+                taken.note(status(pull.reply, "408 Request Timeout", pull.rest))
+        self._waiting = deque(
+            pull for pull in self._waiting if now_us < pull.expires_us and self._has_interest(pull.reply)
+        )
 
     def _to_first(self, taken: Assigned, left: int, now_us: int) -> None:
         pull = self._waiting[0]

@@ -23,12 +23,13 @@ from natslog.jetstream.consumers.machine import Batch, Wanted
 from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog
-from natslog.subjects import has_wildcard
+from natslog.subjects import has_wildcard, includes
 from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import Messages
 
 _COLUMNS = ["offset", "timestamp", "subject", "headers", "value"]
 _WINDOW_ROWS = 10_000
+_FIRST_ROWS = 500  # doubled each time a consumer goes on where the window ends
 _WINDOW_BYTES = 4 * 1024 * 1024
 _SPARSE_FROM = 20_000  # offsets; from there on the index of subjects is asked first
 _GAP = 256
@@ -51,6 +52,7 @@ class Window:
     def __init__(self, start: int, upto: int, rows: pa.RecordBatch | None, version: object) -> None:
         self.start, self.upto, self.version = start, upto, version
         self.rows = rows if rows is not None and len(rows) else None
+        self.size_bytes = 0 if self.rows is None else self.rows.nbytes
         if self.rows is None:
             self.seqs = self.times_us = self.sizes = _NONE
             return
@@ -61,10 +63,6 @@ class Window:
 
     def __len__(self) -> int:
         return len(self.seqs)
-
-    @property
-    def size_bytes(self) -> int:
-        return 0 if self.rows is None else self.rows.nbytes
 
     def only(self, marks: Marks) -> Window:
         """The messages that are marked."""
@@ -91,9 +89,17 @@ class Left:
 class ConsumerReader:
     """Of one consumer. Calls block, and are made one at a time."""
 
+    __slots__ = (
+        "_ahead",
+        "filters",
+        "left",
+        "window",
+    )
+
     def __init__(self, filters: tuple[str, ...]) -> None:
         self.filters = filters
         self.window: Window | None = None
+        self._ahead = _FIRST_ROWS
         self.left = Left()
 
     # ---- messages ----
@@ -105,6 +111,8 @@ class ConsumerReader:
         kept = self.window
         if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
             return kept
+        goes_on = kept is not None and kept.upto == wanted.start
+        self._ahead = min(2 * self._ahead, _WINDOW_ROWS) if goes_on else _FIRST_ROWS
         self.window = self._following(log, wanted)
         return self.window
 
@@ -135,7 +143,7 @@ class ConsumerReader:
         parts: list[pa.RecordBatch] = []
         rows = size_bytes = 0
         upto = max(start, 0)
-        most = min(_WINDOW_ROWS, max(wanted.most, 500))
+        most = min(_WINDOW_ROWS, max(wanted.most, self._ahead))
         for batch in log.visible_rows(start, end) if start < end else ():
             batch = batch.select(_COLUMNS)
             upto = int(batch.column("offset")[-1].as_py()) + 1
@@ -275,6 +283,23 @@ def gone_of(log: StreamLog, seqs: Longs) -> Longs:
     removed = log.visibility.removed_below(log.high_watermark)
     offsets = seqs - 1
     return seqs[(offsets < log.first_readable_offset) | removed.marks(offsets)]
+
+
+def start_after_purge(log: StreamLog, pattern: str, filters: tuple[str, ...]) -> int | None:
+    """Where the stream begins for a consumer with these filters, after the messages on the subjects of a pattern, or if
+    that is empty the oldest ones, were purged. None: it does not concern the consumer.
+
+    Source: nats-server, `purge` in `server/stream.go`.
+    """
+    end = log.high_watermark
+    first = log.visibility.removed_below(end).next_visible(log.first_readable_offset, end) + 1
+    if not pattern:
+        return first
+    if any(includes(pattern, one) for one in filters):
+        found = next_on(log, pattern, log.first_readable_offset)
+        return found + 1 if found >= 0 else end + 1
+    is_wider = not filters or any(includes(one, pattern) for one in filters)
+    return first if is_wider else None
 
 
 # ---- where to begin ----

@@ -37,6 +37,7 @@ class Retention:
     def __init__(self, led: LedConsumers) -> None:
         self._led = led
         self._checked = 0  # offset: of messages below it, those that no consumer reads are removed
+        self._acked = BitMap64()  # offsets of a work queue that could not be removed
 
     @property
     def policy(self) -> str:
@@ -46,6 +47,11 @@ class Retention:
     async def begin(self) -> None:
         """All messages are looked at: what was acked last may not have been removed."""
         self._checked = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all messages were looked at."""
+        return self.policy != "interest" or self._checked >= self._led.stream.usable_log().high_watermark
 
     def look_again(self) -> None:
         """There are messages, or consumers were deleted, or read other subjects."""
@@ -67,6 +73,9 @@ class Retention:
         found = BitMap64()
         if len(seqs):
             found |= offset_set(seqs - 1) if policy == "workqueue" else await self._unneeded_of(seqs)
+        if policy == "workqueue":
+            found |= self._acked
+            self._acked = BitMap64()
         if policy == "interest":
             found |= await self._unneeded_since()
         log = self._led.stream.usable_log()
@@ -74,7 +83,9 @@ class Retention:
 
     def not_removed(self, offsets: BitMap64) -> None:
         """They could not be recorded: they are looked at again."""
-        if offsets:
+        if self.policy == "workqueue":
+            self._acked |= offsets
+        elif offsets:
             self._checked = min(self._checked, int(offsets.min()))
 
     def removed(self, offsets: BitMap64) -> None:
@@ -109,6 +120,7 @@ class Retention:
             )
         except (CorruptLog, OffsetOutOfRange) as error:
             logger.warning("stream %s: messages are removed later: %s", self._led.stream.name, error.message)
+            self._checked = end
             return BitMap64()
         self._checked = min(end, start + _AT_ONCE)
         if self._checked < end:

@@ -22,19 +22,23 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.machine import Consumer, Delivery, Wanted
 from natslog.jetstream.consumers.nak import delay_us_of
 from natslog.jetstream.consumers.pending import Longs
-from natslog.jetstream.consumers.pulls import Status
+from natslog.jetstream.consumers.pulls import Status, status
 from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.jetstream.consumers.state import ConsumerRecord
+from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.log import StreamLog
+from natslog.node.clock import now_us as wall_clock_us
 from natslog.node.replicas.stream import HostedStream
+from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import ACK, NAK, NEXT, OTHER, PROGRESS, TERM, acks_of, status_frame
 from natslog.wire.frames import Frames
-from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
+from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 from natslog.wire.leaf import LeafLink
 
 logger = logging.getLogger("natslog.jetstream")
 
 _MOST_ASKED = 1000
+_NO_SESSION_S = 0.2
 _NEXT = b"+NXT"
 _NAK = b"-NAK"
 _TERM = b"+TERM"
@@ -47,9 +51,14 @@ class Owner(Protocol):
     leaf: LeafLink
     readers: Any
 
+    @property
+    def may_deliver(self) -> bool: ...
+
     def now_us(self) -> int: ...
 
     def changed(self, served: ServedConsumer) -> None: ...
+
+    def note_window(self, served: ServedConsumer) -> None: ...
 
     def answer_when_stored(self, served: ServedConsumer, reply: str) -> None: ...
 
@@ -66,6 +75,28 @@ class ServedConsumer:
         is_closed: nothing is received or sent any more. reading: taken while its reader is used.
     """
 
+    __slots__ = (
+        "_asked",
+        "_has_begun",
+        "_owner",
+        "_prefix",
+        "_pump",
+        "_wakes",
+        "ack_prefix",
+        "flow_prefix",
+        "handle",
+        "id",
+        "is_closed",
+        "is_hungry",
+        "machine",
+        "name",
+        "next_subject",
+        "reader",
+        "reading",
+        "record",
+        "scheduled_us",
+    )
+
     def __init__(self, owner: Owner, name: str, consumer_id: str, record: ConsumerRecord, machine: Consumer) -> None:
         self.name, self.id, self.record, self.machine = name, consumer_id, record, machine
         self.reader = ConsumerReader(record.config.filters)
@@ -80,9 +111,8 @@ class ServedConsumer:
         self._prefix = self.ack_prefix.encode()
         self._owner = owner
         self._pump: asyncio.Task[None] | None = None
-        self._wakes = False
+        self._wakes = self._has_begun = False
         self._asked = 0
-        self._first_left = 0
 
     def subjects(self, api_prefix: str) -> tuple[str, ...]:
         """What it receives."""
@@ -91,14 +121,25 @@ class ServedConsumer:
             found.append(f"{self.flow_prefix}*")
         return tuple(found)
 
+    def begin(self) -> None:
+        """Delivers from now on."""
+        self._has_begun = True
+        self.look_at_interest()
+        self._went_on()
+
     def change(self, record: ConsumerRecord) -> None:
         """To an updated configuration."""
         if record.config.filters != self.record.config.filters:
             self.reader = ConsumerReader(record.config.filters)
         self.record = record
         self.machine.change(record.config, self._owner.now_us())
-        self.look_at_interest()
-        self._went_on()
+        self.note_pause()
+
+    def note_pause(self) -> None:
+        """Until when it is paused, by the clock of the machine."""
+        until = self.record.config.pause_until
+        left_us = parse_timestamp_us(until) - wall_clock_us() if until else 0
+        self.machine.paused_us = self._owner.now_us() + left_us if left_us > 0 else 0
 
     def close(self, line: str) -> None:
         """Waiting requests get this status."""
@@ -162,7 +203,7 @@ class ServedConsumer:
             if subject.startswith(self.flow_prefix):
                 self.machine.confirm_flow(subject)
             elif reply:
-                self.pull(reply, payload)
+                self.pull(reply, payload, frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes())
             return
         machine, is_known = self.machine, True
         if kind == NAK:
@@ -182,10 +223,13 @@ class ServedConsumer:
         elif reply and is_known and seq:
             self._owner.answer_when_stored(self, reply)
 
-    def pull(self, reply: str, payload: bytes) -> None:
+    def pull(self, reply: str, payload: bytes, headers: bytes = b"") -> None:
         """A request for messages."""
         if reply.startswith("$"):
             return  # what is sent there could be a request
+        if required_level(headers) > API_LEVEL:
+            self.send([status(reply, "412 Required Api Level")])
+            return
         if self._owner.leaf.interest.has(reply):
             self.send(self.machine.pull(reply, payload, self._owner.now_us()))
         elif self._asked < _MOST_ASKED:
@@ -241,7 +285,7 @@ class ServedConsumer:
     def wake(self) -> None:
         """Delivers, if there is something to deliver."""
         self._wakes = True
-        if self._pump is None and not self.is_closed:
+        if self._pump is None and self._has_begun and not self.is_closed and self.machine.has_takers:
             self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
 
     async def _deliver_all(self) -> None:
@@ -265,17 +309,26 @@ class ServedConsumer:
             now_us = owner.now_us()
             if machine.resumes_us > now_us or (wanted := machine.wanted()) is None:
                 break
+            end = log.high_watermark
             window, left = await self._read(log, wanted)
             if self.is_closed:
                 return
-            if not self._deliver(log, wanted, window, left) and self._is_at_end(log, wanted, window):
-                self.is_hungry = True
+            if not owner.may_deliver:  # looks again later
+                asyncio.get_running_loop().call_later(_NO_SESSION_S, self.wake)
                 break
+            is_empty = not left and not len(wanted.seqs) and machine.pulls.none_waits
+            if is_empty or not self._deliver(log, wanted, window, left):
+                is_at_end = is_empty or (not len(wanted.seqs) and machine.next_seq > end)
+                if is_at_end and log.high_watermark == end:
+                    self.is_hungry = True
+                    break
             if machine.resumes_us > owner.now_us():
                 break
             await owner.leaf.drain()
+        owner.note_window(self)
         self.note_exceeded()
-        self.send(machine.look(owner.now_us(), at_end=self.is_hungry))
+        is_paused = machine.paused_us > owner.now_us()
+        self.send(machine.look(owner.now_us(), at_end=self.is_hungry or is_paused))
         owner.changed(self)
 
     async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
@@ -285,15 +338,15 @@ class ServedConsumer:
             return ready, known + len(self.machine.skip)
 
         def read() -> tuple[Window, int]:
-            if len(wanted.seqs):  # what is gone need not be delivered again
-                window = self.reader.read(log, wanted)
-                return window, self.reader.count_left(log, self._counted_from)
-            left = self.reader.count_left(log, self._counted_from)
+            left = self.count_left(log)
             return self.reader.read(log, wanted), left
 
         async with self.reading:
-            window, left = await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
-        return window, left + len(self.machine.skip)
+            return await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
+
+    def count_left(self, log: StreamLog) -> int:
+        """How many messages are still to be delivered. Blocks; `reading` is taken. Raises CorruptLog."""
+        return self.reader.count_left(log, self._counted_from) + len(self.machine.skip)
 
     @property
     def _counted_from(self) -> int:
@@ -309,7 +362,7 @@ class ServedConsumer:
             return True
         first = int(np.searchsorted(window.seqs, wanted.start))
         count = min(len(window) - first, wanted.most)
-        delivered = self._assign(window, first, count, left, is_again=False)
+        delivered = self._assign(window, first, count, left, is_again=False) if count else 0
         if delivered:
             self.reader.delivered(log, machine.next_seq, delivered)
         if first + delivered == len(window):
@@ -320,7 +373,7 @@ class ServedConsumer:
         machine = self.machine
         missing = np.setdiff1d(wanted.seqs, window.seqs)
         if wanted.is_again:
-            machine.gone(missing)
+            machine.gone(missing, self._owner.now_us())
             still = machine.pending.find(window.seqs) >= 0  # not acked while they were read
             window = window if still.all() else window.only(still)
             self._assign(window, 0, len(window), left, is_again=True)
@@ -330,17 +383,14 @@ class ServedConsumer:
             machine.read_to(int(wanted.seqs[-1]) + 1)
         return True
 
-    def _is_at_end(self, log: StreamLog, wanted: Wanted, window: Window) -> bool:
-        return not len(wanted.seqs) and self.machine.next_seq > log.high_watermark and window is not None
-
     def _assign(self, window: Window, first: int, count: int, left: int, *, is_again: bool) -> int:
         """Returns how many of these messages were sent."""
         machine, now_us = self.machine, self._owner.now_us()
         found = machine.deliver(window.batch(first, count), is_again=is_again, now_us=now_us, num_pending=left)
         start = 0
-        for before, status in found.statuses:
+        for before, one in found.statuses:
             self._send_messages(window, first, found, start, before)
-            self.send([status])
+            self.send([one])
             start = before
         self._send_messages(window, first, found, start, found.count)
         return found.count

@@ -54,6 +54,7 @@ class ConsumerServing:
                 self._broker.readers,
                 api_prefix=self.api_prefix,
                 records_of=self._broker.removing.records_of,
+                is_led_here=self._broker.positions.is_led_here,
                 spawn=self._spawn,
             )
             self._led[stream] = led
@@ -68,7 +69,8 @@ class ConsumerServing:
             led = self._led.pop(stream, None)
         if led is not None:
             is_deleted = self._broker.streams.get(stream.name) is not stream
-            await led.end("409 Consumer Deleted" if is_deleted else "409 Leadership Change")
+            line = "409 Consumer Deleted" if is_deleted else "409 Leadership Change"
+            await led.end(line, is_deleted=is_deleted)
 
     async def serve(self, api_prefix: str | None) -> None:
         """The API is served at other subjects, or not any more."""

@@ -16,6 +16,7 @@ from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import COLUMNS, TIME_US, Longs, Pending
 
+_DEFAULTS = msgspec.to_builtins(ConsumerConfig())
 _MOST_BYTES = 256 * 1024 * 1024
 
 
@@ -29,7 +30,10 @@ class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):
     skip: bytes = b""
 
     def to_bytes(self) -> bytes:
-        return msgspec.json.encode(self)
+        """Without the fields of the configuration that have their defaults: every replica has it in memory."""
+        body = msgspec.to_builtins(self)
+        body["config"] = {name: value for name, value in body["config"].items() if value != _DEFAULTS[name]}
+        return msgspec.json.encode(body)
 
 
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -439,6 +439,18 @@ class HostedStream:
         """Raw NATS protocol, on the connection of this stream; waits where the server accepts less than is sent."""
         return await self._nats.send(protocol)
 
+    def send_if_drained(self, protocol: bytes | memoryview, most_unsent_bytes: int) -> bool:
+        """As `send_now`, if no more than this waits for the server; otherwise False, and nothing is sent."""
+        return self._nats.unsent_bytes <= most_unsent_bytes and self._nats.send_now(protocol)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `settled`, asked for on the connection of the stream, returns at once. In the leader."""
+        log = self._log
+        if self._ingest is None or log is None:
+            return False
+        return self._ingest.is_settled and log.high_watermark >= log.log_end_offset
+
     async def settled(self, *, is_on_its_connection: bool = False) -> None:
         """Returns when all that publishers have sent before the call is committed, or was refused. In the leader.
 

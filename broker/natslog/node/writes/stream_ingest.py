@@ -215,6 +215,11 @@ class StreamIngest:
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # the loop has processed the results of the last turn
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all messages received until now are appended or refused. In the event loop."""
+        return self._ended >= self._begun
+
     async def settled(self) -> None:
         """Returns when all messages received until now are appended or refused. In the event loop."""
         begun = self._begun

@@ -1,0 +1,20 @@
+"""Each rule of a consumer, switched off, turns the simulation red: otherwise the simulation would prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.consumer_mutants import MUTATIONS
+from tests.sim.consumer_world import Rules, first_red
+
+SEEDS = 400
+NOTICED_LATE = ("flow: any confirmation counts",)
+"""Rules that many seeds do not need: these take seconds."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.long) if one in NOTICED_LATE else one for one in MUTATIONS]
+)
+def test_rule_switched_off_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[name](monkeypatch)
+    assert first_red(Rules(), range(SEEDS)) is not None, f"{name}: {SEEDS} seeds saw nothing wrong"
