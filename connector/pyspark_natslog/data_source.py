@@ -42,7 +42,7 @@ class DefaultSource(DataSource):
         from pyspark_natslog.source.schema import spark_schema
 
         options = SourceOptions.parse(self._options)
-        return spark_schema(options.selected_columns(), options.payload.types)
+        return spark_schema(options.selected_columns(), options.types)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_natslog.source.options import SourceOptions

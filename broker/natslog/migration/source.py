@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from natslog.errors import MigrationFailed, NatsUnavailable, StreamNotFound
+from natslog.errors import InvalidRequest, MigrationFailed, NatsUnavailable, StreamNotFound
 from natslog.times import parse_timestamp_us
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, SUBJECT, SUBJECT_LEN
 from natslog.wire.link import NatsLink
 
 INBOX = "_INBOX.natslog."
+_NOT_IN_NAMES = frozenset(" .*>/\\")
 _TIMEOUT_S = 5.0
 _TRIES = 4
 _RETRY_S = 0.5
@@ -89,6 +90,9 @@ class JetStreamSource:
     """
 
     def __init__(self, link: NatsLink, stream: str, prefix: str) -> None:
+        """Raises InvalidRequest: a stream of JetStream cannot have this name."""
+        if not stream or not stream.isprintable() or _NOT_IN_NAMES & set(stream):
+            raise InvalidRequest(f"{stream[:80]!r} is no name of a stream of JetStream")
         self.link, self.stream, self.prefix = link, stream, prefix
         self._inbox = f"{INBOX}{secrets.token_hex(8)}"
         self._waiting: dict[bytes, asyncio.Future[tuple[bytes, bytes]]] = {}

@@ -17,6 +17,7 @@ from natslog.arrow.schema import COLUMNS
 from natslog.errors import MalformedPayload
 from pyspark_natslog.payload.options import PayloadOptions
 from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
+from pyspark_natslog.source.buckets import BUCKET_METADATA, Bucket
 from pyspark_natslog.source.schema import METADATA_COLUMNS, to_spark
 
 logger = logging.getLogger("pyspark_natslog")
@@ -30,20 +31,24 @@ class Shaper:
     """Turns stored batches into batches of these columns in this order.
 
     Args:
-        payload: how payloads are read. `columns`: metadata and payload columns, in the requested order.
+        payload: how payloads are read. `columns`: metadata and payload columns, in the requested order. bucket: whose
+            columns these are; None: those of a stream.
     """
 
-    def __init__(self, payload: PayloadOptions, columns: Sequence[str]) -> None:
-        self._payload = payload
+    def __init__(self, payload: PayloadOptions, columns: Sequence[str], bucket: Bucket | None = None) -> None:
+        self._payload, self._bucket = payload, bucket
         self._columns = tuple(columns)
-        self._metadata = [name for name in columns if name in METADATA_COLUMNS]
-        self._typed = [name for name in columns if name not in METADATA_COLUMNS]
+        metadata = METADATA_COLUMNS if bucket is None else BUCKET_METADATA
+        self._metadata = [name for name in columns if name in metadata]
+        self._typed = [name for name in columns if name not in metadata]
         self._decoder = None if payload.format == "binary" or not self._typed else _decoder(payload, self._typed)
 
     @property
     def needed_columns(self) -> list[str]:
         """The stored columns that the requested ones are made of; and `offset`, which errors name."""
-        stored = (name for name in self._metadata if name != "stream")
+        stored = [name for name in self._metadata if name != "stream"]
+        if self._bucket is not None:
+            stored = self._bucket.stored_columns(stored)
         return list(dict.fromkeys(["offset", *stored, *(["value"] if self._typed else [])]))
 
     @cached_property
@@ -66,6 +71,8 @@ class Shaper:
         Raises:
             MalformedPayload: with mode FAILFAST.
         """
+        if self._bucket is not None:
+            batch = self._bucket.rows(batch)
         if self._decoder is None:
             yield to_spark(batch, stream, self._columns)
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
@@ -15,6 +15,7 @@ from natslog.subjects import check_name, check_subject
 from natslog.times import parse_timestamp_us
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming
 from pyspark_natslog.payload import PAYLOAD_OPTIONS, PayloadOptions
+from pyspark_natslog.source.buckets import BUCKET_COLUMNS, BUCKET_METADATA, BUCKET_TYPES, Bucket
 from pyspark_natslog.source.schema import METADATA_COLUMNS, spark_schema
 from pyspark_natslog.source.selection import Selection
 
@@ -34,11 +35,12 @@ _STREAM_ONLY = (
     "cursor",
 )
 SOURCE_OPTIONS = (
-    "servers", "stream", "streamPattern", "group", "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
-    "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack", "includeHeaders", "columns",
-    "subjectFilter", *PAYLOAD_OPTIONS, *_BATCH_ONLY, *_STREAM_ONLY, *CONNECTION,
+    "servers", "stream", "streamPattern", "group", "bucket", "path", "startingOffsets", "startingTimestamp",
+    "failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack",
+    "includeHeaders", "columns", "subjectFilter", "tombstones", *PAYLOAD_OPTIONS, *_BATCH_ONLY, *_STREAM_ONLY,
+    *CONNECTION,
 )  # fmt: skip
-_SELECTORS = ("stream", "streamPattern", "group")
+_SELECTORS = ("stream", "streamPattern", "group", "bucket")
 _TASK_BYTES = 64 * 1024 * 1024
 _MOST_TASK_BYTES = 512 * 1024 * 1024
 _TRIGGER_DELAY_S = 15 * 60.0
@@ -86,10 +88,14 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The checked options. Picklable; contains no secret except a `token` that was given as text."""
+    """The checked options. Picklable; contains no secret except a `token` that was given as text.
+
+    `bucket`: of which the stream is the history, if its rows are read as those of a table.
+    """
 
     servers: tuple[str, ...] = field(repr=False)
     selection: Selection
+    bucket: Bucket | None
     start: Bound
     end: Bound
     fail_on_data_loss: bool
@@ -116,23 +122,27 @@ class SourceOptions:
         """
         given = Given(options, SOURCE_OPTIONS)
         _check_kind(given, streaming)
-        selection = _selection(given)
-        payload = PayloadOptions.parse(given, METADATA_COLUMNS)
+        selection, bucket = _selection(given), _bucket(given)
+        payload = PayloadOptions.parse(given, METADATA_COLUMNS if bucket is None else BUCKET_METADATA)
         subject_filter = given.text("subjectFilter")
         if subject_filter is not None:
             with naming("subjectFilter"):
                 check_subject(subject_filter, wildcards=True)
+        if bucket is not None:
+            subject_filter = subject_filter or bucket.subjects
+            bucket.check_filter(subject_filter)
         given.flag("filterPushdown", False)  # checked only: see `data_source`
         return cls(
             servers=parse_servers(given.text("servers")),
             selection=selection,
+            bucket=bucket,
             start=_bound(given, "starting", selection, "earliest"),
             end=_bound(given, "ending", selection, "latest"),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
             admission=_admission(given),
             cutting=_cutting(given),
             include_headers=given.flag("includeHeaders", False),
-            columns=_columns(given, payload),
+            columns=_columns(given, payload, bucket),
             subject_filter=subject_filter,
             is_latest_view=_is_latest_view(given),
             payload=payload,
@@ -143,11 +153,17 @@ class SourceOptions:
 
     def selected_columns(self) -> tuple[str, ...]:
         """Columns of the source where Spark was given no schema; a payload's stand where `value` stands."""
-        return self.columns or self.payload.replace_value(ALL_COLUMNS if self.include_headers else SOURCE_COLUMNS)
+        usual = SOURCE_COLUMNS if self.bucket is None else BUCKET_COLUMNS
+        return self.columns or self.payload.replace_value((*usual, "headers") if self.include_headers else usual)
+
+    @property
+    def types(self) -> dict[str, DataType]:
+        """Of the columns that are not those of every stream."""
+        return {**self.payload.types, **({} if self.bucket is None else BUCKET_TYPES)}
 
     def check_schema(self, schema: StructType) -> None:
         """Raises ConfigError: the schema that Spark was given has other columns than the option names."""
-        if self.columns is not None and [*schema.names] != spark_schema(self.columns, self.payload.types).names:
+        if self.columns is not None and [*schema.names] != spark_schema(self.columns, self.types).names:
             raise ConfigError(
                 f"option columns and .schema(…) clash: {', '.join(self.columns)} and {', '.join(schema.names)}; give "
                 "one of them",
@@ -191,7 +207,9 @@ def _selection(given: Given) -> Selection:
     named = [name for name in _SELECTORS if given.has(name)] + (["stream"] if path and text is None else [])
     if len(named) > 1:
         raise ConfigError(f"options {' and '.join(named)} clash: give one of them", option=named[1])
-    pattern, group = given.text("streamPattern"), given.text("group")
+    pattern, group, bucket = given.text("streamPattern"), given.text("group"), given.text("bucket")
+    if bucket is not None:
+        return Selection(names=(f"KV_{bucket}",))
     if pattern is not None:
         if not pattern:
             raise ConfigError(
@@ -218,6 +236,16 @@ def _stream_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _bucket(given: Given) -> Bucket | None:
+    name, is_view = given.text("bucket"), given.has("view")
+    if given.has("tombstones") and (name is None or not is_view):
+        raise ConfigError(
+            "option tombstones requires bucket and view=latest: the history of a bucket always has its deletions",
+            option="tombstones",
+        )
+    return None if name is None else Bucket(name, given.flag("tombstones", not is_view))
+
+
 def _cursor(given: Given) -> str | None:
     text = given.text("cursor")
     if text is not None:
@@ -226,11 +254,11 @@ def _cursor(given: Given) -> str | None:
     return text
 
 
-def _columns(given: Given, payload: PayloadOptions) -> tuple[str, ...] | None:
+def _columns(given: Given, payload: PayloadOptions, bucket: Bucket | None) -> tuple[str, ...] | None:
     text = given.text("columns")
     if text is None:
         return None
-    known = payload.replace_value(ALL_COLUMNS)
+    known = payload.replace_value(ALL_COLUMNS if bucket is None else (*BUCKET_COLUMNS, "headers"))
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:

@@ -47,7 +47,7 @@ def _leave_modules_out_of_collections() -> None:
 def _read_range(
     client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange
 ) -> Iterator[pa.RecordBatch]:
-    shaper = Shaper(options.payload, columns)
+    shaper = Shaper(options.payload, columns, options.bucket)
     asked_columns = None if shaper.is_payload_needed else shaper.needed_columns
     start, end, outdated = part.start, part.end, OutdatedAnswers()
     leader_epochs.note(part.stream_id, part.leader_epoch)

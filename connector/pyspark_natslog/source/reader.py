@@ -27,7 +27,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = checked_columns(schema, options.payload.types)
+        self._columns = checked_columns(schema, options.types)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options

@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = checked_columns(schema, options.payload.types)
+        self._columns = checked_columns(schema, options.types)
         self._admitter = Admitter(options.admission)
         self._target: Offsets | None = None
         self._latest: States | None = None
