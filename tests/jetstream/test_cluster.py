@@ -173,6 +173,61 @@ def test_killed_leader_is_replaced_and_each_request_gets_one_answer_again(cluste
         cluster.wait_in_sync()
 
 
+def test_direct_requests_get_no_older_value_than_one_that_was_acked_while_leaders_are_killed(cluster: Cluster) -> None:
+    assert create(cluster, "bucket", subjects=["bucket.*"], allow_direct=True, max_msgs_per_subject=1)["did_create"]
+    cluster.wait_in_sync()
+    acked, newest, answered, is_over = 0, 0, 0, False
+
+    async def put(connection: Any) -> None:
+        nonlocal acked
+        while not is_over:
+            try:
+                ack = json.loads((await connection.request("bucket.k", b"%d" % (acked + 1), timeout=1)).data)
+                acked = acked + 1 if "error" not in ack else acked
+            except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                await asyncio.sleep(0.02)
+
+    async def get(connection: Any, number: int) -> None:
+        nonlocal answered, newest
+        while not is_over:
+            least = max(acked, newest)
+            try:
+                subject = "$JS.API.DIRECT.GET.bucket.bucket.k" if number % 2 else "$JS.API.DIRECT.GET.bucket"
+                body = b"" if number % 2 else b'{"last_by_subj":"bucket.k"}'
+                message = await connection.request(subject, body, timeout=1)
+            except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                await asyncio.sleep(0.02)
+                continue
+            if "Status" in (message.headers or {}):
+                assert message.headers["Status"] == "503" or not least
+                continue
+            assert int(message.data) >= least
+            newest, answered = max(newest, int(message.data)), answered + 1
+
+    async def work(connection: Any) -> None:
+        nonlocal is_over
+        tasks = [asyncio.ensure_future(one) for one in (put(connection), *(get(connection, at) for at in range(20)))]
+        for _ in range(2):
+            before = answered
+            async with asyncio.timeout(RESUMES_WITHIN_S):
+                while answered < before + 500 and not any(task.done() for task in tasks):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            victim = await asyncio.to_thread(cluster.leader_of, "bucket")
+            await asyncio.to_thread(victim.kill)
+            before = answered
+            async with asyncio.timeout(RESUMES_WITHIN_S):
+                while answered < before + 500 and not any(task.done() for task in tasks):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(victim.start)
+            await asyncio.to_thread(cluster.wait_in_sync)
+        is_over = True
+        await asyncio.gather(*tasks)
+
+    with_nats(cluster.nats.url, work)
+    assert acked > 100
+    eventually(lambda: answers(cluster, "STREAM.DELETE.bucket"), RESUMES_WITHIN_S, "the stream is deleted")
+
+
 def test_replicated_stream_with_a_first_sequence(cluster: Cluster) -> None:
     made = create(cluster, "later", first_seq=1000)
     assert made["state"]["first_seq"] == 1000

@@ -220,7 +220,6 @@ class JetStreamApi:
         self._groups = DirectGroups(
             broker,
             leads=lambda stream: self._calls.led_here(stream.name) is stream,
-            begin=lambda answering: self._begin(answering, 0),
             room=self._room,
             most_answer_bytes=lambda: self._link.max_payload_bytes,
             settled_within_s=_SETTLED_WITHIN_S,
@@ -256,9 +255,9 @@ class JetStreamApi:
             await asyncio.wait([self._task])
         await self._detach()
         await self._calls.consumers.serving.end_all("409 Server Shutdown")
-        if self._answering:
-            await asyncio.wait(self._answering, timeout=1.0)
-        for task in self._answering:
+        if answering := self._answering | self._groups.tasks:
+            await asyncio.wait(answering, timeout=1.0)
+        for task in answering:
             task.cancel()
         self._broker.jetstream = "off"
 

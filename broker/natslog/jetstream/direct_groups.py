@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -197,11 +197,11 @@ class DirectGroups:
     """Of one broker. In the event loop.
 
     Args:
-        leads: whether this broker leads a stream now. `begin`: runs a task until it ends, also while the API stops.
+        leads: whether this broker leads a stream now.
         room: for what is read at once. `most_answer_bytes`: what the NATS server accepts.
 
     Attributes:
-        count, size_bytes: of the requests that wait.
+        count, size_bytes: of the requests that wait. tasks: which answer them.
     """
 
     def __init__(
@@ -209,16 +209,16 @@ class DirectGroups:
         broker: Broker,
         *,
         leads: Callable[[HostedStream], bool],
-        begin: Callable[[Coroutine[Any, Any, None]], None],
         room: asyncio.Semaphore,
         most_answer_bytes: Callable[[], int],
         settled_within_s: float,
     ) -> None:
-        self._broker, self._leads, self._begin, self._room = broker, leads, begin, room
+        self._broker, self._leads, self._room = broker, leads, room
         self._most_answer_bytes, self._settled_within_s = most_answer_bytes, settled_within_s
         self._waiting: dict[HostedStream, list[Requests]] = {}
         self._busy: set[HostedStream] = set()
         self.count = self.size_bytes = 0
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def add(self, stream: HostedStream, requests: Requests) -> None:
         """They are answered soon; first, what was received with them is passed on."""
@@ -233,7 +233,9 @@ class DirectGroups:
         if requests is None:
             self._busy.discard(stream)
         else:
-            self._begin(self._answer_all(stream, requests))
+            task = asyncio.create_task(self._answer_all(stream, requests), name="direct requests")
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     def _taken(self, stream: HostedStream) -> Requests:
         """All that wait; they are counted until `_release`."""
