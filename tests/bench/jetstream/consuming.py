@@ -6,7 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from tests.bench.jetstream.connection import Api
-from tests.bench.jetstream.sides import SIDES, Figures, Side, fill, in_pairs, line, load
+from tests.bench.jetstream.relayed import RELAY, relayed
+from tests.bench.jetstream.sides import OURS, SIDES, Figures, Side, fill, in_pairs, line, load
 from tests.bench.pairs import Comparison
 from tests.bench.sides import STREAM
 from tests.harness import eventually
@@ -17,18 +18,18 @@ _MEMBERS = 4
 def pulled(pairs: int, messages: int) -> list[Comparison]:
     """The last ack is confirmed before the clock stops."""
     title = "pull consumer, 128 B, batches of 500, acked"
-    return [_compared(title, 1.0, pairs, lambda side: _pull(side, messages))]
+    return _compared(title, 1.0, pairs, lambda side: _pull(side, messages), lambda: relayed(messages, is_acked=True))
 
 
 def pushed(pairs: int, messages: int) -> list[Comparison]:
     title = "push consumer with flow control, 128 B"
-    return [_compared(title, 1.0, pairs, lambda side: _push(side, messages))]
+    return _compared(title, 1.0, pairs, lambda side: _push(side, messages), lambda: relayed(messages, is_acked=False))
 
 
 def queued(pairs: int, messages: int) -> list[Comparison]:
     """An ack deletes the message."""
     title = f"work queue, {_MEMBERS} members, 128 B, batches of 100"
-    return [_compared(title, 0.8, pairs, lambda side: _share(side, messages))]
+    return _compared(title, 0.8, pairs, lambda side: _share(side, messages), lambda: relayed(messages, is_acked=True))
 
 
 def _pull(side: Side, messages: int) -> Figures:
@@ -53,12 +54,18 @@ def _is_empty(api: Api) -> bool:
     return bool(api.request(f"STREAM.INFO.{STREAM}")["state"]["messages"] == 0)
 
 
-def _compared(title: str, bar: float, pairs: int, run: Callable[[Side], Figures]) -> Comparison:
-    """Each run has a server, and a broker, of its own."""
+def _compared(
+    title: str, bar: float, pairs: int, run: Callable[[Side], Figures], relay: Callable[[], Figures]
+) -> list[Comparison]:
+    """Each run has a server, and a broker, of its own. The second line compares with what the server can relay."""
 
     def started(side: Callable[[], AbstractContextManager[Side]]) -> Figures:
         with side() as running:
             return run(running)
 
     sides = {name: lambda side=side: started(side) for name, side in SIDES.items()}
-    return line(title, "messages/s", bar, in_pairs(title, sides, pairs), "rate")
+    runs = in_pairs(title, sides | {RELAY: relay}, pairs)
+    share = Comparison(f"{title}: share of the relay", "messages/s", 0, RELAY)
+    share.ours, share.theirs = ([run["rate"] for run in runs[name]] for name in (OURS, RELAY))
+    share.our_cpu_us, share.their_cpu_us = ([run["rate_cpu_us"] for run in runs[name]] for name in (OURS, RELAY))
+    return [line(title, "messages/s", bar, runs, "rate"), share]
