@@ -76,6 +76,15 @@ class ConsumerServing:
                 spawn=self._spawn,
             )
             self._led[stream] = led
+            self._spawn(self._begin(stream, led), f"the consumers of {stream.name}")
+
+    async def _begin(self, stream: HostedStream, led: LedConsumers) -> None:
+        """As soon as this broker has all committed records of the companion log: the last ones state what was acked."""
+        while self._led.get(stream) is led and not stream.has_companion_records:  # noqa: ASYNC110
+            await asyncio.sleep(_BEGUN_POLL_S)
+        async with self._turn:
+            if self._led.get(stream) is not led:
+                return  # another broker leads it
             try:
                 await led.begin()
             except NatslogError as error:
