@@ -17,6 +17,7 @@ from tests.cluster_harness import Cluster, ClusterBroker, ClusterOptions
 from tests.harness import eventually, with_nats
 
 RESUMES_WITHIN_S = 40.0
+_UNAVAILABLE = 10008
 
 
 @contextmanager
@@ -44,12 +45,13 @@ def in_background(work: Coroutine[Any, Any, None]) -> Iterator[None]:
 
 
 def asked(cluster: Cluster, call: str, body: Any = None) -> dict[str, Any]:
-    """The answer to a request of the API, which is repeated until there is one."""
+    """The answer to a request of the API, which is repeated until there is one that does not ask for that."""
 
     async def work(connection: Any) -> dict[str, Any] | None:
         payload = b"" if body is None else json.dumps(body).encode()
         try:
-            return dict(json.loads((await connection.request(f"$JS.API.{call}", payload, timeout=3)).data))
+            found = dict(json.loads((await connection.request(f"$JS.API.{call}", payload, timeout=3)).data))
+            return None if found.get("error", {}).get("err_code") == _UNAVAILABLE else found
         except (nats.errors.TimeoutError, nats.errors.NoRespondersError):  # there is no leader now
             return None
 
@@ -69,7 +71,9 @@ def create_consumer(cluster: Cluster, stream: str, name: str, **config: Any) -> 
 
 
 def consumer_info(cluster: Cluster, stream: str, name: str) -> dict[str, Any]:
-    return asked(cluster, f"CONSUMER.INFO.{stream}.{name}")
+    found = asked(cluster, f"CONSUMER.INFO.{stream}.{name}")
+    assert "error" not in found, found
+    return found
 
 
 def leader_of(cluster: Cluster, stream: str) -> ClusterBroker:

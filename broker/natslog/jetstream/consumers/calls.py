@@ -53,10 +53,10 @@ class ConsumerCalls:
     ) -> None:
         self.serving, self._dynamic, self._cluster_of = serving, dynamic, cluster_of
 
-    def _led(self, stream: HostedStream | None) -> LedConsumers:
+    async def _led(self, stream: HostedStream | None) -> LedConsumers:
         if stream is None:
             raise errors.stream_not_found()
-        led = self.serving.of(stream)
+        led = await self.serving.begun(stream)
         if led is None:
             raise errors.no_leaf_link()
         return led
@@ -71,7 +71,7 @@ class ConsumerCalls:
         config = _as_named(request, names, is_durable=is_durable)
         if config.num_replicas > 1 and stream is not None and config_of(stream.record).num_replicas == 1:
             raise errors.too_many_replicas()
-        led = self._led(stream)
+        led = await self._led(stream)
         config = configs.stored(config)
         async with led.changing:
             stream_config = led.stream_config()
@@ -186,7 +186,7 @@ class ConsumerCalls:
     async def info(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
         if not is_empty(payload):
             raise errors.not_empty()
-        led = self._led(stream)
+        led = await self._led(stream)
         served = led.consumers.get(name)
         if served is None:
             raise errors.consumer_not_found()
@@ -195,7 +195,7 @@ class ConsumerCalls:
     async def pause(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
         request = decoded(payload, ConsumerPauseRequest) if has_fields(payload) else ConsumerPauseRequest()
         until = configs.time_in_utc(request.pause_until) if request.pause_until else ""
-        led = self._led(stream)
+        led = await self._led(stream)
         async with led.changing:
             served = led.consumers.get(name)
             if served is None:
@@ -210,7 +210,7 @@ class ConsumerCalls:
     async def delete(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
         if not is_empty(payload):
             raise errors.not_empty()
-        led = self._led(stream)
+        led = await self._led(stream)
         async with led.changing:
             served = led.consumers.get(name)
             if served is None:
@@ -221,13 +221,13 @@ class ConsumerCalls:
         return {"success": True}
 
     async def names(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
-        request, names, consumers = self._page(stream, payload)
+        request, names, consumers = await self._page(stream, payload)
         page = names[request.offset :][:NAMES_LIMIT]
         return _paged(request, len(consumers), NAMES_LIMIT) | {"consumers": page}
 
     async def infos(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
-        request, names, consumers = self._page(stream, payload)
-        led = self._led(stream) if consumers else None
+        request, names, consumers = await self._page(stream, payload)
+        led = await self._led(stream) if consumers else None
         found = []
         for name in names[request.offset :][:LIST_LIMIT]:
             assert led is not None, "there are consumers"
@@ -235,14 +235,14 @@ class ConsumerCalls:
                 found.append(await self._info(led, served, is_listed=True))
         return _paged(request, len(consumers), LIST_LIMIT) | {"consumers": found}
 
-    def _page(
+    async def _page(
         self, stream: HostedStream | None, payload: bytes
     ) -> tuple[PagedRequest, list[str], dict[str, ServedConsumer]]:
         request = decoded(payload, PagedRequest) if has_fields(payload) else PagedRequest()
         request = msgspec.structs.replace(request, offset=max(0, request.offset))
         if stream is None:
             raise errors.stream_not_found()
-        led = self.serving.of(stream)
+        led = await self.serving.begun(stream)
         consumers = {} if led is None else led.consumers
         shown = [name for name, served in consumers.items() if not served.record.config.direct]
         return request, sorted(shown), consumers

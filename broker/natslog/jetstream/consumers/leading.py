@@ -57,7 +57,8 @@ class LedConsumers:
         is_led_here: whether no other broker can lead it by now.
 
     Attributes:
-        consumers: by name. changing: taken while one is created, changed or deleted.
+        consumers: by name. changing: taken while one is created, changed or deleted. has_begun: all that there are are
+            served.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class LedConsumers:
         self.stream, self.leaf, self.readers, self.spawn = stream, leaf, readers, spawn
         self.consumers: dict[str, ServedConsumer] = {}
         self.changing = asyncio.Lock()
+        self.has_begun = False
         self.advisories = Advisories(stream)
         self.retention = Retention(self)
         self._api_prefix, self._records_of, self._is_led_here = api_prefix, records_of, is_led_here
@@ -100,6 +102,7 @@ class LedConsumers:
             except CorruptLog as error:
                 logger.error("stream %s: consumer %s cannot be served: %s", self.stream.name, name, error.message)
         await self.retention.begin()
+        self.has_begun = True
         self._tasks = [
             self.spawn(self._store_all(), f"states of the consumers of {self.stream.name}"),
             self.spawn(self._watch(), f"messages for the consumers of {self.stream.name}"),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 from natslog.errors import NatslogError
+from natslog.jetstream import errors
 from natslog.jetstream.consumers.importing import import_consumers
 from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
 
 logger = logging.getLogger("natslog.jetstream")
+
+_BEGUN_WITHIN_S = 2.0
+_BEGUN_POLL_S = 0.02
 
 
 class ConsumerServing:
@@ -35,6 +40,21 @@ class ConsumerServing:
     def of(self, stream: HostedStream) -> LedConsumers | None:
         """None: they are not served here, or there is no leafnode connection in the settings."""
         return self._led.get(stream)
+
+    async def begun(self, stream: HostedStream) -> LedConsumers | None:
+        """As `of`, as soon as all consumers that there are are served: before, one of them would seem not to exist.
+
+        Raises:
+            ApiError: that takes too long.
+        """
+        deadline_s = time.monotonic() + _BEGUN_WITHIN_S
+        while self._broker.leaf is not None and "." not in stream.name:
+            if (led := self._led.get(stream)) is not None and led.has_begun:
+                return led
+            if time.monotonic() > deadline_s:
+                raise errors.unavailable()
+            await asyncio.sleep(_BEGUN_POLL_S)
+        return None
 
     @property
     def count(self) -> int:
@@ -58,6 +78,15 @@ class ConsumerServing:
                 spawn=self._spawn,
             )
             self._led[stream] = led
+            self._spawn(self._begin(stream, led), f"the consumers of {stream.name}")
+
+    async def _begin(self, stream: HostedStream, led: LedConsumers) -> None:
+        """As soon as this broker has all committed records of the companion log: the last ones state what was acked."""
+        while self._led.get(stream) is led and not stream.has_companion_records:  # noqa: ASYNC110
+            await asyncio.sleep(_BEGUN_POLL_S)
+        async with self._turn:
+            if self._led.get(stream) is not led:
+                return  # another broker leads it
             try:
                 await led.begin()
             except NatslogError as error:

@@ -230,6 +230,11 @@ class HostedStream:
         return self._subscription is not None or self._is_unsubscribing
 
     @property
+    def has_companion_records(self) -> bool:
+        """Whether it leads, and has all committed records of the companion log, if there is one."""
+        return self.is_leading and not (self.record.has_companion and self._companion is None)
+
+    @property
     def may_serve(self) -> bool:
         """Whether ranges below the HW known here may be served from here."""
         return self._replica.may_serve and self.record.import_state != "importing"
