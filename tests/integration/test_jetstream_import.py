@@ -441,6 +441,7 @@ def test_consumers_continue_behind_their_ack_floor(
             assert int(messages[0].reply.split(".")[4]) == 1
             for message in messages:
                 await connection.publish(message.reply, b"+ACK")
+        await api(connection, f"CONSUMER.DELETE.{name}.push")  # it would deliver to the same subject
         received: list[bytes] = []
         done_all = asyncio.Event()
 
@@ -496,7 +497,7 @@ def test_consumer_that_natslog_does_not_support_is_named(
 ) -> None:
     async def work(connection: Any) -> None:
         await created(connection, name)
-        for one, extra in {"good": {}, "paused": {"pause_until": "2099-01-01T00:00:00Z"}}.items():
+        for one, extra in {"good": {}, "grouped": {"priority_policy": "overflow", "priority_groups": ["a"]}}.items():
             config = {"durable_name": one, "ack_policy": "explicit"} | extra
             await api(connection, f"CONSUMER.DURABLE.CREATE.{name}.{one}", {"stream_name": name, "config": config})
 
@@ -506,8 +507,8 @@ def test_consumer_that_natslog_does_not_support_is_named(
     done = migrated(source, broker, name, "--switch-over", check=False)
     assert done.returncode == 1
     body = json.loads(done.stdout)
-    assert (body["consumers"], body["refused"][0]["name"], body["resumed"]) == (["good"], "paused", True)
-    assert "paused consumers" in body["refused"][0]["reason"]
+    assert (body["consumers"], body["refused"][0]["name"], body["resumed"]) == (["good"], "grouped", True)
+    assert "priority groups" in body["refused"][0]["reason"]
 
 
 def test_readers_continue_when_jetstream_is_disabled(name: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow import ipc
 from natslog.arrow.covered import covered
 from natslog.client import NatslogClient
 from natslog.errors import MigrationFailed, NatsUnavailable, OffsetOutOfRange, StreamConflict, StreamNotFound
@@ -295,33 +296,45 @@ class _Migration:
         receiving = self._receiving
         assert receiving is not None, "the batches are from it"
         await self._record_subjects(pieces)
-        body = b"".join(piece.message for piece in pieces)
-        if not await self._append_body(body):
+        if not await self._append_batches([(piece.message, piece.base_offset, piece.end_offset) for piece in pieces]):
             return
+        self._newest_us = receiving.newest_us
         self._progress.done += sum(piece.rows for piece in pieces)
         self._progress.total = max(self._progress.total, self._progress.done)
         self._options.progress(self._progress)
-        self._next = pieces[-1].end_offset
 
-    async def _append_body(self, body: bytes) -> bool:
-        """False: the log ends elsewhere, and receiving begins again from there. Raises _Switched."""
-        try:
-            self._next = await self._call(lambda: self._client.append_import(self._options.name, self._id, body))
-        except OffsetOutOfRange as error:  # another import has appended, or another leader has less
-            self._next = int(error.facts.get("next_offset", self._next))
-            self._newest_us = int((await self._require_there()).get("newest_timestamp_us", 0))
-            if self._receiving is not None:
-                self._receiving.failed = "the stream ends elsewhere"
-                await self._receive_again()
-            return False
-        except StreamConflict:
-            if (await self._require_there())["state"] == "resumed":
-                raise _Switched from None
-            raise
-        if self._receiving is not None:
-            self._newest_us = self._receiving.newest_us
-        self._failures = 0
+    async def _append_batches(self, batches: Sequence[tuple[bytes, int, int]]) -> bool:
+        """Batches that follow one another, with base and end offset. What another import has appended meanwhile is
+        left out of them: it is the same. False: the log ends before them, and receiving begins again from there.
+
+        Raises:
+            _Switched.
+        """
+        end = batches[-1][2]
+        while batches:
+            body = b"".join(message for message, _, _ in batches)
+            try:
+                await self._call(partial(self._client.append_import, self._options.name, self._id, body))
+                break
+            except OffsetOutOfRange as error:
+                at = int(error.facts.get("next_offset", 0))
+                if at <= batches[0][1]:  # another leader has less
+                    await self._set_back(at)
+                    return False
+                batches = [_from(at, *one) for one in batches if one[2] > at]
+            except StreamConflict:
+                if (await self._require_there())["state"] == "resumed":
+                    raise _Switched from None
+                raise
+        self._next, self._failures = end, 0
         return True
+
+    async def _set_back(self, at: int) -> None:
+        self._next = at
+        self._newest_us = int((await self._require_there()).get("newest_timestamp_us", 0))
+        if self._receiving is not None:
+            self._receiving.failed = "the stream ends elsewhere"
+            await self._receive_again()
 
     async def _record_subjects(self, pieces: Sequence[Piece]) -> None:
         """Subjects that JetStream has recorded before its stream was edited are named before their messages come."""
@@ -340,7 +353,7 @@ class _Migration:
             await self._copy(info)
             end = info.state.last_seq
             if self._next < end:
-                await self._append_body(gap(self._next, end, self._newest_us))
+                await self._append_batches([(gap(self._next, end, self._newest_us), self._next, end)])
             if self._next >= end:
                 return
 
@@ -421,6 +434,11 @@ class _Migration:
             others=consumers[2],
             resumed=there["state"] == "resumed",
         )
+
+
+def _from(offset: int, message: bytes, base: int, end: int) -> tuple[bytes, int, int]:
+    """The part of a batch from an offset on, below its end."""
+    return (message, base, end) if base >= offset else (bytes(ipc.clip_batch(message, offset, end)), offset, end)
 
 
 def _combined(subjects: list[str]) -> list[str]:
