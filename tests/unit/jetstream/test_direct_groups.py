@@ -226,6 +226,23 @@ def test_what_was_read_is_not_kept_after_it_was_rewritten(log_folder: Path) -> N
     assert not log.kept.nbytes
 
 
+def test_what_is_removed_from_the_files_after_its_look_up_is_looked_up_again(log_folder: Path) -> None:
+    log = bucket(log_folder, {"k": b"0", "l": b"1"})
+    read, reads = log.reader.rows_at, []
+
+    def superseded(offsets: Any) -> Any:
+        reads.append(offsets.tolist())
+        if len(reads) > 1:
+            return read(offsets)
+        log.append(rows_of([("k", None, None)], log.log_end_offset), 2_000_000)
+        return iter(part for part in read(offsets[1:]))  # as if a file was rewritten without the first one
+
+    log.reader.rows_at = superseded  # type: ignore[method-assign]
+    found = split(b"".join(Group(log, "A", requests_of(["l", "k"]), MOST).answers()))
+    assert reads == [[0, 1], [2]]
+    assert [found[at].rpartition(b"\r\n\r\n")[2] for at in range(2)] == [b"1\r\n", b"2\r\n"]
+
+
 def test_a_key_that_exists_is_found_while_it_is_written(log_folder: Path) -> None:
     """Newer messages hide what was looked up before it is read; then files are rewritten without it."""
     replica = Replica(log_folder)

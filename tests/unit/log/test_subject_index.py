@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from natslog.errors import CorruptLog
 from natslog.log import ReplicaLog, StreamLog
 from natslog.log.newest import Texts
-from natslog.log.removed import HiddenThen
+from natslog.log.removed import HiddenThen, offset_set
 from natslog.log.subject_counts import COUNTS_SCHEMA, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart
 from natslog.log.visibility import Rule
@@ -159,6 +159,20 @@ def sealed(log: StreamLog, subject: str) -> None:
     filled(log, subject)
     log.roll()
     log.seal_next()
+
+
+def test_messages_that_are_removed_after_a_look_up_are_not_found(log_folder: Path) -> None:
+    log = open_log(log_folder, OPTIONS)
+    sealed(log, "a")
+    filled(log, "a", 200)
+    filled(log, "b")
+    texts = Texts.of(pa.array(["b", "a", "none"]))
+    for removed, last in ((range(0), 202), (range(202, 203), 201), (range(100, 203), 99), (range(3, 203), 2)):
+        log.visibility.removed.record(offset_set(np.array(removed, np.int64)))
+        assert log.newest_of_subjects(texts).tolist() == [205, last, -1]
+        assert log.subjects.last("a") == last
+    log.visibility.removed.record(offset_set(np.arange(206)))
+    assert log.newest_of_subjects(texts).tolist() == [-1, -1, -1]
 
 
 def test_a_start_reads_only_what_is_not_in_sealed_segments(log_folder: Path) -> None:
