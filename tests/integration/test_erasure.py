@@ -144,6 +144,7 @@ def test_what_cannot_be_erased_is_refused(broker: BrokerProcess, client: Natslog
         ({"subject": "a..b"}, "subject"),
         ({"key": 7}, "must be a string"),
         ({"key_base64": "%"}, "key_base64 is not valid"),
+        ({"key_base64": "ä"}, "key_base64 is not valid"),
         ({"offset": 7}, "one of them"),
     ):
         answer = ask(broker, "POST", f"/v1/streams/{filled}/erase", body)

@@ -9,7 +9,6 @@ The text that is erased is in no path, no record and no receipt.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from typing import Any
 
@@ -79,7 +78,7 @@ def _what(body: dict[str, Any]) -> Erased:
         raise InvalidRequest(f"{name} must be a string", parameter=name)
     try:
         return erased_key(text.encode() if name == "key" else base64.b64decode(text, validate=True))
-    except (binascii.Error, UnicodeEncodeError) as error:
+    except ValueError as error:  # also that of letters outside of ASCII
         raise InvalidRequest(f"{name} is not valid: {error}", parameter=name) from error
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -155,7 +154,7 @@ def _removed(log: StreamLog, start: int, end: int) -> tuple[BitMap64, BitMap64, 
 
 
 def _bitmap(text: str) -> BitMap64:
-    """Raises binascii.Error, CorruptLog."""
+    """Raises ValueError, CorruptLog."""
     return from_bytes(base64.b64decode(text, validate=True), "the request") if text else BitMap64()
 
 
@@ -175,7 +174,7 @@ async def remove_imported(request: web.Request) -> web.Response:
     removals = body.removals
     try:
         removed, subjects, keys = map(_bitmap, (removals.removed, removals.erased_subjects, removals.erased_keys))
-    except (binascii.Error, CorruptLog) as error:
+    except (ValueError, CorruptLog) as error:
         raise InvalidRequest(f"the removed offsets cannot be read: {error}", parameter="removals") from error
     await broker.stream_operations.remove_imported(stream, removed, subjects, keys)
     return shape_response(_shown(stream.record, stream))
