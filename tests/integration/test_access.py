@@ -86,6 +86,7 @@ NEEDS = {
     "POST /v1/streams/{name}/import": "all:admin",
     "PUT /v1/streams/{name}/import": "all:admin",
     "POST /v1/streams/{name}/import/removed": "all:admin",
+    "POST /v1/streams/{name}/import/consumers": "all:admin",
     "POST /v1/streams/{name}/import/finish": "all:admin",
     "GET /v1/security": "all:admin",
     "POST /v1/security": "all:admin",

@@ -148,7 +148,7 @@ def test_interest_that_exists_before_is_complete_when_the_link_is_up(server: Nat
             await client.flush()
             complete: list[bool] = []
             link = LeafLink(server.leaf_url, name="test", on_interest=changed.append)
-            link._on_state = lambda up: complete.append(all(link.interest.has(f"before.{at}") for at in range(2000)))
+            link.on_state = lambda up: complete.append(all(link.interest.has(f"before.{at}") for at in range(2000)))
             await link.open()
             await until(lambda: link.is_up, "up")
             await link.close()
@@ -745,7 +745,7 @@ def test_half_a_line_is_not_interest() -> None:
         seen: list[bool] = []
         async with played(play) as url:
             link = LeafLink(url, name="test")
-            link._on_state = lambda up: seen.append(link.interest.has("whole") and not link.interest.has("ha"))
+            link.on_state = lambda up: seen.append(link.interest.has("whole") and not link.interest.has("ha"))
             await link.open()
             await until(lambda: len(seen) >= 4, "connected twice, and lost twice")
             await link.close()
