@@ -323,7 +323,7 @@ def test_switch_over_while_publishing_loses_and_doubles_nothing(
         loop = asyncio.get_running_loop()
 
         async def until(condition: Any) -> None:
-            await loop.run_in_executor(None, lambda: eventually(condition))
+            await loop.run_in_executor(None, lambda: eventually(condition, 60))
 
         with running(source, broker, name, tmp_path / "follow.log") as follower:
             await until(lambda: next_offset(client, name) > 50)
