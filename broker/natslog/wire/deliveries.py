@@ -26,7 +26,7 @@ OTHER, ACK, NAK, TERM, PROGRESS, NEXT, UNKNOWN = range(7)
 _FRAME_BYTES = len("LMSG ") + 5 * 20 + 1 + 3 * 11 + len("NATS/1.0\r\nNats-Msg-Size: \r\n\r\n") + 3 * 2
 """An upper bound of what a frame has besides texts of its own: verb, numbers, blanks, line ends."""
 
-_EMPTY_BLOCK_BYTES = len("NATS/1.0\r\n\r\n")
+_EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
 
 
 class Messages:
@@ -43,14 +43,25 @@ class Messages:
         self.has_headers = headers.is_valid().to_numpy(zero_copy_only=False)
         self.lines = _one_line_each(headers) if headers.null_count < len(headers) else None
 
-    def sizes(self) -> Longs:
-        """Bytes of subject, header block and value of each."""
-        size = pc.add(pc.binary_length(self.subjects), pc.binary_length(self.values))
-        found: Longs = size.to_numpy(zero_copy_only=False).astype(np.int64)
-        if self.lines is not None:
-            lines = pc.binary_length(self.lines).to_numpy(zero_copy_only=False)
-            found += np.where(self.has_headers, _EMPTY_BLOCK_BYTES + lines, 0)
-        return found
+    def sizes(self, *, headers_only: bool) -> Longs:
+        """Bytes of subject, header block and value of each; with the header that states the size instead of the value,
+        if `headers_only`.
+        """
+        subjects = _lengths(self.subjects)
+        if not headers_only:
+            return subjects + self.payload_sizes()
+        digits = _lengths(pc.binary_length(self.values).cast(pa.string()))
+        return subjects + self._lines() + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
+
+    def payload_sizes(self) -> Longs:
+        """Bytes of header block and value of each."""
+        return self._lines() + np.where(self.has_headers, len(_EMPTY_BLOCK), 0) + _lengths(self.values)
+
+    def _lines(self) -> Longs:
+        """Bytes of the lines of headers of each."""
+        if self.lines is None:
+            return np.zeros(len(self.has_headers), np.int64)
+        return np.where(self.has_headers, _lengths(self.lines), 0)
 
     def frames(
         self,
@@ -113,6 +124,11 @@ def _one_line_each(headers: Any) -> Any:
     edges = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
     clean = pa.StructArray.from_arrays(fields, names=["key", "value"])
     return header_lines(pa.ListArray.from_arrays(edges, clean), None)
+
+
+def _lengths(texts: Any) -> Longs:
+    found: Longs = pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, bool]:

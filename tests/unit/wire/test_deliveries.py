@@ -87,7 +87,11 @@ def test_sizes_count_subject_headers_and_value() -> None:
     messages = Messages(
         batch_of([("a.b", b"123", None, (), 0), ("a", b"", [("K", "v")], (), 0), ("a", b"1", [], (), 0)])
     )
-    assert messages.sizes().tolist() == [6, 1 + len("NATS/1.0\r\nK: v\r\n\r\n"), 2 + len("NATS/1.0\r\n\r\n")]
+    sizes = messages.sizes(headers_only=False).tolist()
+    assert sizes == [6, 1 + len("NATS/1.0\r\nK: v\r\n\r\n"), 2 + len("NATS/1.0\r\n\r\n")]
+    assert messages.payload_sizes().tolist() == [3, sizes[1] - 1, sizes[2] - 1]
+    stated = len("NATS/1.0\r\nNats-Msg-Size: 3\r\n\r\n")
+    assert messages.sizes(headers_only=True).tolist() == [3 + stated, 1 + stated + len("K: v\r\n"), 1 + stated]
 
 
 def received(*messages: tuple[str, bytes, str]) -> Frames:

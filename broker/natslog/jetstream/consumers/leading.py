@@ -20,8 +20,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from pyroaring import BitMap64
-
 from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
@@ -101,7 +99,7 @@ class LedConsumers:
                 (await self.add(name, stored)).begin()
             except CorruptLog as error:
                 logger.error("stream %s: consumer %s cannot be served: %s", self.stream.name, name, error.message)
-        await self.retention.begin()
+        self.retention.begin_again()
         self.has_begun = True
         self._tasks = [
             self.spawn(self._store_all(), f"states of the consumers of {self.stream.name}"),
@@ -174,6 +172,7 @@ class LedConsumers:
         self._changed.discard(served)
         self._windows.pop(served, None)
         await served.closed()
+        self.retention.take_acked(served)
         self.retention.begin_again()
 
     # ---- as the owner of a served consumer ----
@@ -387,7 +386,6 @@ class LedConsumers:
             served.machine.is_changed = False
             state = state_of(served.machine, self.now_us())
             records.append(consumer_records.state(served.name, served.id, state.to_bytes()))
-        removed = BitMap64()
         try:
             removed = await self.retention.removable(changed)
             if removed:
@@ -397,8 +395,9 @@ class LedConsumers:
         except (NatslogError, asyncio.CancelledError):
             self._changed |= {served for served in changed if not served.is_closed}
             self._answers = answers + self._answers
-            self.retention.not_removed(removed)
+            self.retention.not_recorded()
             raise
+        self.retention.recorded()
         if removed:
             await in_thread(self.readers, self.retention.removed, removed)
         if answers:

@@ -8,9 +8,10 @@ subtracted, and what was stored since is counted; it is counted again only if me
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,10 @@ _WINDOW_BYTES = 4 * 1024 * 1024
 _SPARSE_FROM = 20_000  # offsets; from there on the index of subjects is asked first
 _GAP = 256
 _READ_TRIES = 3
+_MOST_SHOWN = 5
 _NONE = np.empty(0, np.int64)
+
+logger = logging.getLogger("natslog.jetstream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,13 @@ class Window:
         self.start, self.upto, self.version = start, upto, version
         self.rows = rows if rows is not None and len(rows) else None
         self.size_bytes = 0 if self.rows is None else self.rows.nbytes
+        self._sizes: dict[bool, Longs] = {}
         if self.rows is None:
-            self.seqs = self.times_us = self.sizes = _NONE
+            self.seqs = self.times_us = _NONE
             return
         self.messages = Messages(self.rows)
         self.seqs = self.rows.column("offset").to_numpy() + 1
         self.times_us = self.rows.column("timestamp").cast(pa.int64()).to_numpy()
-        self.sizes = self.messages.sizes()
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -69,9 +73,12 @@ class Window:
         rows = None if self.rows is None else self.rows.filter(pa.array(marks))
         return Window(self.start, self.upto, rows, self.version)
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int, *, headers_only: bool) -> Batch:
+        """Args: headers_only: values are not delivered."""
+        if headers_only not in self._sizes:
+            self._sizes[headers_only] = self.messages.sizes(headers_only=headers_only)
         part = slice(first, first + count)
-        return Batch(self.seqs[part], self.sizes[part], self.times_us[part])
+        return Batch(self.seqs[part], self._sizes[headers_only][part], self.times_us[part])
 
 
 @dataclass(slots=True)
@@ -104,16 +111,19 @@ class ConsumerReader:
 
     # ---- messages ----
 
-    def read(self, log: StreamLog, wanted: Wanted) -> Window:
-        """Raises CorruptLog: a part of the log is damaged."""
+    def read(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window:
+        """Args: most_bytes: messages with more bytes of headers and value are left out, and logged.
+
+        Raises CorruptLog: a part of the log is damaged.
+        """
         if len(wanted.seqs):
-            return self._chosen(log, wanted.seqs)
+            return self._chosen(log, wanted.seqs, most_bytes)
         kept = self.window
         if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
             return kept
         goes_on = kept is not None and kept.upto == wanted.start
         self._ahead = min(2 * self._ahead, _WINDOW_ROWS) if goes_on else _FIRST_ROWS
-        self.window = self._following(log, wanted)
+        self.window = self._following(log, wanted, most_bytes)
         return self.window
 
     def ready(self, log: StreamLog, wanted: Wanted) -> Window | None:
@@ -127,15 +137,15 @@ class ConsumerReader:
     def _covers(kept: Window, start: int) -> bool:
         return len(kept) > 0 and kept.start <= start < kept.upto and start <= int(kept.seqs[-1])
 
-    def _following(self, log: StreamLog, wanted: Wanted) -> Window:
+    def _following(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window:
         for _ in range(_READ_TRIES):
             try:
-                return self._read_from(log, wanted)
+                return self._read_from(log, wanted, most_bytes)
             except OffsetOutOfRange:  # a limit has moved the start of the log meanwhile
                 continue
-        return self._read_from(log, wanted)
+        return self._read_from(log, wanted, most_bytes)
 
-    def _read_from(self, log: StreamLog, wanted: Wanted) -> Window:
+    def _read_from(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window:
         version, end = _version(log), log.high_watermark
         start = max(wanted.start - 1, log.first_readable_offset)
         if self.filters and end - start > _SPARSE_FROM:
@@ -147,7 +157,7 @@ class ConsumerReader:
         for batch in log.visible_rows(start, end) if start < end else ():
             batch = batch.select(_COLUMNS)
             upto = int(batch.column("offset")[-1].as_py()) + 1
-            chosen = self._of_filters(batch)
+            chosen = _deliverable(self._of_filters(batch), most_bytes)
             parts.append(chosen)
             rows, size_bytes = rows + len(chosen), size_bytes + chosen.nbytes
             if rows >= most or size_bytes >= _WINDOW_BYTES:
@@ -165,7 +175,7 @@ class ConsumerReader:
     def _of_filters(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if not self.filters else batch.filter(_marks(batch.column("subject"), self.filters))
 
-    def _chosen(self, log: StreamLog, seqs: Longs) -> Window:
+    def _chosen(self, log: StreamLog, seqs: Longs, most_bytes: int | None) -> Window:
         """Messages with these sequences, in this order; those that are gone are missing."""
         ascending = np.unique(seqs) - 1
         first, end = log.first_readable_offset, log.high_watermark
@@ -175,7 +185,8 @@ class ConsumerReader:
             try:
                 for batch in log.visible_rows(int(run[0]), int(run[-1]) + 1):
                     batch = batch.select(_COLUMNS)
-                    parts.append(batch.filter(pa.array(np.isin(batch.column("offset").to_numpy(), run))))
+                    batch = batch.filter(pa.array(np.isin(batch.column("offset").to_numpy(), run)))
+                    parts.append(_deliverable(batch, most_bytes))
             except OffsetOutOfRange:  # a limit has removed it
                 continue
         rows = _joined(parts)
@@ -243,6 +254,23 @@ def _version(log: StreamLog) -> object:
     return id(log), log.first_readable_offset, len(log.visibility.removed.all)
 
 
+def _deliverable(batch: pa.RecordBatch, most_bytes: int | None) -> pa.RecordBatch:
+    """Without messages that have more bytes of headers and value."""
+    if most_bytes is None or batch.nbytes <= most_bytes:
+        return batch
+    fits = Messages(batch).payload_sizes() <= most_bytes
+    if fits.all():
+        return batch
+    seqs = batch.column("offset").to_numpy()[~fits] + 1
+    logger.warning(
+        "messages are not delivered to a JetStream consumer, because they are larger than the %d bytes that the NATS "
+        "server permits (max_payload): sequences %s",
+        most_bytes,
+        ", ".join(map(str, seqs[:_MOST_SHOWN])) + (", …" if len(seqs) > _MOST_SHOWN else ""),
+    )
+    return batch.filter(pa.array(fits))
+
+
 def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     parts = [part for part in parts if len(part)]
     if len(parts) <= 1:
@@ -263,7 +291,11 @@ def _marks(subjects: Any, filters: tuple[str, ...]) -> Any:
     return covered(subjects, filters)
 
 
-def rows_of(log: StreamLog, start: int, end: int) -> Iterator[tuple[Longs, Any]]:
+Rows: TypeAlias = tuple[Longs, Any]
+"""Sequences of messages, ascending, and their subjects as an Arrow array."""
+
+
+def rows_of(log: StreamLog, start: int, end: int) -> Iterator[Rows]:
     """Sequences and subjects of the visible messages in `[start, end)`."""
     for batch in log.visible_rows(start, end):
         yield batch.column("offset").to_numpy() + 1, batch.column("subject")
@@ -289,16 +321,17 @@ def start_after_purge(log: StreamLog, pattern: str, filters: tuple[str, ...]) ->
     """Where the stream begins for a consumer with these filters, after the messages on the subjects of a pattern, or if
     that is empty the oldest ones, were purged. None: it does not concern the consumer.
 
-    Source: nats-server, `purge` in `server/stream.go`.
+    Source: nats-server, `purge` in `server/stream.go`. Unlike there, a consumer with several filters skips only what
+    was purged.
     """
     end = log.high_watermark
     first = log.visibility.removed_below(end).next_visible(log.first_readable_offset, end) + 1
     if not pattern:
         return first
-    if any(includes(pattern, one) for one in filters):
+    if filters and all(includes(pattern, one) for one in filters):
         found = next_on(log, pattern, log.first_readable_offset)
         return found + 1 if found >= 0 else end + 1
-    is_wider = not filters or any(includes(one, pattern) for one in filters)
+    is_wider = not filters or any(includes(one, pattern) or includes(pattern, one) for one in filters)
     return first if is_wider else None
 
 

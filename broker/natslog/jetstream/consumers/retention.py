@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from pyroaring import BitMap64
 
 from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.jetstream.consumers.pending import Longs
-from natslog.jetstream.consumers.reading import covers, rows_of
+from natslog.jetstream.consumers.reading import Rows, covers, rows_of
 from natslog.log.removed import offset_set
 
 if TYPE_CHECKING:
     from natslog.jetstream.consumers.leading import LedConsumers
     from natslog.jetstream.consumers.served import ServedConsumer
+    from natslog.log.stream_log import StreamLog
 
 logger = logging.getLogger("natslog.jetstream")
 
@@ -36,26 +37,29 @@ class Retention:
 
     def __init__(self, led: LedConsumers) -> None:
         self._led = led
+        self._acked: list[Longs] = []  # sequences that may not be needed any more: kept until that is recorded
         self._checked = 0  # offset: of messages below it, those that no consumer reads are removed
-        self._acked = BitMap64()  # offsets of a work queue that could not be removed
+        self._checking = 0  # offset: from where on the call of `removable` looks at messages
 
     @property
     def policy(self) -> str:
         retention: str = self._led.stream_config().retention
         return retention
 
-    async def begin(self) -> None:
-        """All messages are looked at: what was acked last may not have been removed."""
-        self._checked = 0
-
     @property
     def is_complete(self) -> bool:
-        """Whether all messages were looked at."""
-        return self.policy != "interest" or self._checked >= self._led.stream.usable_log().high_watermark
+        """Whether all messages were looked at, and those that no consumer needs are removed."""
+        start, end = self._unchecked
+        return not self._acked and (self.policy != "interest" or start >= end)
+
+    @property
+    def _unchecked(self) -> tuple[int, int]:
+        log = self._led.stream.usable_log()
+        return max(self._checked, log.first_readable_offset), log.high_watermark
 
     def look_again(self) -> None:
         """There are messages, or consumers were deleted, or read other subjects."""
-        if self.policy == "interest":
+        if self.policy != "limits":
             self._led.store_soon()
 
     def begin_again(self) -> None:
@@ -63,30 +67,38 @@ class Retention:
         self._checked = 0
         self.look_again()
 
+    def take_acked(self, served: ServedConsumer) -> None:
+        """What this consumer acked since the last call is looked at by the next `removable`."""
+        if len(acked := served.machine.take_acked()):
+            self._acked.append(acked)
+
     async def removable(self, changed: Iterable[ServedConsumer]) -> BitMap64:
-        """Offsets of messages that no consumer needs any more."""
+        """Offsets of messages that no consumer needs any more. `recorded` or `not_recorded` follows, also where this
+        call is cancelled.
+        """
+        self._checking = self._checked
+        for served in changed:
+            self.take_acked(served)
         policy = self.policy
-        acked = [served.machine.take_acked() for served in changed]
         if policy == "limits":
             return BitMap64()
-        seqs = np.unique(np.concatenate(acked)) if any(map(len, acked)) else np.empty(0, np.int64)
         found = BitMap64()
-        if len(seqs):
+        if self._acked:
+            self._acked = [np.unique(np.concatenate(self._acked))]
+            seqs = self._acked[0]
             found |= offset_set(seqs - 1) if policy == "workqueue" else await self._unneeded_of(seqs)
-        if policy == "workqueue":
-            found |= self._acked
-            self._acked = BitMap64()
         if policy == "interest":
             found |= await self._unneeded_since()
         log = self._led.stream.usable_log()
         return found - log.visibility.removed.all if found else found
 
-    def not_removed(self, offsets: BitMap64) -> None:
-        """They could not be recorded: they are looked at again."""
-        if self.policy == "workqueue":
-            self._acked |= offsets
-        elif offsets:
-            self._checked = min(self._checked, int(offsets.min()))
+    def recorded(self) -> None:
+        """What the last call of `removable` returned is in the companion log."""
+        self._acked = []
+
+    def not_recorded(self) -> None:
+        """What the last call of `removable` looked at is looked at again."""
+        self._checked = min(self._checked, self._checking)
 
     def removed(self, offsets: BitMap64) -> None:
         """They are recorded. What lies before the first message that is left is past a limit. Blocks."""
@@ -96,61 +108,50 @@ class Retention:
 
     async def _unneeded_of(self, seqs: Longs) -> BitMap64:
         log = self._led.stream.usable_log()
-        loop = asyncio.get_running_loop()
         found = BitMap64()
         for start in range(0, len(seqs), _AT_ONCE):
             part = seqs[start : start + _AT_ONCE]
-            try:
-                subjects = await loop.run_in_executor(self._led.readers, _subjects_of, log, part)
-            except (CorruptLog, OffsetOutOfRange) as error:
-                logger.warning("stream %s: messages are removed later: %s", self._led.stream.name, error.message)
-                continue
-            found |= self._unneeded(*subjects)
+            found |= self._unneeded(await self._read(_subjects_of, log, part))
         return found
 
     async def _unneeded_since(self) -> BitMap64:
         """Among the messages that were stored since the last call."""
         log = self._led.stream.usable_log()
-        start, end = max(self._checked, log.first_readable_offset), log.high_watermark
+        start, end = self._unchecked
         if start >= end:
             return BitMap64()
-        try:
-            rows = await asyncio.get_running_loop().run_in_executor(
-                self._led.readers, lambda: list(rows_of(log, start, min(end, start + _AT_ONCE)))
-            )
-        except (CorruptLog, OffsetOutOfRange) as error:
-            logger.warning("stream %s: messages are removed later: %s", self._led.stream.name, error.message)
-            self._checked = end
-            return BitMap64()
-        self._checked = min(end, start + _AT_ONCE)
+        self._checked = min(end, start + _AT_ONCE)  # before they are read: `begin_again` may be called meanwhile
         if self._checked < end:
             self._led.store_soon()
+        return self._unneeded(await self._read(rows_of, log, start, self._checked))
+
+    async def _read(self, rows: Callable[..., Iterable[Rows]], log: StreamLog, *which: Any) -> list[Rows]:
+        """Nothing where they cannot be read: they are looked at when this or another broker leads the stream next."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._led.readers, lambda: list(rows(log, *which)))
+        except (CorruptLog, OffsetOutOfRange) as error:
+            logger.warning(
+                "stream %s: messages that no consumer needs are kept for now: %s", self._led.stream.name, error.message
+            )
+            return []
+
+    def _unneeded(self, rows: Iterable[Rows]) -> BitMap64:
+        """Those of these messages that no consumer has still to deliver, or waits for an ack of."""
         found = BitMap64()
         for seqs, subjects in rows:
-            found |= self._unneeded(seqs, subjects)
+            needed = np.zeros(len(seqs), np.bool_)
+            for served in self._led.consumers.values():
+                needed |= covers(subjects, served.record.config.filters) & served.machine.needs(seqs)
+            found |= offset_set(seqs[~needed] - 1)
         return found
 
-    def _unneeded(self, seqs: Longs, subjects: Any) -> BitMap64:
-        """Those of these messages that no consumer has still to deliver, or waits for an ack of."""
-        if not len(seqs):
-            return BitMap64()
-        needed = np.zeros(len(seqs), np.bool_)
-        for served in self._led.consumers.values():
-            needed |= covers(subjects, served.record.config.filters) & served.machine.needs(seqs)
-        return offset_set(seqs[~needed] - 1)
 
-
-def _subjects_of(log: Any, seqs: Longs) -> tuple[Longs, Any]:
+def _subjects_of(log: StreamLog, seqs: Longs) -> Iterator[Rows]:
     """Sequences and subjects of those of these messages that there are."""
     first, end = log.first_readable_offset, log.high_watermark
     offsets = seqs[(seqs > first) & (seqs <= end)] - 1
     if not len(offsets):
-        return seqs[:0], pa.array([], pa.string())
-    found_seqs, found_subjects = [], []
+        return
     for rows, subjects in rows_of(log, int(offsets[0]), int(offsets[-1]) + 1):
         marks = np.isin(rows, seqs)
-        found_seqs.append(rows[marks])
-        found_subjects.append(subjects.filter(pa.array(marks)))
-    if not found_seqs:
-        return seqs[:0], pa.array([], pa.string())
-    return np.concatenate(found_seqs), pa.chunked_array(found_subjects).combine_chunks()
+        yield rows[marks], subjects.filter(pa.array(marks))

@@ -129,7 +129,8 @@ class ServedConsumer:
 
     def change(self, record: ConsumerRecord) -> None:
         """To an updated configuration."""
-        if record.config.filters != self.record.config.filters:
+        was, now = self.record.config, record.config
+        if (now.filters, now.headers_only) != (was.filters, was.headers_only):
             self.reader = ConsumerReader(record.config.filters)
         self.record = record
         self.machine.change(record.config, self._owner.now_us())
@@ -337,9 +338,11 @@ class ServedConsumer:
             await asyncio.sleep(0)
             return ready, known + len(self.machine.skip)
 
+        most_bytes = None if self.machine.config.headers_only else self._owner.leaf.max_payload_bytes
+
         def read() -> tuple[Window, int]:
             left = self.count_left(log)
-            return self.reader.read(log, wanted), left
+            return self.reader.read(log, wanted, most_bytes), left
 
         async with self.reading:
             return await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
@@ -386,7 +389,8 @@ class ServedConsumer:
     def _assign(self, window: Window, first: int, count: int, left: int, *, is_again: bool) -> int:
         """Returns how many of these messages were sent."""
         machine, now_us = self.machine, self._owner.now_us()
-        found = machine.deliver(window.batch(first, count), is_again=is_again, now_us=now_us, num_pending=left)
+        batch = window.batch(first, count, headers_only=machine.config.headers_only)
+        found = machine.deliver(batch, is_again=is_again, now_us=now_us, num_pending=left)
         start = 0
         for before, one in found.statuses:
             self._send_messages(window, first, found, start, before)
