@@ -60,6 +60,7 @@ class Window:
         self._sizes: dict[bool, Longs] = {}
         if self.rows is None:
             self.seqs = self.times_us = _NONE
+            self._sizes = {False: _NONE, True: _NONE}
             return
         self.messages = Messages(self.rows)
         self.seqs = self.rows.column("offset").to_numpy() + 1
