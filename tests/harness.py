@@ -123,7 +123,7 @@ class BrokerProcess:
             self._process.wait()
             self._process = None
 
-    def terminate(self, timeout_s: float = 10.0) -> float:
+    def terminate(self, timeout_s: float = 30.0) -> float:
         """SIGTERM; returns the seconds it took to leave, which must be with exit code 0."""
         assert self._process is not None
         started = time.monotonic()

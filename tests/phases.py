@@ -34,12 +34,13 @@ _HAVE_FAILURES = 1
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Folders of tests that run together, and how."""
+    """Folders of tests that run together, and how; those that are marked `alone`, or those that are not."""
 
     name: str
     title: str
     folders: tuple[str, ...]
     distribution: tuple[str, ...] = ()
+    marked: str = "not alone"
 
 
 PHASES = (
@@ -52,11 +53,17 @@ PHASES = (
     Phase("simulation", "the simulation, on two processes", ("sim",), ("-n2", "--dist=worksteal")),
     Phase(
         "processes",
-        "real brokers, NATS and Spark: a file at a time on two processes, all that shares a Spark on one of them",
+        "real brokers, NATS and Spark: a file at a time on three processes, all that shares a Spark on one of them",
         ("integration", "jetstream", "spark"),
-        ("-n2", "--dist=loadfile"),
+        ("-n3", "--dist=loadfile"),
     ),
-    Phase("faults", "those with time limits, one after the other", ("faults", "chaos", "soak")),
+    Phase(
+        "faults",
+        "processes that are killed, cut off, or without a disk: a file at a time on two processes, the longest first",
+        ("soak", "chaos", "faults"),
+        ("-n2", "--dist=loadfile", "--no-loadscope-reorder"),
+    ),
+    Phase("rates", "those that compare rates, one after the other", ("faults",), marked="alone"),
 )
 
 
@@ -84,7 +91,7 @@ def run_phase(command: str, phase: Phase) -> int:
     print(f"\n== {command}, {phase.name}: {phase.title} ({', '.join(phase.folders)})", flush=True)
     results = RESULTS / f"{command}.{phase.name}.xml"
     folders = [f"tests/{folder}" for folder in phase.folders]
-    options = ["-m", SELECTIONS[command], f"--junitxml={results}", *phase.distribution]
+    options = ["-m", f"{SELECTIONS[command]} and {phase.marked}", f"--junitxml={results}", *phase.distribution]
     started_s = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", *folders, *options]
     process = subprocess.Popen(pytest, cwd=ROOT, preexec_fn=_take_interrupts)

@@ -192,7 +192,7 @@ class Honest:
         self._nats = nats
         self._client = NatslogClient(broker.url, ClientOptions(retries=3, patience_s=10, token=token))
 
-    def rates(self, seconds: float = 5) -> tuple[float, float]:
+    def rates(self, seconds: float = 3) -> tuple[float, float]:
         acked, read = 0, 0
 
         def publish() -> None:
@@ -250,6 +250,7 @@ def admin_of(broker: BrokerProcess) -> NatslogClient:
     return NatslogClient(broker.url, ClientOptions(token=admin_token(broker)))
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_slow_readers_of_rewritten_answers_take_little_from_the_others(tmp_path: Path) -> None:
     with with_orders(tmp_path / "own") as (nats, broker), ExitStack() as slow:
@@ -315,6 +316,7 @@ def hostile(kind: str, broker: BrokerProcess, count: int = 200, *token_file: str
             process.kill()
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_connections_of_a_kind_leave_the_honest_their_pace(tmp_path: Path, kind: str) -> None:
@@ -332,11 +334,11 @@ def test_hostile_connections_of_a_kind_leave_the_honest_their_pace(tmp_path: Pat
         for who, action in (("low", "read"), ("low", "publish"), ("honest", "read")):
             admin.add_rule(who, action, "orders")
         honest = Honest(nats, broker, admin.create_token("honest")["token"])
-        honest.rates(2)
+        honest.rates(1)
         for _ in range(5):
             before = honest.rates()
             with hostile(kind, broker), hostile(kind, broker, 200, str(token_file)):
-                time.sleep(2)
+                time.sleep(1)
                 during = honest.rates()
             shares.append(min(during[0] / before[0], during[1] / before[1]))
             if shares[-1] >= 0.8:

@@ -1,4 +1,4 @@
-"""A consumer under many seeds (`NATSLOG_SIM_SEEDS`, 800 of them unless told), the first fifth in `make test`, the
+"""A consumer under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first fifth in `make test`, the
 others in `make test-all`: see `consumer_world`.
 
 To replay one: `python -m tests.sim SEED --only consumer`.
@@ -18,7 +18,7 @@ from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Batch, Consumer
 from tests.sim.consumer_world import Result, run_seed
 
-SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "800"))
+SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "400"))
 PARTS = [
     pytest.param(range(SEEDS // 5), id="first"),
     pytest.param(range(SEEDS // 5, SEEDS), id="others", marks=pytest.mark.long),

@@ -20,11 +20,14 @@ RESULTS = """<?xml version="1.0"?><testsuites><testsuite>
 </testcase></testsuite></testsuites>"""
 
 
-def test_every_folder_with_tests_belongs_to_one_phase() -> None:
+def test_every_test_belongs_to_one_phase() -> None:
     tests = phases.ROOT / "tests"
-    have = {path.relative_to(tests).parts[0] for path in tests.rglob("test_*.py")}
-    planned = [folder for phase in phases.PHASES for folder in phase.folders]
-    assert sorted(planned) == sorted(have)
+    files = [path for path in tests.rglob("test_*.py") if path != Path(__file__)]
+    have = {path.relative_to(tests).parts[0] for path in files} | {"unit"}
+    have_alone = {path.relative_to(tests).parts[0] for path in files if "pytest.mark.alone" in path.read_text()}
+    for marked, expected in [("not alone", have), ("alone", have_alone)]:
+        planned = [folder for phase in phases.PHASES if phase.marked == marked for folder in phase.folders]
+        assert sorted(planned) == sorted(expected)
 
 
 def test_report_counts_every_outcome_and_ends_with_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
