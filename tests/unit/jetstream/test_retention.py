@@ -1,4 +1,4 @@
-"""What a work queue removes: each message that was acked, also if the first try fails."""
+"""Messages that consumers have acked are removed, also if recording that fails or is cancelled."""
 
 from __future__ import annotations
 
@@ -7,37 +7,84 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from pyroaring import BitMap64
 
 from natslog.jetstream.consumers.retention import Retention
 
 
 class Machine:
-    """Of a consumer that has acked some messages since the last call."""
+    """Of a consumer that has acked these sequences since the last call."""
 
-    def __init__(self) -> None:
-        self.acked: list[int] = []
+    def __init__(self, *acked: int) -> None:
+        self._acked = list(acked)
 
     def take_acked(self) -> Any:
-        found, self.acked = self.acked, []
-        return np.array(found, np.int64)
+        found, self._acked = np.array(self._acked, np.int64), []
+        return found
 
 
-def test_acked_messages_that_could_not_be_removed_are_removed_later() -> None:
-    machine, removed = Machine(), BitMap64()
-    log = SimpleNamespace(visibility=SimpleNamespace(removed=SimpleNamespace(all=removed)))
+def retention(policy: str, *, first: int = 0, end: int = 10) -> tuple[Retention, Any]:
+    visibility = SimpleNamespace(removed=SimpleNamespace(all=BitMap64()))
+    log = SimpleNamespace(first_readable_offset=first, high_watermark=end, visibility=visibility)
     led: Any = SimpleNamespace(
-        stream_config=lambda: SimpleNamespace(retention="workqueue"), stream=SimpleNamespace(usable_log=lambda: log)
+        stream=SimpleNamespace(usable_log=lambda: log, name="A"),
+        stream_config=lambda: SimpleNamespace(retention=policy),
+        store_soon=lambda: None,
+        consumers={},
     )
-    retention, served = Retention(led), SimpleNamespace(machine=machine)
+    return Retention(led), log
 
-    def removable() -> list[int]:
-        changed: Any = [served]
-        return list(asyncio.run(retention.removable(changed)))
 
-    machine.acked = [1, 3]
-    assert removable() == [0, 2]
-    retention.not_removed(BitMap64([0, 2]))
-    machine.acked = [4]
-    assert removable() == [0, 2, 3]
-    assert removable() == []
+def removable(found: Retention, *acked: int) -> list[int]:
+    served: Any = SimpleNamespace(machine=Machine(*acked))
+    return list(asyncio.run(found.removable([served])))
+
+
+def test_acks_are_kept_until_they_are_recorded() -> None:
+    found, log = retention("workqueue")
+    assert removable(found, 3, 1) == [0, 2]
+    found.not_recorded()
+    assert not found.is_complete
+    assert removable(found, 5) == [0, 2, 4], "with later ones"
+    found.recorded()
+    assert found.is_complete
+    log.visibility.removed.all |= BitMap64([0, 2, 4])
+    assert removable(found, 7) == [6]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_acks_of_a_deleted_consumer_count(is_recorded: bool) -> None:
+    found, _ = retention("workqueue")
+    served: Any = SimpleNamespace(machine=Machine(2))
+    found.take_acked(served)
+    assert not found.is_complete
+    assert removable(found) == [1]
+    if is_recorded:
+        found.recorded()
+    else:
+        found.not_recorded()
+    assert removable(found) == ([] if is_recorded else [1])
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "is_complete"), [(0, 0, True), (10, 10, True), (0, 10, False), (9, 10, False)]
+)
+def test_messages_before_the_start_need_not_be_looked_at(first: int, end: int, is_complete: bool) -> None:
+    found, _ = retention("interest", first=first, end=end)
+    found.begin_again()
+    assert found.is_complete == is_complete
+
+
+def test_messages_are_looked_at_again_if_that_was_not_recorded() -> None:
+    found, _ = retention("interest", first=2)
+    found._led.readers = None  # the executor of the event loop
+    found._read = lambda rows, log, *which: _rows(*which)  # type: ignore[method-assign, assignment]
+    assert removable(found) == list(range(2, 10)), "no consumer reads them"
+    assert found.is_complete
+    found.not_recorded()
+    assert not found.is_complete
+
+
+async def _rows(start: int, end: int) -> list[Any]:
+    return [(np.arange(start, end) + 1, ["a"] * (end - start))]
