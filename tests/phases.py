@@ -94,7 +94,9 @@ def run_phase(command: str, phase: Phase) -> int:
     options = ["-m", f"{SELECTIONS[command]} and {phase.marked}", f"--junitxml={results}", *phase.distribution]
     started_s = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", *folders, *options]
-    process = subprocess.Popen(pytest, cwd=ROOT, preexec_fn=_take_interrupts)
+    # Hundreds of processes start: none of them has to compile what another one has compiled.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(pytest, cwd=ROOT, env=environment, preexec_fn=_take_interrupts)
     problem, within_s = "", _within_s()
     try:
         code = process.wait(within_s)
