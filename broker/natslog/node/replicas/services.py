@@ -17,7 +17,7 @@ from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
-from natslog.node.replicas.consumer_records import ConsumerOrigin
+from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.subjects import SubjectSet
@@ -47,7 +47,8 @@ class Services:
     `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
     leader of a stream subscribes; `receive_direct`: takes the requests to them. `lead_consumers`, `end_consumers`:
     the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
-    imported stream become these; returns the names of others, and why they were refused.
+    imported stream become these; returns the names of others, and why they were refused. `consumer_positions`: of the
+    consumers of a stream that this broker leads.
     """
 
     config: BrokerConfig
@@ -74,6 +75,7 @@ class Services:
     lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers
+    consumer_positions: Callable[[Any], list[ConsumerPosition]] = lambda stream: []
     _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:
