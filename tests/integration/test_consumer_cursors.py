@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import CursorNotFound, InvalidRequest
 from natslog.nats_server import NatsServer
 from natslog.times import parse_timestamp_us
-from tests.cluster_harness import Cluster, ClusterOptions
 from tests.harness import BrokerProcess, eventually, natslog, publish_acked, with_nats
+from tests.jetstream.three_brokers import create_consumer, create_stream, kill_leader, three_brokers
 
 http = urllib3.PoolManager()
 
@@ -275,46 +275,19 @@ def test_metrics_have_the_lag_of_durable_consumers(server: NatsServer, broker: B
 
 @pytest.mark.long
 def test_every_broker_shows_the_consumers_and_the_next_leader_continues(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path / "own", ClusterOptions(has_leafnodes=True))
-    try:
-        cluster.start()
-        url = cluster.nats.url
-
-        def call(name: str, body: Any) -> Callable[[], dict[str, Any]]:
-            return lambda: asked(url, name, body)
-
-        config = {"name": "orders", "subjects": ["orders"], "num_replicas": 3}
-        eventually(attempt(call("STREAM.CREATE.orders", config)), 30, "the stream is created")
-        cluster.wait_in_sync()
-        publish_acked(url, "orders", [b"x"] * 30)
-        eventually(attempt(lambda: add_consumer(url, "orders", "worker") or {}), 30, "the consumer is created")
-        use(url, "orders", "worker", pulled=20, acked=20)
+    with three_brokers(tmp_path / "own") as cluster:
+        create_stream(cluster, "orders", subjects=["orders"])
+        publish_acked(cluster.nats_url, "orders", [b"x"] * 30)
+        create_consumer(cluster, "orders", "worker")
+        use(cluster.nats_url, "orders", "worker", pulled=20, acked=20)
         clients = [NatslogClient(one.url, ClientOptions(retries=3, patience_s=10)) for one in cluster.brokers]
         assert [lags(one, "orders") for one in clients] == [{"jetstream:worker": (20, 10)}] * 3
         assert [one.cursor("jetstream:worker", "orders")["offset"] for one in clients] == [20] * 3
         series = [name for one in cluster.brokers for name in one.metrics() if "consumer_lag_rows" in name]
         assert len(series) == 1, "at the leader of the stream only"
-        former = cluster.leader_of("orders")
-        assert former is not None
-        former.kill()
-        left = cluster.client(retries=0)
 
-        def is_shown_again() -> bool:
-            found = left.cursors(consumer="jetstream:worker")
-            return [one["offset"] for one in found] == [20]
+        def is_shown() -> bool:
+            found = cluster.client(retries=0).cursors(consumer="jetstream:worker")
+            return [(one["offset"], one["lag"] and one["lag"]["rows"]) for one in found] == [(20, 10)]
 
-        eventually(attempt(is_shown_again), 30, "the next leader states it")
-    finally:
-        cluster.close()
-
-
-def attempt(work: Callable[[], Any]) -> Callable[[], Any]:
-    """None while it fails."""
-
-    def attempted() -> Any:
-        try:
-            return work()
-        except Exception:
-            return None
-
-    return attempted
+        kill_leader(cluster, "orders", lambda: eventually(is_shown, 30, "the next leader states it"))

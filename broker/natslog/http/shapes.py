@@ -695,9 +695,9 @@ class NewCursor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OneOfCursors(msgspec.Struct, forbid_unknown_fields=True):
-    """As `NewCursor`."""
+    """As `NewCursor`. JetStream consumers are refused, with an error that names the call that changes them."""
 
-    consumer: Name
+    consumer: CursorName
     stream: Name
     offset: Offset
     timestamp: str | int | UnsetType = UNSET

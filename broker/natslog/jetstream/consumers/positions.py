@@ -1,8 +1,8 @@
-"""How far the consumers of a stream are, for those who look at their lag.
+"""How far the consumers of a stream are, for operators who look at their lag.
 
-The position is the ack floor; or, if no message is pending, the next message that is to be read, since a consumer with
-filters passes messages without an ack. It is taken from the machine of a consumer that is served, and otherwise from
-its last record. Nothing is kept or computed for it before it is asked for.
+The position is the ack floor; or, if no message is pending, where the consumer continues to read, since one with
+filters passes messages without acks. It is taken from the machine of a consumer that is served, and otherwise from its last
+record. Nothing is stored or computed for it before it is requested, and no message is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def positions_of(stream: HostedStream, consumers: Mapping[str, ServedConsumer]) 
         served = consumers.get(name)
         try:
             if served is not None and served.id == stored.id:
-                record, offset, moved_us = served.record, _offset_of(served.machine), _moved_us(served.machine)
+                record, offset, moved_us = served.record, _offset_of(served), _moved_us(served.machine)
             else:
                 record = consumer_record(stored.config, source)
                 offset, moved_us = _stored_offset(record, stored, source), 0
@@ -47,10 +47,14 @@ def positions_of(stream: HostedStream, consumers: Mapping[str, ServedConsumer]) 
     return found
 
 
-def _offset_of(machine: Consumer) -> int:
+def _offset_of(served: ServedConsumer) -> int:
+    machine, left = served.machine, served.reader.left
     if len(machine.pending) or machine.exceeded:
         return machine.floor[1]
-    return _caught_up(machine.floor[1], machine.next_seq, has_earlier=bool(len(machine.skip)))
+    next_seq = machine.next_seq
+    if left.hidden >= 0 and not left.count and left.start == next_seq - 1:
+        next_seq = left.end + 1  # none of those in between is for it
+    return _caught_up(machine.floor[1], next_seq, has_earlier=bool(len(machine.skip)))
 
 
 def _stored_offset(record: ConsumerRecord, stored: StoredConsumer, source: str) -> int:
