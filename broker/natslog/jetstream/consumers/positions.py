@@ -1,8 +1,8 @@
 """How far the consumers of a stream are, for operators who look at their lag.
 
 The position is the ack floor; or, if no message is pending, where the consumer continues to read, since one with
-filters passes messages without acks. It is taken from the machine of a consumer that is served, and otherwise from its last
-record. Nothing is stored or computed for it before it is requested, and no message is read.
+filters passes messages without acks. It is taken from the machine of a consumer that is served, and otherwise from its
+last record. Nothing is stored or computed for it before it is requested, and no message is read.
 """
 
 from __future__ import annotations

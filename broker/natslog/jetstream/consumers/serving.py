@@ -104,7 +104,8 @@ class ConsumerServing:
         async with self._turn:
             led = self._led.pop(stream, None)
         if led is not None:
-            is_deleted = self._broker.streams.get(stream.name) is not stream
+            record = self._broker.state.streams.get(stream.name)
+            is_deleted = record is None or record.id != stream.id
             line = "409 Consumer Deleted" if is_deleted else "409 Leadership Change"
             await led.end(line, is_deleted=is_deleted)
 
