@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,3 +294,38 @@ def test_every_broker_shows_the_consumers_and_the_next_leader_continues(tmp_path
             return [(one["offset"], one["lag"] and one["lag"]["rows"]) for one in found] == [(20, 10)]
 
         kill_leader(cluster, "orders", lambda: eventually(is_shown, 30, "the next leader states it"))
+
+
+@pytest.mark.long
+def test_metrics_have_what_the_server_does_not_accept_from_the_leafnode_connection(tmp_path: Path) -> None:
+    server = NatsServer(0, tmp_path / "nats.log").start()
+    broker = BrokerProcess(tmp_path / "data", server.url, nats_leaf_url=server.leaf_url).start()
+    unsent, connected = "natslog_nats_leaf_unsent_bytes", "natslog_nats_leaf_connected"
+    try:
+        eventually(lambda: "serving the JetStream API" in broker.output(), what="the JetStream API is served")
+        asked(server.url, "STREAM.CREATE.orders", {"name": "orders", "subjects": ["orders"]})
+        publish_acked(server.url, "orders", [b"." * 500_000] * 60)
+
+        async def work(connection: Any) -> None:
+            received = asyncio.Queue[Any]()
+            await connection.subscribe("pushed", cb=received.put, pending_bytes_limit=2**30)
+            paused = {"deliver_subject": "pushed", "ack_policy": "none", "pause_until": "2100-01-01T00:00:00Z"}
+            config = {"durable_name": "worker"} | paused
+            body = {"stream_name": "orders", "config": config}
+            await connection.request("$JS.API.CONSUMER.CREATE.orders.worker", json.dumps(body).encode(), timeout=10)
+            assert broker.metrics()[unsent] == 0
+            await connection.publish("$JS.API.CONSUMER.PAUSE.orders.worker", b"{}")
+            await connection.flush()
+            os.kill(server.pid, signal.SIGSTOP)
+            eventually(lambda: broker.metrics()[unsent] > 0, what="data waits")
+            eventually(lambda: broker.metrics()[connected] == 0, what="the server does not respond")
+            os.kill(server.pid, signal.SIGCONT)
+            for _ in range(60):
+                await asyncio.wait_for(received.get(), 20)
+
+        with_nats(server.url, work)
+        eventually(lambda: broker.metrics()[unsent] == 0 and broker.metrics()[connected] == 1, what="it is sent")
+        broker.terminate()
+    finally:
+        broker.kill()
+        server.stop()

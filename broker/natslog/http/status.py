@@ -106,6 +106,8 @@ class _BrokerCollector:
     ) -> None:
         self._broker, self._cursor_lags, self._consumers = broker, cursors, consumers
         self._requests, self._refused = requests, refused
+        leaf = broker.leaf
+        self._leaf_unsent_bytes = 0 if leaf is None else leaf.unsent_bytes  # here: its buffer belongs to the event loop
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
@@ -119,6 +121,7 @@ class _BrokerCollector:
             "Connections to NATS that were lost; each loss may lose messages that were published without acks",
             value=broker.link.lost,
         )
+        yield from self._leaf()
         yield GaugeMetricFamily(
             "natslog_uncommitted_bytes",
             "Bytes of messages that were received and are not committed yet",
@@ -201,6 +204,26 @@ class _BrokerCollector:
         for name, count in self._consumers.counts.items():
             counts.add_metric([name], count)
         yield counts
+
+    def _leaf(self) -> Iterator[Metric]:
+        leaf = self._broker.leaf
+        if leaf is None:
+            return
+        yield GaugeMetricFamily(
+            "natslog_nats_leaf_connected",
+            "1 while the leafnode connection to NATS is up and the NATS server responds",
+            value=float(leaf.is_reachable),
+        )
+        yield CounterMetricFamily(
+            "natslog_nats_leaf_connections",
+            "Leafnode connections to NATS that were made: each one after the first replaces one that was lost",
+            value=leaf.connections,
+        )
+        yield GaugeMetricFamily(
+            "natslog_nats_leaf_unsent_bytes",
+            "Bytes for JetStream consumers that wait because the NATS server accepts less than is sent",
+            value=self._leaf_unsent_bytes,
+        )
 
     def _cluster(self) -> Iterator[Metric]:
         group, hosting = self._broker.cluster.group, self._broker.hosting
