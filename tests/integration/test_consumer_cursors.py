@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.harness import BrokerProcess, eventually, natslog, publish_acked, wit
 from tests.jetstream.three_brokers import create_consumer, create_stream, kill_leader, three_brokers
 
 http = urllib3.PoolManager()
+
+BEGINS_AFTER_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -143,21 +146,30 @@ def test_consumer_that_has_read_everything_is_at_the_end_if_its_filter_leaves_me
     assert lags(client, stream) == {"jetstream:filtered": (65, 0)}
 
 
-def test_consumers_of_a_work_queue_are_not_behind_its_start(
-    server: NatsServer, client: NatslogClient, name: str
-) -> None:
-    config = {"name": name, "subjects": [f"{name}.>"], "retention": "workqueue"}
-    asked(server.url, f"STREAM.CREATE.{name}", config)
-    publish_acked(server.url, f"{name}.a", [b"."] * 10)
-    add_consumer(server.url, name, "a", filter_subject=f"{name}.a")
-    add_consumer(server.url, name, "b", filter_subject=f"{name}.b")
-    use(server.url, name, "a", pulled=10, acked=10)
-    asked(server.url, f"STREAM.INFO.{name}")  # what was acked is removed before it is answered
-    found = {one["consumer"]: one["lag"] for one in client.cursors(stream=name)}
-    assert {name: (one["rows"], one["lost_rows"]) for name, one in found.items()} == {
-        "jetstream:a": (0, 0),
-        "jetstream:b": (0, 0),
-    }
+@pytest.mark.long
+def test_consumers_of_a_work_queue_are_not_behind_its_start(tmp_path: Path) -> None:
+    server = NatsServer(0, tmp_path / "nats.log").start()
+    settings = {"segment_bytes": "64KiB", "retention_interval": "100ms", "nats_leaf_url": server.leaf_url}
+    broker = BrokerProcess(tmp_path / "data", server.url, **settings).start()
+    try:
+        eventually(lambda: "serving the JetStream API" in broker.output(), what="the JetStream API is served")
+        asked(server.url, "STREAM.CREATE.jobs", {"name": "jobs", "subjects": ["jobs.>"], "retention": "workqueue"})
+        add_consumer(server.url, "jobs", "a", filter_subject="jobs.a")
+        add_consumer(server.url, "jobs", "b", filter_subject="jobs.b")
+        for _ in range(6):
+            publish_acked(server.url, "jobs.a", [b"." * 1000] * 100)
+        use(server.url, "jobs", "a", pulled=600, acked=600)
+        client = broker.client()
+        eventually(lambda: client.stream("jobs")["log_start_offset"] > 0, what="files are removed")
+        found = {one["consumer"]: one["lag"] for one in client.cursors(stream="jobs")}
+        assert {name: (one["rows"], one["lost_rows"]) for name, one in found.items()} == {
+            "jetstream:a": (0, 0),
+            "jetstream:b": (0, 0),
+        }
+        broker.terminate()
+    finally:
+        broker.kill()
+        server.stop()
 
 
 def test_cursor_of_a_consumer_does_not_keep_messages(server: NatsServer, client: NatslogClient, stream: str) -> None:
@@ -309,14 +321,17 @@ def test_metrics_have_what_the_server_does_not_accept_from_the_leafnode_connecti
         async def work(connection: Any) -> None:
             received = asyncio.Queue[Any]()
             await connection.subscribe("pushed", cb=received.put, pending_bytes_limit=2**30)
-            paused = {"deliver_subject": "pushed", "ack_policy": "none", "pause_until": "2100-01-01T00:00:00Z"}
-            config = {"durable_name": "worker"} | paused
+            assert broker.metrics()[unsent] == 0
+            begins = (datetime.now(UTC) + timedelta(seconds=BEGINS_AFTER_S)).isoformat()
+            config = {
+                "durable_name": "worker",
+                "deliver_subject": "pushed",
+                "ack_policy": "none",
+                "pause_until": begins,
+            }
             body = {"stream_name": "orders", "config": config}
             await connection.request("$JS.API.CONSUMER.CREATE.orders.worker", json.dumps(body).encode(), timeout=10)
-            assert broker.metrics()[unsent] == 0
-            await connection.publish("$JS.API.CONSUMER.PAUSE.orders.worker", b"{}")
-            await connection.flush()
-            os.kill(server.pid, signal.SIGSTOP)
+            os.kill(server.pid, signal.SIGSTOP)  # before it begins
             eventually(lambda: broker.metrics()[unsent] > 0, what="data waits")
             eventually(lambda: broker.metrics()[connected] == 0, what="the server does not respond")
             os.kill(server.pid, signal.SIGCONT)

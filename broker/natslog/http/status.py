@@ -403,7 +403,7 @@ class Scrapes:
         single = [cursor_of(records[name], one) for name in shown_singly(durable) for one in durable[name]]
         last = [cursor_of(records[name], min(ones, key=_offset)) for name, ones in durable.items() if ones]
         return ConsumerLags(
-            {name: len(positions) for name, positions in found.items()},
+            {name: len(stream.consumers) for name in found if (stream := broker.streams.get(name)) is not None},
             await broker.lags.of_cursors_led_here(single),
             await broker.lags.of_cursors_led_here(last),
         )

@@ -29,8 +29,9 @@ def positions_of(stream: HostedStream, consumers: Mapping[str, ServedConsumer]) 
         consumers: those that are served.
     """
     source, found = f"companion log of stream {stream.name!r}", []
-    is_kept_for_all = config_of(stream.record).retention == "limits"
-    start = 0 if is_kept_for_all else stream.usable_log().first_readable_offset  # nobody needs what was before
+    start, log = 0, stream.log
+    if log is not None and config_of(stream.record).retention != "limits":
+        start = log.first_readable_offset  # no consumer needs what was before
     for name, stored in islice(sorted(stream.consumers.consumers.items()), _MOST):
         served = consumers.get(name)
         try:
