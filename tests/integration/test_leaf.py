@@ -794,20 +794,30 @@ def leaf_of(broker: BrokerProcess) -> str:
     return str(broker.client().cluster()["nats_leaf"])
 
 
+def leaf_metrics(broker: BrokerProcess) -> dict[str, float]:
+    prefix = "natslog_nats_leaf_"
+    found = {name.removeprefix(prefix): value for name, value in broker.metrics().items() if name.startswith(prefix)}
+    return {name: value for name, value in found.items() if not name.endswith("_created")}
+
+
 def test_broker_states_whether_its_leafnode_connection_is_up(tmp_path: Path) -> None:
     with running(tmp_path) as (server, broker):
         assert leaf_of(broker) == "off"
         assert "leafnode" not in natslog("cluster", "status", url=broker.url).stdout
+        assert leaf_metrics(broker) == {}
         broker.terminate()
         broker.settings["nats_leaf_url"] = server.leaf_url
         broker.start()
         eventually(lambda: leaf_of(broker) == "up", what="up")
         assert "leafnode connection to NATS: up" in natslog("cluster", "status", url=broker.url).stdout
+        assert leaf_metrics(broker) == {"connected": 1, "connections_total": 1, "unsent_bytes": 0}
         server.stop()
         eventually(lambda: leaf_of(broker) == "down", what="down")
+        assert leaf_metrics(broker) == {"connected": 0, "connections_total": 1, "unsent_bytes": 0}
         eventually(lambda: "leafnodes { port: 7422 }" in broker.output(), what="the remedy")
         server.start()
         eventually(lambda: leaf_of(broker) == "up", what="up again")
+        assert leaf_metrics(broker) == {"connected": 1, "connections_total": 2, "unsent_bytes": 0}
         broker.terminate()
 
 

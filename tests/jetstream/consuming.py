@@ -15,6 +15,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from nats.errors import NoRespondersError
@@ -25,6 +26,7 @@ from tests.jetstream.both import Api, Receiving, Session
 _POLL_S = 0.002
 _AFTER_FAILURE_S = 0.1
 """A run whose answers differ already does not wait again and again."""
+_ID_CHARS = 22
 _ACK_REPLY = re.compile(r"(\$JS\.ACK\..*)\.\d{16,}\.(\d+)$")
 _PARSER = re.compile(r"^Bad Request - (?!heartbeat|Not a |Priority|Invalid )")
 """The words of the parser, which are not compared."""
@@ -139,6 +141,27 @@ class Subscribe(Receiving):
         if self.name not in session.mailboxes:
             session.mailboxes[self.name] = _Mailbox(session, None)
         await session.mailboxes[self.name].subscribe(self.subject, self.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class Advisories(Receiving):
+    """So many advisories that a subscription has received: subject, reply subject and fields, sorted. The ids and times
+    are checked, and masked.
+    """
+
+    name: str
+    want: int
+
+    async def answer(self, session: Session) -> list[tuple[str, str, dict[str, Any]]]:
+        found = []
+        for subject, reply, headers, payload in await session.mailboxes[self.name].take(self.want):
+            body = json.loads(session.masked(payload.decode()))
+            assert not headers
+            assert len(body["id"]) == _ID_CHARS
+            assert body.keys() >= {"id", "timestamp"}
+            datetime.fromisoformat(body["timestamp"])
+            found.append((session.masked(subject), reply, body | {"id": "an id", "timestamp": "a time"}))
+        return sorted(found, key=repr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from natslog.backup.manifest import (
     write_manifest,
 )
 from natslog.client import NatslogClient
+from natslog.cluster.cursors import CONSUMER_PREFIX
 from natslog.errors import DamagedExport, ExportFailed, InvalidRequest, StreamRecreated, natslog_version
 from natslog.security.records import Security
 
@@ -80,7 +81,7 @@ def export_cluster(
                 "folder"
             )
         security = _security_of(client) if with_access else None
-        cursors = client.cursors()
+        cursors = [one for one in client.cursors() if not one["consumer"].startswith(CONSUMER_PREFIX)]
         names = [body["name"] for body in client.streams(current=True)]
         exported = [export_stream(client, name, folder / STREAMS / name, options) for name in names]
         ends = {one.stream: one for one in exported}

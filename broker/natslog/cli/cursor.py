@@ -12,7 +12,7 @@ from natslog.units import format_size
 
 app = typer.Typer(
     help="Show and change cursors. A change does not affect a running consumer. A consumer of the Python client "
-    "resumes at its cursor when it starts.",
+    "resumes at its cursor when it starts. The cursor jetstream:NAME is the JetStream consumer NAME: it is only shown.",
     no_args_is_help=True,
 )
 

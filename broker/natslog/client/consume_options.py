@@ -11,6 +11,7 @@ from typing import Literal
 from natslog.client.checkpoints import Checkpoints
 from natslog.client.cursors import CursorCalls
 from natslog.errors import InvalidRequest
+from natslog.subjects import check_name
 
 _MAX_WAIT_MS = 60_000
 _MAX_BYTES = 1024 * 1024 * 1024
@@ -47,6 +48,8 @@ class ConsumeOptions:
         _check_number("max_bytes", self.max_bytes, 1, _MAX_BYTES)
         _check_number("wait_ms", self.wait_ms, 1, _MAX_WAIT_MS)
         _check_number("patience_s", self.patience_s, 0, math.inf)
+        if self.cursor is not None:
+            check_name(self.cursor, "consumer name")
         if self.cursor is None and self.checkpoint == "manual":
             raise InvalidRequest("checkpoint='manual' requires a cursor: give its name, as in cursor='billing'")
 

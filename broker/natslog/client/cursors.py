@@ -12,11 +12,13 @@ class CursorCalls(Asker):
     """A part of `NatslogClient`."""
 
     def cursors(self, *, consumer: str | None = None, stream: str | None = None) -> list[dict[str, Any]]:
-        """All, or those of one consumer or stream, each with its `lag` (None where the stream has no leader now)."""
+        """All, or those of one consumer or stream, each with its `lag` (None where the stream has no leader now). Then
+        JetStream consumers, as cursors whose name is `jetstream:` and that of the consumer: they are read only.
+        """
         return self._json("GET", "/v1/cursors", list[Facts], query={"consumer": consumer, "stream": stream})
 
     def cursor(self, consumer: str, stream: str) -> dict[str, Any]:
-        """`{consumer, stream, id, offset, timestamp, rewound, lag}`.
+        """`{consumer, stream, id, offset, timestamp, rewound, lag}`. `jetstream:NAME` is the JetStream consumer `NAME`.
 
         Raises:
             StreamNotFound, CursorNotFound.

@@ -14,6 +14,8 @@ from natslog.model import Offset, StreamId, StreamRecord, beyond_fork, fork_offs
 
 MAX_CURSORS = 1000
 """In a cluster. Each costs some 200 bytes of every broker's memory and snapshot."""
+CONSUMER_PREFIX = "jetstream:"
+"""A cursor whose name begins so is a JetStream consumer: it is only shown. Names of other cursors have no colon."""
 
 
 class CursorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

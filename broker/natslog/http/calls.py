@@ -35,6 +35,7 @@ _TEXT = {"type": "string"}
 _SUBJECT = {"type": "string", "minLength": 1, "maxLength": MAX_SUBJECT_BYTES}
 _YES_OR_NO = {"type": "boolean"}
 _ERASURE = {"type": "string", "pattern": "^[0-9a-z-]{1,32}$"}
+_CURSOR = {"type": "string", "pattern": f"^{shapes.CURSOR_PATTERN}$", "maxLength": shapes.MAX_CURSOR_CHARS}
 _NAMED = {"type": "string", "pattern": f"^{NAME_PATTERN}$", "maxLength": MAX_NAME_CHARS}
 
 
@@ -52,7 +53,7 @@ def _in_header(name: str, text: str, schema: Json) -> Json:
 
 OF_PATH = {
     "name": _NAMED,
-    "consumer": _NAMED,
+    "consumer": _CURSOR,
     "stream": _NAMED,
     "producer": _NAMED,
     "part": _NAMED,
@@ -354,7 +355,7 @@ CALLS: dict[str, dict[str, Call]] = {
             statuses=_LEADER,
             parameters=(
                 _in_query("offset", "the next offset of the reader; or earliest, latest", _POSITION),
-                _in_query("cursor", "instead of offset: the position of this consumer's cursor", _NAMED),
+                _in_query("cursor", "instead of offset: the position of this consumer's cursor", _CURSOR),
                 _REDIRECTED,
             ),
         )
@@ -385,7 +386,8 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "/v1/cursors": {
         "get": Call(
-            "All cursors, with their lag",
+            "All cursors, with their lag; then JetStream consumers, as cursors named `jetstream:NAME` (at most 10,000 "
+            "of each stream)",
             list[shapes.Cursor],
             parameters=(
                 _in_query("consumer", "only of this consumer"),
@@ -401,7 +403,7 @@ CALLS: dict[str, dict[str, Call]] = {
         ),
     },
     "/v1/cursors/{consumer}/{stream}": {
-        "get": Call("The cursor of a consumer, and its lag", shapes.Cursor),
+        "get": Call("The cursor of a consumer (`jetstream:NAME`: a JetStream consumer), and its lag", shapes.Cursor),
         "put": Call(
             "Set the cursor of a consumer",
             shapes.Cursor,

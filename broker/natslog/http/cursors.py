@@ -7,7 +7,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from natslog.cluster.commands import DropCursor, SetCursor
-from natslog.cluster.cursors import CursorRecord
+from natslog.cluster.cursors import CONSUMER_PREFIX, CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
 from natslog.http import shapes
 from natslog.http.access import access, require_readable, rights_of, with_counts
@@ -51,10 +51,14 @@ def _shown_lag(request: web.Request, name: str, lag: LagJson | None) -> shapes.L
 @routes.get("/v1/cursors")
 @access("checked")
 async def list_cursors(request: web.Request) -> web.Response:
-    """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer."""
+    """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer. JetStream
+    consumers follow the cursors that are set.
+    """
     values, broker = query(request, "consumer", "stream"), broker_of(request)
     await broker.require_up_to_date()
-    found = await broker.cursors.find(consumer=values.get("consumer"), stream=values.get("stream"))
+    consumer, name = values.get("consumer"), values.get("stream")
+    found = await broker.cursors.find(consumer=consumer, stream=name)
+    found += await broker.consumer_cursors.find(consumer=consumer, stream=name)
     cursors = [cursor for cursor in found if _may_see(request, cursor.stream)]
     lags = await broker.lags.of_cursors(cursors)
     return shape_response([_shown_with_lag(request, *one) for one in zip(cursors, lags, strict=True)])
@@ -88,7 +92,7 @@ async def set_cursors(request: web.Request) -> web.Response:
         rights.limits("cursor", record.name, record.recorded_subjects)
     commands = [
         SetCursor(
-            consumer=check_name(one.consumer, "consumer name"),
+            consumer=_settable(one.consumer, one.stream),
             stream=one.stream,
             stream_id=StreamId(one.id or records[one.stream].id),
             offset=Offset(one.offset),
@@ -107,7 +111,7 @@ async def show_cursor(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
     await broker.require_up_to_date()
-    cursor = await broker.cursors.one(*_names(request))
+    cursor = await _found(request, request.match_info["consumer"], check_name(request.match_info["stream"]))
     (lag,) = await broker.lags.of_cursors([cursor])
     return shape_response(_shown_with_lag(request, cursor, lag))
 
@@ -156,8 +160,31 @@ async def drop_cursor(request: web.Request) -> web.Response:
 
 
 def _names(request: web.Request) -> tuple[str, str]:
-    """Raises InvalidRequest."""
-    return check_name(request.match_info["consumer"], "consumer name"), check_name(request.match_info["stream"])
+    """Of a cursor that is to be changed. Raises InvalidRequest."""
+    stream = check_name(request.match_info["stream"])
+    return _settable(request.match_info["consumer"], stream), stream
+
+
+def _settable(consumer: str, stream: str) -> str:
+    """The name itself. Raises InvalidRequest: a cursor of this name can only be shown."""
+    if consumer.startswith(CONSUMER_PREFIX):
+        name = consumer.removeprefix(CONSUMER_PREFIX)
+        raise InvalidRequest(
+            f"{consumer!r} is the JetStream consumer {name!r} of stream {stream!r}: its position moves with its acks, "
+            f"and cannot be set or deleted as a cursor. The JetStream call CONSUMER.DELETE.{stream}.{name} deletes it "
+            f"(nats consumer rm {stream} {name}), and CONSUMER.CREATE.{stream}.{name} creates it where it is to start",
+            consumer=consumer,
+            stream=stream,
+        )
+    return check_name(consumer, "consumer name")
+
+
+async def _found(request: web.Request, consumer: str, stream: str) -> CursorRecord:
+    """Raises InvalidRequest, StreamNotFound, CursorNotFound, NoLeader, …"""
+    broker = broker_of(request)
+    if not consumer.startswith(CONSUMER_PREFIX):
+        return await broker.cursors.one(check_name(consumer, "consumer name"), stream)
+    return await broker.consumer_cursors.one(consumer, await broker.record(stream))
 
 
 @routes.get("/v1/streams/{name}/lag")
@@ -169,9 +196,8 @@ async def stream_lag(request: web.Request) -> web.Response:
         raise InvalidRequest("give a position: ?offset=42 or ?cursor=CONSUMER")
     stream, broker = await leading(request), broker_of(request)
     if "cursor" in values:
-        consumer = check_name(values["cursor"], "consumer name")
         await broker.require_up_to_date()
-        offset: int = (await broker.cursors.one(consumer, stream.record.name)).offset
+        offset: int = (await _found(request, values["cursor"], stream.record.name)).offset
     else:
         offset = position(values, "offset", 0, stream.usable_log())
     lag = await broker.lags.of(stream, offset)

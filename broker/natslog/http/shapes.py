@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
+from natslog.cluster.cursors import CONSUMER_PREFIX
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import KINDS
 from natslog.model import (
@@ -45,6 +46,9 @@ MAX_WAIT_MS = 60_000
 SUBJECTS_OF_A_PAGE, MAX_SUBJECTS_OF_A_PAGE = 1_000, 10_000
 
 Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$", max_length=MAX_NAME_CHARS)]
+CURSOR_PATTERN = rf"({NAME_PATTERN}|{CONSUMER_PREFIX}[^\s.*>/]+)"
+MAX_CURSOR_CHARS = MAX_NAME_CHARS + len(CONSUMER_PREFIX)
+CursorName = Annotated[str, Meta(pattern=f"^{CURSOR_PATTERN}$", max_length=MAX_CURSOR_CHARS)]
 Subject = Annotated[str, Meta(min_length=1, max_length=MAX_SUBJECT_BYTES)]
 Subjects = Annotated[list[Subject], Meta(min_length=1, max_length=MAX_SUBJECTS)]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
@@ -663,9 +667,11 @@ class Rewound(msgspec.Struct, rename={"from_": "from"}):
 
 
 class Cursor(msgspec.Struct):
-    """The position of a consumer. `lag` is null if the leader of the stream does not answer."""
+    """The position of a consumer. `lag` is null if the leader of the stream does not answer. If the name begins with
+    `jetstream:`, it is a JetStream consumer, which can only be shown: `timestamp` is that of its last ack, or creation.
+    """
 
-    consumer: Name
+    consumer: CursorName
     stream: Name
     id: str
     offset: Offset
@@ -689,9 +695,9 @@ class NewCursor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OneOfCursors(msgspec.Struct, forbid_unknown_fields=True):
-    """As `NewCursor`."""
+    """As `NewCursor`. JetStream consumers are refused, with an error that names the call that changes them."""
 
-    consumer: Name
+    consumer: CursorName
     stream: Name
     offset: Offset
     timestamp: str | int | UnsetType = UNSET

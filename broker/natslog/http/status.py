@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,6 +21,8 @@ from natslog.http.context import BROKER
 from natslog.http.shapes import shape_response
 from natslog.log import StreamLog, free_bytes
 from natslog.node.broker import Broker
+from natslog.node.replicas.consumer_cursors import cursor_of
+from natslog.node.replicas.consumer_records import ConsumerPosition
 from natslog.node.replicas.lags import CursorLag
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import clock_warnings
@@ -29,6 +32,9 @@ from natslog.security.limits import Limits
 logger = logging.getLogger("natslog.http")
 
 routes = web.RouteTableDef()
+
+MOST_CONSUMERS = 200
+"""JetStream consumers of a broker that have series of their own."""
 
 
 @routes.get("/healthz")
@@ -56,15 +62,52 @@ async def readyz(request: web.Request) -> web.Response:
     return shape_response(body, status=200 if reason is None else 503)
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerLags:
+    """JetStream consumers: how many each stream has, `single` durable ones, and the `last` one of each stream."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    single: Sequence[CursorLag] = ()
+    last: Sequence[CursorLag] = ()
+
+
+def shown_singly(durable: Mapping[str, Sequence[ConsumerPosition]]) -> list[str]:
+    """The streams whose durable consumers have series of their own: those with the fewest, as long as there are no more
+    than `MOST_CONSUMERS` together. So a stream with thousands of consumers displaces no other one, and none of its
+    consumers comes and goes with its lag.
+    """
+    shown, count = [], 0
+    for name in sorted(durable, key=lambda name: (len(durable[name]), name)):
+        count += len(durable[name])
+        if count > MOST_CONSUMERS:
+            break
+        shown.append(name)
+    return shown
+
+
+def _offset(position: ConsumerPosition) -> int:
+    return position.offset
+
+
 class _BrokerCollector:
     """Reads the broker's counters on request, in a thread: metrics cause no work per message.
 
-    Args: `cursors`: those on streams led here, looked up before, as that may read files. `requests`: by path.
-        `refused`: how many of them were.
+    Args: `cursors`: those on streams led here, looked up before, as that may read files. `consumers`: JetStream
+        consumers of these streams. `requests`: by path. `refused`: how many of them were.
     """
 
-    def __init__(self, broker: Broker, cursors: Sequence[CursorLag], requests: Mapping[str, int], refused: int) -> None:
-        self._broker, self._cursor_lags, self._requests, self._refused = broker, cursors, requests, refused
+    def __init__(
+        self,
+        broker: Broker,
+        cursors: Sequence[CursorLag],
+        consumers: ConsumerLags,
+        requests: Mapping[str, int],
+        refused: int,
+    ) -> None:
+        self._broker, self._cursor_lags, self._consumers = broker, cursors, consumers
+        self._requests, self._refused = requests, refused
+        leaf = broker.leaf
+        self._leaf_unsent_bytes = 0 if leaf is None else leaf.unsent_bytes  # here: its buffer belongs to the event loop
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
@@ -78,6 +121,7 @@ class _BrokerCollector:
             "Connections to NATS that were lost; each loss may lose messages that were published without acks",
             value=broker.link.lost,
         )
+        yield from self._leaf()
         yield GaugeMetricFamily(
             "natslog_uncommitted_bytes",
             "Bytes of messages that were received and are not committed yet",
@@ -137,7 +181,7 @@ class _BrokerCollector:
         yield from self._cursors()
 
     def _cursors(self) -> Iterator[Metric]:
-        """There are at most `MAX_CURSORS` in a cluster, so many series at most."""
+        """There are at most `MOST_CURSORS` in a cluster, and `MOST_CONSUMERS` of a broker: so many series at most."""
         gauges = {
             "rows": "Messages between a cursor and the high watermark",
             "bytes": "Stored bytes between a cursor and the high watermark",
@@ -145,9 +189,41 @@ class _BrokerCollector:
         }
         for unit, text in gauges.items():
             family = GaugeMetricFamily(f"natslog_cursor_lag_{unit}", text, labels=["consumer", "stream"])
-            for cursor, lag in self._cursor_lags:
+            for cursor, lag in (*self._cursor_lags, *self._consumers.single):
                 family.add_metric([cursor.consumer, cursor.stream], lag[unit])
             yield family
+            last = GaugeMetricFamily(
+                f"natslog_stream_consumer_lag_{unit}",
+                f"{text}: of the durable JetStream consumer of a stream that is furthest behind",
+                labels=["stream"],
+            )
+            for cursor, lag in self._consumers.last:
+                last.add_metric([cursor.stream], lag[unit])
+            yield last
+        counts = GaugeMetricFamily("natslog_stream_consumers", "JetStream consumers of a stream", labels=["stream"])
+        for name, count in self._consumers.counts.items():
+            counts.add_metric([name], count)
+        yield counts
+
+    def _leaf(self) -> Iterator[Metric]:
+        leaf = self._broker.leaf
+        if leaf is None:
+            return
+        yield GaugeMetricFamily(
+            "natslog_nats_leaf_connected",
+            "1 while the leafnode connection to NATS is up and the NATS server responds",
+            value=float(leaf.is_reachable),
+        )
+        yield CounterMetricFamily(
+            "natslog_nats_leaf_connections",
+            "Leafnode connections to NATS that were made: each one after the first replaces one that was lost",
+            value=leaf.connections,
+        )
+        yield GaugeMetricFamily(
+            "natslog_nats_leaf_unsent_bytes",
+            "Bytes for JetStream consumers that wait because the NATS server accepts less than is sent",
+            value=self._leaf_unsent_bytes,
+        )
 
     def _cluster(self) -> Iterator[Metric]:
         group, hosting = self._broker.cluster.group, self._broker.hosting
@@ -300,7 +376,9 @@ class Scrapes:
                 begun_s = time.monotonic()
                 cursors = [] if broker.stopping else await self._cursors()
                 registry = CollectorRegistry()
-                registry.register(_BrokerCollector(broker, cursors, dict(self._requests), self._limits.refused))
+                consumers = ConsumerLags() if broker.stopping else await self._consumers()
+                requests, refused = dict(self._requests), self._limits.refused
+                registry.register(_BrokerCollector(broker, cursors, consumers, requests, refused))
                 ProcessCollector(registry=registry)
                 self._text = await in_thread(broker.readers, generate_latest, registry)
                 self._begun_s = begun_s
@@ -314,6 +392,21 @@ class Scrapes:
         except NatslogError as error:
             logger.debug("the metrics do not include cursors: %s", error.message)
             return []
+
+    async def _consumers(self) -> ConsumerLags:
+        """Of the streams that are led here."""
+        broker = self._broker
+        records, found = broker.state.streams, broker.consumer_cursors.led_here()
+        durable = {
+            name: [one for one in positions if one.is_durable] for name, positions in found.items() if name in records
+        }
+        single = [cursor_of(records[name], one) for name in shown_singly(durable) for one in durable[name]]
+        last = [cursor_of(records[name], min(ones, key=_offset)) for name, ones in durable.items() if ones]
+        return ConsumerLags(
+            {name: len(stream.consumers) for name in found if (stream := broker.streams.get(name)) is not None},
+            await broker.lags.of_cursors_led_here(single),
+            await broker.lags.of_cursors_led_here(last),
+        )
 
 
 SCRAPES = web.AppKey("scrapes", Scrapes)

@@ -11,8 +11,10 @@ import msgspec
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
 from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, OffsetOutOfRange, RemovalDenied, StreamSealed
 from natslog.jetstream import direct, errors, stored_messages
+from natslog.jetstream.advisories import StreamAdvisories
 from natslog.jetstream.consumers.calls import ConsumerCalls
 from natslog.jetstream.consumers.serving import ConsumerServing
+from natslog.jetstream.peers import broker_name, peers
 from natslog.jetstream.requests import (
     API_LEVEL,
     MessageDeleteRequest,
@@ -64,6 +66,7 @@ class StreamCalls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._advisories = StreamAdvisories(broker)
         self.consumers = ConsumerCalls(ConsumerServing(broker), DYNAMIC, self._cluster_of_several)
         broker.cluster.questions.answerers[_STATES] = self._states_here
 
@@ -144,12 +147,10 @@ class StreamCalls:
         return self._cluster_of(record) if len(self._broker.state.brokers) > 1 else None
 
     def _cluster_of(self, record: StreamRecord) -> dict[str, Any]:
-        """Who leads the stream and who follows; brokers have no names but their numbers."""
+        """Who leads the stream and who follows."""
         others = [one for one in record.replicas if one != record.leader]
-        leader = {} if record.leader is None else {"leader": _broker_name(record.leader)}
-        replicas = [
-            {"name": _broker_name(one), "current": one in record.isr, "active": 0, "peer": str(one)} for one in others
-        ]
+        leader = {} if record.leader is None else {"leader": broker_name(record.leader)}
+        replicas = peers(record, others)
         return {"name": self._broker.state.cluster_id} | leader | ({"replicas": replicas} if replicas else {})
 
     # ---- at the metadata leader ----
@@ -295,7 +296,7 @@ class StreamCalls:
         if config.retention != was.retention:
             await self.consumers.retention_changed(stream)
         if config.sealed and not was.sealed:
-            await self._broker.change_cluster(operations.seal(stream))
+            await self._broker.change_cluster(operations.seal(stream, is_part_of_update=True))
         return self._info(stream.record, await self._state(stream), dynamic=DYNAMIC)
 
     async def delete(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
@@ -388,10 +389,6 @@ _ACCOUNT_LIMITS = (
     "memory_max_stream_bytes",
     "storage_max_stream_bytes",
 )
-
-
-def _broker_name(broker: BrokerId) -> str:
-    return f"natslog-{broker}"
 
 
 def _paged(request: StreamsRequest, total: int, limit: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from natslog.node.peers.handshake import Hello
 from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.questions import Reply
 from natslog.node.removing import Removing
+from natslog.node.replicas.consumer_cursors import ConsumerCursors
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
@@ -146,6 +147,7 @@ class Broker:
         self.operations = Operations(self.cluster)
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
+        self.consumer_cursors = ConsumerCursors(self.cluster, self.hosting, self.positions)
         self.watching = Watching(self.cluster, self.hosting, self.positions)
         cluster = self.cluster
         cluster.serve_fetch, cluster.transfer_leadership = self._serve_fetch, self._transfer_leadership
@@ -155,6 +157,7 @@ class Broker:
         cluster.questions.answerers |= {
             "leading": self.positions.here,
             "lags": self.lags.here,
+            "consumer_positions": self.consumer_cursors.here,
             "watch": self.watching.here,
             "staged_part": self.staging.piece,
         }

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -77,6 +78,9 @@ _WRITTEN_WITHIN_S = 5.0
 _POLL_S = 0.05
 
 
+StreamChange: TypeAlias = Literal["created", "updated", "deleted"]
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What is imported: its first offset, the lineage that the restored stream gets (the exported stream last), and
@@ -96,13 +100,18 @@ class _Condition(TypedDict, total=False):
 
 
 class StreamOperations:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        on_change: called with what was done here, and the name of the stream; for a repeated request perhaps again.
+    """
 
     def __init__(
         self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, upkeep: Upkeep, removing: Removing
     ) -> None:
         self._config, self._cluster, self._hosting, self._upkeep = config, cluster, hosting, upkeep
         self._removing = removing
+        self.on_change: Callable[[StreamChange, str], None] = lambda change, name: None
         cluster.questions.answerers["ready"] = self._answer_ready
 
     @property
@@ -137,6 +146,8 @@ class StreamOperations:
             command = msgspec.structs.replace(command, first_offset=first_offset)
         created = await self._propose(command, request)
         await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
+        if created:
+            self.on_change("created", name)
         return created
 
     def _creation(self, name: str, settings: StreamSettings, owner: str) -> CreateStream:
@@ -183,6 +194,8 @@ class StreamOperations:
             )
             created = await self._propose(command, request)
             await self._wait_until_ready(name, _READY_WITHIN_S)
+            if created:
+                self.on_change("created", name)
             return created
         if not record.lineage or record.lineage[-1].id != forks[-1].id:
             raise StreamConflict(
@@ -367,6 +380,7 @@ class StreamOperations:
         if target and not is_resized and set(target) != set(record.target or record.replicas):
             await self._propose(MoveReplicas(name=record.name, target=target), None)
         await self._wait_until_reconciled(record.name)
+        self.on_change("updated", record.name)
 
     async def pause(
         self, record: StreamRecord, paused: bool, request: Request | None = None, *, if_version: int | None = None
@@ -449,8 +463,13 @@ class StreamOperations:
         if stream.record.sealed:
             raise sealed_already(stream.record)
 
-    async def seal(self, stream: HostedStream, request: Request | None = None) -> None:
+    async def seal(
+        self, stream: HostedStream, request: Request | None = None, *, is_part_of_update: bool = False
+    ) -> None:
         """Seals a stream that is led here. When this returns, nothing is appended to it any more.
+
+        Args:
+            is_part_of_update: `on_change` was called for it already.
 
         Raises:
             StreamNotFound, InvalidRequest.
@@ -459,6 +478,8 @@ class StreamOperations:
         self._require_level(STREAM_CHANGES_LEVEL, "sealing")
         await self._propose(SealStream(name=stream.name), request)
         await self._wait_until_reconciled(stream.name)
+        if not is_part_of_update:
+            self.on_change("updated", stream.name)
         try:
             async with asyncio.timeout(_WRITTEN_WITHIN_S):
                 await stream.written()
@@ -470,6 +491,7 @@ class StreamOperations:
         """The stream is gone at once; its files after a grace period. Raises StreamNotFound, InvalidRequest."""
         require_not_internal(name)
         await self._propose(DeleteStream(name=name, deleted_us=self._cluster.clock.latest_us()), request)
+        self.on_change("deleted", name)
 
     async def _wait_until_reconciled(self, name: str) -> None:
         """Until the replica here, if there is one, is as its record says."""

@@ -10,16 +10,12 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-import msgspec
-
+from natslog.jetstream.advisories import event_frame
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import TIME_US
-from natslog.jetstream.stream_state import time_of
-from natslog.node.clock import now_us
 from natslog.node.replicas.stream import HostedStream
 
-_TYPES = "io.nats.jetstream."
 _KINDS = {
     "ack": ("METRIC.CONSUMER.ACK", "metric.v1.consumer_ack"),
     "nak": ("ADVISORY.CONSUMER.MSG_NAKED", "advisory.v1.nak"),
@@ -43,13 +39,7 @@ class Advisories:
         if kind == "ack" and not _is_sampled(config.sample_freq):
             return
         where, what = _KINDS[kind]
-        body: dict[str, Any] = {
-            "type": f"{_TYPES}{what}",
-            "id": secrets.token_hex(11),
-            "timestamp": time_of(now_us()),
-            "stream": self._stream.name,
-            "consumer": consumer,
-        }
+        body: dict[str, Any] = {"stream": self._stream.name, "consumer": consumer}
         for name, field in (("delivered_as", "consumer_seq"), ("seq", "stream_seq"), ("times", "deliveries")):
             if name in facts:
                 body[field] = facts[name]
@@ -59,9 +49,7 @@ class Advisories:
             body["action"] = kind.removesuffix("d")
         if kind == "ack":
             body["ack_time"] = _age_ns(machine, facts)
-        payload = msgspec.json.encode(body)
-        subject = f"$JS.EVENT.{where}.{self._stream.name}.{consumer}"
-        self._stream.send_now(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(payload), payload))
+        self._stream.send_now(event_frame(f"{where}.{self._stream.name}.{consumer}", what, body))
 
 
 def _is_sampled(frequency: str) -> bool:

@@ -115,6 +115,8 @@ class LedConsumers:
             self._alarm.cancel()
         for served in self.consumers.values():
             served.close(line)
+            if is_deleted:
+                self.advise("deleted", served)
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -12,7 +12,9 @@ from natslog.errors import NatslogError
 from natslog.jetstream import errors
 from natslog.jetstream.consumers.importing import import_consumers
 from natslog.jetstream.consumers.leading import LedConsumers
+from natslog.jetstream.consumers.positions import positions_of
 from natslog.node.broker import Broker
+from natslog.node.replicas.consumer_records import ConsumerPosition
 from natslog.node.replicas.stream import HostedStream
 
 logger = logging.getLogger("natslog.jetstream")
@@ -33,6 +35,7 @@ class ConsumerServing:
         services = broker.hosting.services
         services.lead_consumers, services.end_consumers = self.lead, self.end
         services.import_consumers = import_consumers
+        services.consumer_positions = self._positions_of
         if broker.leaf is not None:
             broker.leaf.on_interest = self._interest_changed
             broker.leaf.on_state = self._link_changed
@@ -59,6 +62,10 @@ class ConsumerServing:
     @property
     def count(self) -> int:
         return sum(len(led.consumers) for led in self._led.values())
+
+    def _positions_of(self, stream: HostedStream) -> list[ConsumerPosition]:
+        led = self._led.get(stream)
+        return positions_of(stream, {} if led is None else led.consumers)
 
     async def lead(self, stream: HostedStream) -> None:
         """This broker serves the consumers of this stream from now on."""
@@ -97,7 +104,8 @@ class ConsumerServing:
         async with self._turn:
             led = self._led.pop(stream, None)
         if led is not None:
-            is_deleted = self._broker.streams.get(stream.name) is not stream
+            record = self._broker.state.streams.get(stream.name)
+            is_deleted = record is None or record.id != stream.id
             line = "409 Consumer Deleted" if is_deleted else "409 Leadership Change"
             await led.end(line, is_deleted=is_deleted)
 

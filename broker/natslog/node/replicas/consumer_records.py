@@ -7,7 +7,7 @@ serve them at once. What they mean is decided where consumers are served (`natsl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,15 @@ class StoredConsumer:
     id: str
     config: bytes
     state: bytes = b""
+
+
+class ConsumerPosition(NamedTuple):
+    """Of a consumer: below `offset`, it needs no message any more. `set_us`: when it last moved."""
+
+    name: str
+    offset: int
+    set_us: int
+    is_durable: bool
 
 
 @dataclass(frozen=True, slots=True)

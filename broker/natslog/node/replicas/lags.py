@@ -123,7 +123,9 @@ def _lags_of_all(logs: Sequence[tuple[str, str, StreamLog, Sequence[int]]]) -> d
     found = {}
     for name, stream_id, log, offsets in logs:
         try:
-            found[name] = [lag_json(log.reader.lag(offset), stream_id) for offset in offsets]
+            lags = {offset: lag_json(log.reader.lag(offset), stream_id) for offset in set(offsets)}
         except (NatslogError, OSError) as error:
             logger.warning("stream %s: the lag of its readers is unknown: %s", name, error)
+        else:
+            found[name] = [lags[offset] for offset in offsets]  # many consumers are at the same one
     return found

@@ -17,7 +17,7 @@ from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
-from natslog.node.replicas.consumer_records import ConsumerOrigin
+from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.subjects import SubjectSet
@@ -45,9 +45,11 @@ async def _no_consumers(stream: Any, origins: Sequence[ConsumerOrigin]) -> list[
 class Services:
     """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises.
     `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
-    leader of a stream subscribes; `receive_direct`: takes the requests to them. `lead_consumers`, `end_consumers`:
+    leader of a stream subscribes; `receive_direct`: takes the requests to them. `began_to_lead`: this broker leads the
+    stream, and has subscribed to its subjects: also after these were edited. `lead_consumers`, `end_consumers`:
     the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
-    imported stream become these; returns the names of others, and why they were refused.
+    imported stream become these; returns the names of others, and why they were refused. `consumer_positions`: of the
+    consumers of a stream that this broker leads.
     """
 
     config: BrokerConfig
@@ -71,9 +73,11 @@ class Services:
     wake_upkeep: Callable[[], None] = lambda: None
     direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
     receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
+    began_to_lead: Callable[[Any], None] = lambda stream: None
     lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers
+    consumer_positions: Callable[[Any], list[ConsumerPosition]] = lambda stream: []
     _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:

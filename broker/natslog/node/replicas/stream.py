@@ -833,6 +833,7 @@ class HostedStream:
                 await self._subscribe(subjects, group)
                 await self.serve_direct_requests()
                 await self._services.lead_consumers(self)
+                self._services.began_to_lead(self)
             case Unsubscribe():
                 await self._services.end_consumers(self)
                 await self._direct.serve((), _not_received)
