@@ -131,13 +131,15 @@ def _lengths(texts: Any) -> Longs:
     return found
 
 
-def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, bool]:
+def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, list[list[int]]]:
     """Columns of received frames: kind, how often it was delivered, stream sequence and consumer sequence, of the shape
-    (frames, 4); and whether all of them are plain acks without a reply subject.
+    (frames, 4); and their runs of one kind: where it ends, the kind, and how many have a reply subject.
     """
     found = np.empty((len(frames.rows), 4), np.int64)
-    plain = native.parse_acks(frames.buffer, np.ascontiguousarray(frames.rows), np.frombuffer(prefix, np.uint8), found)
-    return found, plain == len(frames.rows)
+    runs = np.empty((len(frames.rows), 3), np.int64)
+    rows = np.ascontiguousarray(frames.rows)
+    count = native.parse_acks(frames.buffer, rows, np.frombuffer(prefix, np.uint8), found, runs)
+    return found, runs[:count].tolist()
 
 
 def status_frame(to: str, headers: bytes, reply: str = "", groups: Sequence[str] = ()) -> bytes:

@@ -42,12 +42,16 @@ class Frames:
     def select(self, mask: npt.NDArray[np.bool_]) -> Frames:
         return Frames(self.buffer, self.rows[mask])
 
-    def by_sid(self) -> Iterator[tuple[int, Frames]]:
-        """The frames of each subscription, in order; most often all are of one."""
-        sids = self.rows[:, SID]
-        if (sids == sids[0]).all():
-            yield int(sids[0]), self
+    def by_group(self, groups: npt.NDArray[np.int64]) -> Iterator[tuple[int, Frames]]:
+        """The frames of each group of subscriptions, in order; most often all are of one.
+
+        Args:
+            groups: the number that replaces that of a subscription, which is its index; beyond the end, its own.
+        """
+        if native.group_rows(self.rows, groups):
+            yield int(self.rows[0, SID]), self
             return
+        sids = self.rows[:, SID]
         order = np.argsort(sids, kind="stable")
         edges = np.flatnonzero(np.diff(sids[order])) + 1
         for rows in np.split(self.rows[order], edges):

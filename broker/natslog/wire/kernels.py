@@ -361,3 +361,21 @@ def mark_header_prefix(buffer: Any, frames: Any, prefix: Any, marks: Any) -> Non
         for at in range(end - frames[index, 7], end - prefix.shape[0]):
             if buffer[at] == LF and equals(buffer, at + 1, at + 1 + prefix.shape[0], prefix):
                 marks[index] = True
+
+
+@compiled
+def group_rows(frames: Any, groups: Any) -> int:
+    """In place of the number of each subscription, that of its group: `groups[number]`, if there is one.
+
+    Returns:
+        1 if all frames are of one group.
+    """
+    is_single = 1
+    for index in range(frames.shape[0]):
+        sid = frames[index, 0]
+        if 0 <= sid < groups.shape[0]:
+            sid = groups[sid]
+            frames[index, 0] = sid
+        if sid != frames[0, 0]:
+            is_single = 0
+    return is_single

@@ -144,53 +144,126 @@ def delivery_frames(
     return at
 
 
+@inlined
+def _read_numbers(buffer: Any, at: int, end: int, out: Any, index: int) -> None:
+    """The first three of the numbers there, between dots, if there are as many as in the subject of an ack."""
+    token, which = at, 0
+    while at <= end:
+        if at == end or buffer[at] == _DOT:
+            if which < 3:
+                number = read_number(buffer, token, at)
+                out[index, 1 + which] = number if number > 0 else 0
+            which += 1
+            token = at + 1
+        at += 1
+    if which != _NUMBERS:
+        out[index, 1], out[index, 2], out[index, 3] = 0, 0, 0
+
+
+@inlined
+def _kind_of(buffer: Any, payload: int, size: int) -> int:
+    """What the payload of an ack states: see `deliveries`."""
+    kind = 6
+    if (
+        size == 0
+        or (size == 4 and equals(buffer, payload, payload + 4, _ACK))
+        or (size == 3 and equals(buffer, payload, payload + 3, _OK))
+    ):
+        kind = 1
+    elif size >= 4 and equals(buffer, payload, payload + 4, _NAK):
+        kind = 2
+    elif size >= 5 and equals(buffer, payload, payload + 5, _TERM):
+        kind = 3
+    elif size == 4 and equals(buffer, payload, payload + 4, _PROGRESS):
+        kind = 4
+    elif size >= 4 and equals(buffer, payload, payload + 4, _NEXT):
+        kind = 5
+    return kind
+
+
 @compiled
-def parse_acks(buffer: Any, frames: Any, prefix: Any, out: Any) -> int:
+def parse_acks(buffer: Any, frames: Any, prefix: Any, out: Any, runs: Any) -> int:
     """Which frames are acks of a consumer, of which kind, and of what.
 
     Args:
         prefix: of the subjects of its acks; five numbers follow.
         out: of shape (frames, 4): kind (see `deliveries`), how often it was delivered, stream sequence, consumer
             sequence. Numbers that cannot be read are 0.
+        runs: of shape (frames, 3), filled with: where a run of frames of one kind ends, the kind, and how many of them
+            have a reply subject.
 
     Returns:
-        How many frames are plain acks, without a reply subject.
+        How many runs there are.
     """
-    plain = 0
+    count = 0
     for index in range(frames.shape[0]):
         start, length = frames[index, 3], frames[index, 4]
-        out[index, 0], out[index, 1], out[index, 2], out[index, 3] = 0, 0, 0, 0
-        if length <= prefix.shape[0] or not equals(buffer, start, start + prefix.shape[0], prefix):
-            continue
-        at, end, which = start + prefix.shape[0], start + length, 0
-        token = at
-        while at <= end:
-            if at == end or buffer[at] == _DOT:
-                if which < 3:
-                    number = read_number(buffer, token, at)
-                    out[index, 1 + which] = number if number > 0 else 0
-                which += 1
-                token = at + 1
-            at += 1
-        if which != _NUMBERS:
-            out[index, 1], out[index, 2], out[index, 3] = 0, 0, 0
-        payload, size = frames[index, 8], frames[index, 9]
-        kind = 6
-        if (
-            size == 0
-            or (size == 4 and equals(buffer, payload, payload + 4, _ACK))
-            or (size == 3 and equals(buffer, payload, payload + 3, _OK))
-        ):
-            kind = 1
-        elif size >= 4 and equals(buffer, payload, payload + 4, _NAK):
-            kind = 2
-        elif size >= 5 and equals(buffer, payload, payload + 5, _TERM):
-            kind = 3
-        elif size == 4 and equals(buffer, payload, payload + 4, _PROGRESS):
-            kind = 4
-        elif size >= 4 and equals(buffer, payload, payload + 4, _NEXT):
-            kind = 5
+        out[index, 1], out[index, 2], out[index, 3] = 0, 0, 0
+        kind = 0
+        if length > prefix.shape[0] and equals(buffer, start, start + prefix.shape[0], prefix):
+            _read_numbers(buffer, start + prefix.shape[0], start + length, out, index)
+            kind = _kind_of(buffer, frames[index, 8], frames[index, 9])
         out[index, 0] = kind
-        if kind == 1 and frames[index, 6] == 0:
-            plain += 1
-    return plain
+        if count == 0 or runs[count - 1, 1] != kind:
+            runs[count, 1], runs[count, 2] = kind, 0
+            count += 1
+        runs[count - 1, 0] = index + 1
+        runs[count - 1, 2] += frames[index, 6] > 0
+    return count
+
+
+@compiled
+def find_rows(wanted: Any, columns: Any, alive: Any, start: int, end: int, found: Any) -> tuple[int, int]:
+    """Where sequences stand in `columns[0, start:end]`, which ascends; those that are not there, or not alive, are left
+    out. Fast where they ascend as well, without gaps.
+
+    Args:
+        found: filled with positions, in the order of `wanted`.
+
+    Returns:
+        How many were found, and 1 if their positions ascend.
+    """
+    count, guess, ascends = 0, start, 1
+    for index in range(wanted.shape[0]):
+        seq = wanted[index]
+        if guess >= end or columns[0, guess] != seq:
+            low, high = start, end
+            while low < high:
+                middle = (low + high) // 2
+                if columns[0, middle] < seq:
+                    low = middle + 1
+                else:
+                    high = middle
+            guess = low
+        if guess < end and columns[0, guess] == seq and alive[guess]:
+            if count > 0 and guess <= found[count - 1]:
+                ascends = 0
+            found[count] = guess
+            count += 1
+        guess += 1
+    return count, ascends
+
+
+@compiled
+def take_rows(
+    positions: Any, columns: Any, alive: Any, queued: Any, start: int, end: int, follows: int, seqs: Any
+) -> tuple[int, int]:
+    """Rows are marked as gone, and not queued.
+
+    Args:
+        follows: a consumer sequence. seqs: filled with the sequences of these rows.
+
+    Returns:
+        The position of the first row that is left, or `end`; and 1 if one of those that are gone has this consumer
+        sequence.
+    """
+    is_among = 0
+    for index in range(positions.shape[0]):
+        at = positions[index]
+        seqs[index] = columns[0, at]
+        alive[at] = queued[at] = False
+        if columns[1, at] == follows:
+            is_among = 1
+    while start < end and not alive[start]:
+        start += 1
+    return start, is_among

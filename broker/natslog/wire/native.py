@@ -143,7 +143,12 @@ delivery_frames = Kernel(
     _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, BYTES, ROWS, INTEGER,
     BYTES, results=1,
 )  # fmt: skip
-parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, results=1)
+parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, ROWS, results=1)
+find_rows = Kernel(_deliveries, "find_rows", LONGS, ROWS, MARKS, INTEGER, INTEGER, LONGS, results=2)
+take_rows = Kernel(
+    _deliveries, "take_rows", LONGS, ROWS, MARKS, MARKS, INTEGER, INTEGER, INTEGER, LONGS, results=2
+)  # fmt: skip
+group_rows = Kernel(_kernels, "group_rows", ROWS, LONGS, results=1)
 take_requests = Kernel(
     _direct, "take_requests", BYTES, ROWS, INTEGER, INTEGER, LONGS, *[OFFSETS, BYTES] * 2, LONGS, results=2
 )

@@ -65,12 +65,6 @@ class FrameDemux:
             self._groups[: len(known)] = known
         self._groups[sid] = group
 
-    def _grouped(self, frames: Frames) -> None:
-        """In place of each subscription that was joined, the number of its receiver."""
-        sids = frames.rows[:, SID]
-        known = (sids >= 0) & (sids < len(self._groups))
-        sids[known] = self._groups[sids[known]]
-
     def reset(self) -> None:
         """nats-py calls this when it has reconnected."""
         self._rest.reset()
@@ -94,10 +88,8 @@ class FrameDemux:
         left: list[bytes] = []
         try:
             for frames in self.parser.frames():
-                if len(self._groups):
-                    self._grouped(frames)
                 others = []
-                for sid, part in frames.by_sid():
+                for sid, part in frames.by_group(self._groups):
                     receiver = self.receivers.get(sid)
                     if receiver is not None:
                         receiver(part)

@@ -18,6 +18,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.lists(st.integers(1, 5), min_size=1, max_size=40)),
         st.tuples(st.just("remove"), st.lists(st.integers(0, 400), max_size=30, unique=True)),
+        st.tuples(st.just("ack"), st.lists(st.integers(0, 400), max_size=30)),
+        st.tuples(st.just("ack"), st.integers(1, 60).map(lambda last: list(range(1, last)))),
         st.tuples(st.just("queue"), st.lists(st.integers(0, 400), max_size=10, unique=True)),
         st.tuples(st.just("unqueue"), st.lists(st.integers(0, 400), max_size=5, unique=True)),
         st.tuples(st.just("take"), st.lists(st.integers(1, 10), min_size=1, max_size=1)),
@@ -45,6 +47,14 @@ def test_pending_is_as_a_dict(steps: list[tuple[str, list[int]]]) -> None:
         match kind:
             case "remove":
                 pending.remove(at)
+                rows = {seq: value for seq, value in rows.items() if seq not in known}
+                queue = [seq for seq in queue if seq not in known]
+            case "ack":
+                ascending = sorted(set(known))
+                found, follows = pending.found(np.array(numbers, np.int64)), max(known, default=0) * 10
+                assert pending.at(SEQ, found).tolist() == ascending
+                seqs, is_among = pending.take(found, follows)
+                assert (seqs.tolist(), is_among) == (ascending, bool(known))
                 rows = {seq: value for seq, value in rows.items() if seq not in known}
                 queue = [seq for seq in queue if seq not in known]
             case "queue":

@@ -124,9 +124,9 @@ ACK_SUBJECT = "$JS.ACK.S.C.2.30.400.1795629019806377000.5"
     ],
 )
 def test_kinds_of_acks(payload: bytes, kind: int) -> None:
-    found, are_plain = acks_of(received((ACK_SUBJECT, payload, "")), PREFIX)
+    found, runs = acks_of(received((ACK_SUBJECT, payload, "")), PREFIX)
     assert found.tolist() == [[kind, 2, 30, 400]]
-    assert are_plain == (kind == ACK)
+    assert runs == [[1, kind, 0]]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,15 @@ def test_forged_numbers_are_no_sequence(subject: str) -> None:
 
 def test_other_subjects_are_no_acks_and_replies_are_noted() -> None:
     frames = received(("$JS.ACK.S.C", b"", ""), ("$JS.API.CONSUMER.MSG.NEXT.S.C", b"", "r"), (ACK_SUBJECT, b"", "r"))
-    found, are_plain = acks_of(frames, PREFIX)
+    found, runs = acks_of(frames, PREFIX)
     assert found[:, 0].tolist() == [OTHER, OTHER, ACK]
-    assert not are_plain
+    assert runs == [[2, OTHER, 1], [3, ACK, 1]]
+
+
+def test_runs_of_one_kind() -> None:
+    kinds = [(b"", ""), (b"+ACK", "r"), (b"+ACK", "r"), (b"-NAK", ""), (b"+OK", ""), (b"+OK", "r")]
+    _, runs = acks_of(received(*((ACK_SUBJECT, payload, reply) for payload, reply in kinds)), PREFIX)
+    assert runs == [[3, ACK, 2], [4, NAK, 0], [6, ACK, 1]]
 
 
 def test_statuses_name_queue_groups() -> None:

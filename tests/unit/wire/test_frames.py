@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from natslog.ingest.batches import BatchBuilder
 from natslog.ingest.unwanted import split_by_text
 from natslog.wire import kernels, plain
-from natslog.wire.frames import FrameParser, MalformedFrame, Scan
+from natslog.wire.frames import FrameParser, Frames, MalformedFrame, Scan
 from natslog.wire.layout import (
+    CONTROL_SID,
     END,
     FRAME_COLUMNS,
     HEADER_LEN,
@@ -210,3 +211,23 @@ def test_subjects_and_headers_that_are_not_utf8_are_set_apart() -> None:
     builder.add(good)
     assert builder.taken().rows.to_arrow().column("subject").to_pylist() == ["good", "grün"]
     assert len(bad.rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("sids", "groups", "expected"),
+    [
+        ([1, 1, 1], [], [(1, [0, 1, 2])]),
+        ([2, 1, 2], [], [(1, [1]), (2, [0, 2])]),
+        ([2, 3, 2], [0, 1, 3, 3], [(3, [0, 1, 2])]),
+        ([2, 9, 5, 3], [0, 1, 3, 3], [(3, [0, 3]), (5, [2]), (9, [1])]),
+        ([CONTROL_SID, 2, 1], [0, 1, 1], [(CONTROL_SID, [0]), (1, [1, 2])]),
+    ],
+    ids=str,
+)
+def test_frames_of_each_group_in_order(
+    sids: list[int], groups: list[int], expected: list[tuple[int, list[int]]]
+) -> None:
+    rows = np.zeros((len(sids), FRAME_COLUMNS), np.int64)
+    rows[:, SID], rows[:, START] = sids, range(len(sids))
+    found = Frames(np.empty(0, np.uint8), rows).by_group(np.array(groups, np.int64))
+    assert [(group, part.rows[:, START].tolist()) for group, part in found] == expected

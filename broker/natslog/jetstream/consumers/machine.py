@@ -272,8 +272,8 @@ class Consumer:
         """Returns which of them may be answered: True for all of them. What was not delivered yet is ignored."""
         if self.config.ack_policy == "none":
             return np.zeros(len(seqs), np.bool_)
-        known = (seqs < self.next_seq) & (seqs > 0)
-        if not known.all():
+        if len(seqs) and not 0 < np.minimum.reduce(seqs) <= np.maximum.reduce(seqs) < self.next_seq:
+            known = (seqs < self.next_seq) & (seqs > 0)
             if self.config.ack_policy == "all":
                 delivered_as = delivered_as[known]
             given, seqs = seqs, seqs[known]
@@ -286,10 +286,7 @@ class Consumer:
         return True
 
     def _ack_each(self, seqs: Longs, now_us: int) -> None:
-        at = self.pending.find(seqs)
-        at = at[at >= 0]
-        if len(at) > 1 and not bool((at[1:] > at[:-1]).all()):
-            at = np.unique(at)  # not in order, or twice
+        at = self.pending.found(seqs)
         if self.exceeded:
             self._forget_exceeded(seqs)
         self.acked_us = self._used_us = now_us
@@ -319,9 +316,8 @@ class Consumer:
 
     def _remove(self, at: Longs) -> None:
         """Rows that are acked, or need no ack any more."""
-        follows = bool((self.pending.at(AS, at) == self.floor[0] + 1).any())
-        self.acked.append(self.pending.at(SEQ, at))
-        self.pending.remove(at)
+        seqs, follows = self.pending.take(at, self.floor[0] + 1)
+        self.acked.append(seqs)
         self.is_changed = True
         if not len(self.pending):
             self.floor = self.delivered

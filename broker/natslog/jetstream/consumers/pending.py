@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from natslog.wire import native
+
 Longs = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]
 
@@ -100,13 +102,31 @@ class Pending:
         found = (window[at] == seqs) & self._alive[at + self._start]
         return np.where(found, at + self._start, -1)
 
+    def found(self, seqs: Longs) -> Longs:
+        """The positions of those of these sequences that are pending, each once and ascending."""
+        at = np.empty(len(seqs), np.int64)
+        wanted = np.ascontiguousarray(seqs)
+        count, ascends = native.find_rows(wanted, self._columns, self._alive, self._start, self._end, at)
+        return at[:count] if ascends else np.unique(at[:count])
+
     def remove(self, positions: Longs) -> None:
         """Each of them once."""
-        if not len(positions):
-            return
-        self._alive[positions] = False
-        self._queued[positions] = False
+        self.take(positions, 0)
+
+    def take(self, positions: Longs, follows: int) -> tuple[Longs, bool]:
+        """Removes these rows, each of which is named once. Returns their sequences, and whether one of them has the
+        consumer sequence `follows`.
+        """
+        seqs = np.empty(len(positions), np.int64)
+        start, is_among = native.take_rows(
+            positions, self._columns, self._alive, self._queued, self._start, self._end, follows, seqs
+        )
         self._count -= len(positions)
+        self._forget(start)
+        return seqs, bool(is_among)
+
+    def _forget(self, start: int) -> None:
+        """Rows that are gone: `start` is the first that is left."""
         if not self._count:
             self._start = self._end = 0
             self._queue = _NONE
@@ -114,8 +134,7 @@ class Pending:
                 self._columns = np.empty((COLUMNS, 0), np.int64)
                 self._alive, self._queued = np.empty(0, np.bool_), np.empty(0, np.bool_)
             return
-        if not self._alive[self._start]:
-            self._start += int(np.argmax(self._alive[self._start : self._end]))
+        self._start = start
         gone = self._end - self._start - self._count
         if gone > self._count + _COMPACT_FROM:
             self._copy_together(0)

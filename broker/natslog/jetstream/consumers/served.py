@@ -164,31 +164,26 @@ class ServedConsumer:
         """Acks, pull requests, and confirmations of flow control."""
         if self.is_closed:
             return
-        acks, are_plain = acks_of(frames, self._prefix)
-        now_us = self._owner.now_us()
-        if are_plain:
-            self.machine.ack(acks[:, 2], acks[:, 3], now_us)
-        else:
-            self._receive_in_runs(frames, acks, now_us)
+        acks, runs = acks_of(frames, self._prefix)
+        start, now_us = 0, self._owner.now_us()
+        for end, kind, replies in runs:
+            if kind == ACK:
+                self._acked(frames, acks, start, end, replies, now_us)
+            else:
+                for row, ack in zip(frames.rows[start:end].tolist(), acks[start:end].tolist(), strict=True):
+                    self._receive_one(frames, row, ack, now_us)
+            start = end
         self._went_on()
 
-    def _receive_in_runs(self, frames: Frames, acks: Longs, now_us: int) -> None:
-        kinds = acks[:, 0]
-        edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
-        for start, end in zip(edges, edges[1:], strict=False):
-            if kinds[start] == ACK:
-                self._acked(frames, acks, start, end, now_us)
-                continue
-            for row, ack in zip(frames.rows[start:end].tolist(), acks[start:end].tolist(), strict=True):
-                self._receive_one(frames, row, ack, now_us)
-
-    def _acked(self, frames: Frames, acks: Longs, start: int, end: int, now_us: int) -> None:
+    def _acked(self, frames: Frames, acks: Longs, start: int, end: int, replies: int, now_us: int) -> None:
+        """Args: replies: how many of these acks have a reply subject."""
         if self.machine.config.sample_freq:
             self._sample(acks[start:end], now_us)
-        answered = np.broadcast_to(self.machine.ack(acks[start:end, 2], acks[start:end, 3], now_us), end - start)
-        rows = frames.rows[start:end]
-        for row in rows[(rows[:, REPLY_LEN] > 0) & answered].tolist():
-            self._owner.answer_when_stored(self, _text(frames, row[REPLY], row[REPLY_LEN]))
+        answered = self.machine.ack(acks[start:end, 2], acks[start:end, 3], now_us)
+        if replies:
+            rows = frames.rows[start:end]
+            for row in rows[(rows[:, REPLY_LEN] > 0) & np.broadcast_to(answered, end - start)].tolist():
+                self._owner.answer_when_stored(self, _text(frames, row[REPLY], row[REPLY_LEN]))
 
     def _sample(self, acks: Longs, now_us: int) -> None:
         for kind, times, seq, delivered_as in acks.tolist():
