@@ -601,6 +601,51 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     assert await reader.readline() == b"PING\r\n"
 
 
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_what_a_server_that_does_not_answer_has_not_received_is_dropped(is_dropped: bool) -> None:
+    """Otherwise the kernel would send it for some 15 minutes, while others deliver. Closing waits as long as the server
+    reads.
+    """
+    total, ends = 64 * 1024 * 1024, asyncio.Event()
+    received = [0]
+    reset = [False]
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        writer.write(b"PONG\r\n")
+        await ends.wait()
+        try:
+            while chunk := await reader.read(1024 * 1024):
+                received[0] += len(chunk)
+        except ConnectionResetError:
+            reset[0] = True
+
+    async def main() -> None:
+        async with played(play) as url:
+            link = LeafLink(url, name="test")
+            await link.open()
+            await until(lambda: link.is_up, "it is up")
+            connection = link._connection
+            assert connection is not None
+            assert link.send_now(b"x" * total)
+            if is_dropped:
+                await until(lambda: not link.is_reachable, "it has not answered")
+                link.drop_unreceived()
+                await asyncio.sleep(0)
+                ends.set()
+                await until(lambda: reset[0], "nothing more comes")
+                assert received[0] < total
+            else:
+                link.drop_unreceived()  # it has answered just now
+                assert link.is_up
+                ends.set()
+                await until(lambda: received[0] >= total, "all has come")
+            assert connection.has_ended == is_dropped
+            await link.close()
+
+    asyncio.run(main())
+
+
 def test_port_for_clients_is_named_as_the_problem(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         link = LeafLink(server.url, name="test")

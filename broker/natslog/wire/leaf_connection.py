@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from natslog.wire.interest import Interest
@@ -30,6 +33,7 @@ logger = logging.getLogger("natslog.nats")
 _DRAIN_ABOVE_BYTES = 1024 * 1024
 _MAX_PINGS = 10_000
 _CLOSE_S = 1.0
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class LeafRefused(Exception):
@@ -108,9 +112,13 @@ class LeafConnection(asyncio.Protocol):
         self._is_writable.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the connection at once; what could not be sent is dropped."""
+        """Ends the connection at once. What the server has not received is dropped, also by the kernel: it would be
+        sent when the network works again, and messages would be delivered that others have acked meanwhile.
+        """
         self._failure = self._failure or error
-        if self._transport is not None:
+        if self._transport is not None and not self.ended.done():
+            with suppress(OSError):  # the connection has ended
+                self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._transport.abort()
         self.connection_lost(None)
 

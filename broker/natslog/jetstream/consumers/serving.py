@@ -104,6 +104,7 @@ class ConsumerServing:
         async with self._turn:
             led = self._led.pop(stream, None)
         if led is not None:
+            led.leaf.drop_unreceived()
             record = self._broker.state.streams.get(stream.name)
             is_deleted = record is None or record.id != stream.id
             line = "409 Consumer Deleted" if is_deleted else "409 Leadership Change"
