@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from tests.bench.jetstream.connection import Api
 from tests.bench.jetstream.relayed import RELAY, relayed
-from tests.bench.jetstream.sides import OURS, SIDES, Figures, Side, fill, in_pairs, line, load
+from tests.bench.jetstream.sides import OURS, PEER, SIDES, Figures, Side, fill, in_pairs, line, load
 from tests.bench.pairs import Comparison
 from tests.bench.sides import STREAM
 from tests.harness import eventually
@@ -18,18 +19,19 @@ _MEMBERS = 4
 def pulled(pairs: int, messages: int) -> list[Comparison]:
     """The last ack is confirmed before the clock stops."""
     title = "pull consumer, 128 B, batches of 500, acked"
-    return _compared(title, 1.0, pairs, lambda side: _pull(side, messages), lambda: relayed(messages, is_acked=True))
+    return _compared(title, 1.0, pairs, lambda side: _pull(side, messages), lambda: relayed(messages, batch=500))
 
 
 def pushed(pairs: int, messages: int) -> list[Comparison]:
     title = "push consumer with flow control, 128 B"
-    return _compared(title, 1.0, pairs, lambda side: _push(side, messages), lambda: relayed(messages, is_acked=False))
+    return _compared(title, 1.0, pairs, lambda side: _push(side, messages), lambda: relayed(messages))
 
 
 def queued(pairs: int, messages: int) -> list[Comparison]:
     """An ack deletes the message."""
     title = f"work queue, {_MEMBERS} members, 128 B, batches of 100"
-    return _compared(title, 0.8, pairs, lambda side: _share(side, messages), lambda: relayed(messages, is_acked=True))
+    relay = partial(relayed, messages, batch=100, members=_MEMBERS)
+    return _compared(title, 0.8, pairs, lambda side: _share(side, messages), relay)
 
 
 def _pull(side: Side, messages: int) -> Figures:
@@ -57,7 +59,7 @@ def _is_empty(api: Api) -> bool:
 def _compared(
     title: str, bar: float, pairs: int, run: Callable[[Side], Figures], relay: Callable[[], Figures]
 ) -> list[Comparison]:
-    """Each run has a server, and a broker, of its own. The second line compares with what the server can relay."""
+    """Each run has a server, and a broker, of its own. The other lines compare with the limit of both."""
 
     def started(side: Callable[[], AbstractContextManager[Side]]) -> Figures:
         with side() as running:
@@ -65,7 +67,10 @@ def _compared(
 
     sides = {name: lambda side=side: started(side) for name, side in SIDES.items()}
     runs = in_pairs(title, sides | {RELAY: relay}, pairs)
-    share = Comparison(f"{title}: share of the relay", "messages/s", 0, RELAY)
-    share.ours, share.theirs = ([run["rate"] for run in runs[name]] for name in (OURS, RELAY))
-    share.our_cpu_us, share.their_cpu_us = ([run["rate_cpu_us"] for run in runs[name]] for name in (OURS, RELAY))
-    return [line(title, "messages/s", bar, runs, "rate"), share]
+    lines = [line(title, "messages/s", bar, runs, "rate")]
+    for one, other, what in [(OURS, RELAY, "natslog and the limit"), (RELAY, PEER, "the limit and JetStream")]:
+        more = Comparison(f"{title}: {what}", "messages/s", 0, other)
+        more.ours, more.theirs = ([run["rate"] for run in runs[name]] for name in (one, other))
+        more.our_cpu_us, more.their_cpu_us = ([run["rate_cpu_us"] for run in runs[name]] for name in (one, other))
+        lines.append(more)
+    return lines

@@ -1,79 +1,81 @@
-"""What the NATS server alone takes for the deliveries of a consumer, and their acks: the same frames, made beforehand.
+"""The limit of a consumer that is not a part of the server: the same load on one that has nothing to do but to send.
 
-This is the limit of a consumer that is not a part of the server: its messages and acks pass through it.
+Its frames are made beforehand (see `relaying`), so what remains is what the NATS server takes to pass on messages,
+requests and acks, with as many fetches in flight as in the other runs.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from natslog.nats_server import NatsServer
-from natslog.wire.credentials import NatsCredentials
-from natslog.wire.leaf import LeafLink
-from tests.bench.jetstream.connection import Connection, acks_of, wait
-from tests.bench.jetstream.sides import MESSAGE_BYTES, Figures
+from tests.bench.jetstream.connection import Connection, wait
+from tests.bench.jetstream.consumer_load import Member
+from tests.bench.jetstream.relaying import NEXT
+from tests.bench.jetstream.sides import Figures
 from tests.bench.processor_time import processor_seconds
-from tests.bench.sides import scratch
+from tests.bench.sides import ROOT, scratch
 
-RELAY = "the NATS server alone, relaying the same frames"
-_DELIVER_TO, _ACKS = "to.me", "$JS.ACK.S.C.*.*.*.*.*"
-_AT_ONCE = 10_000
+RELAY = "a consumer that only sends frames made beforehand"
 _WITHIN_S = 120.0
 
 
-def relayed(messages: int, *, is_acked: bool) -> Figures:
-    """Sends `messages` deliveries on a leafnode connection to one subscriber, which acks each of them, or none."""
+def relayed(messages: int, *, batch: int = 0, members: int = 1) -> Figures:
+    """Pulled by so many connections in batches, and acked; or, with a batch of 0, pushed to one."""
     with scratch() as folder:
         server = NatsServer(0, Path(folder) / "nats.log").start()
         try:
-            return _run(server, messages, is_acked=is_acked)
+            with _relaying(server, messages, batch) as process:
+                pids = (server.pid, process.pid)
+                used, started = processor_seconds(pids), time.perf_counter()
+                if batch:
+                    _pull(server.port, messages, batch, members)
+                else:
+                    _push(server.port, messages)
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"acked\n"
+                taken = time.perf_counter() - started
+                used = processor_seconds(pids) - used
+                return {"rate": messages / taken, "rate_cpu_us": used / messages * 1e6}
         finally:
             server.stop()
 
 
-def _run(server: NatsServer, messages: int, *, is_acked: bool) -> Figures:
-    reader, counter = Connection(server.port), Connection(server.port)
-    sizes = [(first, min(_AT_ONCE, messages + 1 - first)) for first in range(1, messages + 1, _AT_ONCE)]
-    frames_made = [_deliveries(first, count, messages) for first, count in sizes]
-    reader.subscribe(_DELIVER_TO)
-    counter.subscribe(_ACKS if is_acked else "unused")
-    used, started = processor_seconds((server.pid,)), time.perf_counter()
-    sending = threading.Thread(target=lambda: asyncio.run(_send(server.leaf_url, frames_made)))
-    sending.start()
-    received = acked = 0
-    while received < messages or (is_acked and acked < messages):
-        assert time.perf_counter() - started < _WITHIN_S, f"{received} of {messages} came, {acked} acks"
-        wait([reader, counter], 1.0)
-        for frames in reader.received():
-            received += len(frames.rows)
-            if is_acked:
-                reader.send(acks_of(frames))
-        acked += sum(len(frames.rows) for frames in counter.received())
-    taken = time.perf_counter() - started
-    sending.join()
-    return {"rate": messages / taken, "rate_cpu_us": (processor_seconds((server.pid,)) - used) / messages * 1e6}
+@contextmanager
+def _relaying(server: NatsServer, messages: int, batch: int) -> Iterator[subprocess.Popen[bytes]]:
+    options = ["--messages", str(messages), "--batch", str(batch)]
+    command = [sys.executable, "-m", "tests.bench.jetstream.relaying", str(server.port), server.leaf_url, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
-async def _send(leaf_url: str, frames: list[bytes]) -> None:
-    link = LeafLink(leaf_url, name="relay", credentials=NatsCredentials())
-    await link.open()
-    while not link.interest.has(_DELIVER_TO):  # noqa: ASYNC110 (there is no event for it)
-        await asyncio.sleep(0.01)
-    for one in frames:
-        assert link.send_now(one)
-        await link.drain()
-    while link.unsent_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    await link.close()
+def _pull(port: int, messages: int, batch: int, members: int) -> None:
+    fetching = [Member(port, batch) for _ in range(members)]
+    connections, received, deadline = [one.connection for one in fetching], 0, time.monotonic() + _WITHIN_S
+    for member in fetching:
+        member.fetch()
+    while received < messages or any(one.has_unsent for one in connections):
+        assert time.monotonic() < deadline, f"{received} of {messages} messages came"
+        wait(connections, 0.1)
+        received += sum(member.receive() for member in fetching)
 
 
-def _deliveries(first: int, count: int, messages: int) -> bytes:
-    value = b"v" * MESSAGE_BYTES
-    return b"".join(
-        b"LMSG %b $JS.ACK.S.C.1.%d.%d.1795629019806377000.%d@s.x %d\r\n%b\r\n"
-        % (_DELIVER_TO.encode(), seq, seq, messages - seq, len(value), value)
-        for seq in range(first, first + count)
-    )
+def _push(port: int, messages: int) -> None:
+    connection, received, deadline = Connection(port), 0, time.monotonic() + _WITHIN_S
+    subject = f"{connection.inbox}.push"
+    connection.subscribe(subject)
+    connection.send(f"PUB {NEXT} {subject} 0\r\n\r\n".encode())
+    while received < messages:
+        assert time.monotonic() < deadline, f"{received} of {messages} messages came"
+        wait([connection], 0.1)
+        received += sum(len(frames.rows) for frames in connection.received())
