@@ -56,6 +56,14 @@ async def _end_reconnecting(client: Client) -> None:
         await asyncio.wait([task], timeout=_RETRY_S)
 
 
+def _cancellations() -> int:
+    """How often the current task was cancelled. Before Python 3.12, `asyncio.wait_for`, which nats-py calls, loses a
+    cancellation that comes at the same moment as the result: such a task would go on, and keep a broker from stopping.
+    """
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
 def _forget(client: Client, sids: Iterable[int]) -> None:
     """nats-py subscribes again to what it has, if it reconnects before the server has answered."""
     for sid in sids:
@@ -363,13 +371,15 @@ class NatsLink:
         Raises:
             NatsUnavailable: the server did not confirm in time.
         """
-        client = self._client
+        client, cancellations = self._client, _cancellations()
         try:
             if client is None or not client.is_connected:
                 raise NatsError("not connected")
             async with asyncio.timeout(timeout_s):
                 await client._flush_pending(force_flush=True)
                 await client.flush(timeout=max(1, int(timeout_s)))
+                if _cancellations() > cancellations:  # which `asyncio.wait_for` has lost
+                    raise asyncio.CancelledError
         except (TimeoutError, NatsError, OSError) as error:
             raise NatsUnavailable(
                 f"NATS at {self.shown_url} did not confirm in time ({error}): what was sent last may not have arrived",

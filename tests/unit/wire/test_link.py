@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from natslog.wire.link import NatsLink
 
 
@@ -55,3 +57,49 @@ def test_a_removed_subject_is_not_subscribed_again_when_nats_reconnects(
         assert not any(connection.seen)
 
     asyncio.run(story())
+
+
+def test_cancellation_is_not_lost_when_the_server_answers_at_the_same_moment() -> None:
+    """Before Python 3.12, `asyncio.wait_for`, which nats-py uses, returns the result instead: a task that ends by being
+    cancelled would go on, and whoever waits for its end for ever.
+    """
+
+    async def main() -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        class Answered(Connection):
+            async def _flush_pending(self, force_flush: bool) -> None:
+                pass
+
+            async def flush(self, timeout: float = 0) -> None:
+                await asyncio.wait_for(answer, timeout)
+
+        connection: Any = Answered()
+        link = NatsLink("nats://127.0.0.1:1", name="test")
+        link._client = connection
+        task = asyncio.create_task(link.flush())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answer.set_result(None)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        async def clean_up() -> str:
+            """Of a task that was cancelled before."""
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await link.flush()
+                ended.append("cleaned up")
+            return ""
+
+        ended: list[str] = []
+        cleaning = asyncio.create_task(clean_up())
+        await asyncio.sleep(0)
+        cleaning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cleaning
+        assert ended
+
+    asyncio.run(main())

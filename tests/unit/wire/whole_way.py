@@ -123,6 +123,7 @@ def _requested(shown: list[Any]) -> None:
     import pyarrow as pa
 
     from natslog.arrow.schema import MESSAGE_SCHEMA
+    from natslog.jetstream.consumers.pending import Pending
     from natslog.log.kept_messages import KeptMessages
     from natslog.wire import native
     from natslog.wire.deliveries import Messages, acks_of
@@ -160,7 +161,14 @@ def _requested(shown: list[Any]) -> None:
     parser.receive_data(
         _frame(b"$JS.ACK.A.c.1.2.3.4.5", b"", b"+ACK") + _frame(b"$JS.ACK.A.c.1.2.3.4.5", b"r", b"-NAK")
     )
-    shown += [acks_of(frames, b"$JS.ACK.A.c.")[0].tolist() for frames in parser.frames()]
+    for frames in parser.frames():
+        (group, part), *others = frames.by_group(np.array([0, 7], np.int64))
+        acks, runs = acks_of(part, b"$JS.ACK.A.c.")
+        shown += [group, len(others), acks.tolist(), runs]
+    pending = Pending()
+    pending.append(np.array([3, 5, 9]), np.array([1, 2, 3]), 0)
+    found = pending.found(np.array([9, 4, 3, 9]))
+    shown += [found.tolist(), [one.tolist() for one in pending.take(found, 3)[:1]], pending.first()]
 
 
 def main() -> None:
