@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nats
 import pyarrow as pa
 import pytest
@@ -21,7 +22,9 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from natslog.client import NatslogClient
-from natslog.errors import StreamNotFound
+from natslog.errors import StreamConflict, StreamNotFound
+from natslog.migration.importing import MigrationOptions, migrate
+from natslog.migration.source import JetStreamSource, SourceInfo
 from natslog.nats_server import NatsServer
 from natslog.times import parse_timestamp_us
 from tests.harness import BrokerProcess, eventually, flushed, natslog, with_nats
@@ -300,6 +303,32 @@ def test_copy_continues_after_a_restart_of_the_source(
 
 
 # ---- the switch-over ----
+
+
+def test_what_another_command_has_copied_meanwhile_is_no_loss(
+    source: str, client: NatslogClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of JetStream is read before that of the copy, which another command may have taken further since."""
+
+    async def fill_and_copy(connection: Any) -> None:
+        await created(connection, name)
+        await published(connection, f"{name}.a", [b"x"] * 20)
+        options = MigrationOptions(url=source, stream=name, name=name, until="copied")
+        await migrate(client, options)
+        states, info = [15, 20], JetStreamSource.info
+
+        async def late(self: JetStreamSource, **options: Any) -> SourceInfo:
+            found = await info(self, **options)
+            last = states.pop(0) if states else found.state.last_seq
+            return msgspec.structs.replace(found, state=msgspec.structs.replace(found.state, last_seq=last))
+
+        monkeypatch.setattr(JetStreamSource, "info", late)
+        assert (await migrate(client, options)).end_offset == 20
+        states[:] = [15, 15]
+        with pytest.raises(StreamConflict, match="copied up to sequence 20, but JetStream has only 15"):
+            await migrate(client, options)
+
+    with_nats(source, fill_and_copy)
 
 
 def test_switch_over_while_publishing_loses_and_doubles_nothing(

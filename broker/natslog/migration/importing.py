@@ -219,11 +219,13 @@ class _Migration:
         shown = await self._call(lambda: self._client.stream(options.name))
         self._subjects = tuple(shown["subjects"])
         self._recorded = (*self._subjects, *shown.get("former_subjects", ()))
-        if self._next > info.state.last_seq:
+        last = info.state.last_seq
+        if self._next > last:  # another command may have copied more since then
+            last = (await self._source.info()).state.last_seq
+        if self._next > last:
             raise StreamConflict(
-                f"stream {options.name!r} was copied up to sequence {self._next}, but JetStream has only "
-                f"{info.state.last_seq}: it has lost messages, or was restored from an older backup. Import it under "
-                "another name (--as)",
+                f"stream {options.name!r} was copied up to sequence {self._next}, but JetStream has only {last}: it "
+                "has lost messages, or was restored from an older backup. Import it under another name (--as)",
                 stream=options.name,
             )
 
