@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
 from natslog.arrow.covered import covered
+from natslog.errors import OffsetOutOfRange
 from natslog.log import StreamLog
 
 NO_TIME = "0001-01-01T00:00:00Z"
@@ -60,7 +61,7 @@ def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
         messages=messages,
         bytes=log.message_bytes(first, end),
         first_seq=first + 1 if messages or end else 0,
-        first_ts=_time_at(log, first) if messages else NO_TIME,
+        first_ts=_first_time(log, first, end) if messages else NO_TIME,
         last_seq=end,
         last_ts=time_of(last_us) if last_us else NO_TIME,
     )
@@ -91,9 +92,15 @@ def subjects_of(log: StreamLog, pattern: str, offset: int, most_bytes: int) -> t
     return found, len(table)
 
 
-def _time_at(log: StreamLog, offset: int) -> str:
-    for rows in log.visible_rows(offset, offset + 1):
-        return time_of(rows.column("timestamp").cast(pa.int64())[0].as_py())
+def _first_time(log: StreamLog, first: int, end: int) -> str:
+    """When the first message was stored; if it was removed meanwhile, that which is the first now."""
+    while first < end:
+        try:
+            for rows in log.visible_rows(first, first + 1):
+                return time_of(rows.column("timestamp").cast(pa.int64())[0].as_py())
+            return NO_TIME
+        except OffsetOutOfRange:
+            first = max(first + 1, log.first_readable_offset)
     return NO_TIME
 
 

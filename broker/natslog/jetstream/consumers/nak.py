@@ -22,7 +22,7 @@ class _Options(msgspec.Struct, frozen=True):
 
 
 def delay_us_of(text: bytes, consumer: str) -> int | None:
-    """None: none is stated, or it cannot be read, which is logged."""
+    """None: none is stated, or it cannot be read."""
     text = text.strip()
     if not text:
         return None
@@ -31,7 +31,7 @@ def delay_us_of(text: bytes, consumer: str) -> int | None:
             msgspec.json.decode(text, type=_Options).delay // 1000 if text[:1] == b"{" else _parsed(text.decode())
         )
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        logger.warning("consumer %s: the delay of a negative ack cannot be read: %s", consumer, error)
+        logger.debug("consumer %s: there is no delay, as that of a negative ack cannot be read: %s", consumer, error)
         return None
     return max(-_MOST_US, min(_MOST_US, delay_us))
 

@@ -1,0 +1,33 @@
+"""The state of a stream whose messages are removed while it is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from natslog.jetstream.stream_state import NO_TIME, state_of, time_of
+from tests.conftest import open_log, rows
+
+
+@pytest.mark.parametrize(
+    ("removed_below", "first_ts"), [(0, time_of(1)), (1, time_of(2)), (2, time_of(3)), (3, NO_TIME)], ids=str
+)
+def test_messages_that_are_removed_meanwhile_do_not_fail_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed_below: int, first_ts: str
+) -> None:
+    """As a work queue does with each batch of acks: then the time is that of the message that is the first now."""
+    log = open_log(tmp_path / "log")
+    for at in range(3):
+        log.append(rows([b"x"]), at + 1)
+    size_of = log.message_bytes
+
+    def removing(start: int, end: int) -> int:
+        log.limit_start(removed_below)
+        return size_of(start, end)
+
+    monkeypatch.setattr(log, "message_bytes", removing)
+    state = state_of(log)
+    assert (state.messages, state.first_seq, state.last_seq) == (3, 1, 3)
+    assert (state.first_ts, state.last_ts) == (first_ts, time_of(3))
+    log.close()
