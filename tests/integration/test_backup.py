@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from natslog.errors import (
     StreamPaused,
     StreamRecreated,
 )
+from natslog.model import Fork, Offset, StreamId
 from tests.cluster_harness import running_cluster
 from tests.gaps import remove_offsets
 from tests.harness import BrokerProcess, eventually, natslog, publish_acked, running
@@ -68,6 +70,38 @@ def more(broker: BrokerProcess, stream: str, first: int, count: int) -> None:
 
 
 # ---- equal streams ----
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_settings_of_jetstream_are_kept_and_resuming_removes_nothing_unasked(
+    broker: BrokerProcess,
+    client: NatslogClient,
+    there: NatslogClient,
+    other: BrokerProcess,
+    name: str,
+    tmp_path: Path,
+    retention: str,
+) -> None:
+    """Consumers are not in an export, so those of a stream of interest are to be created first."""
+    jetstream = {"retention": retention, "description": "jobs", "allow_direct": True}
+    lineage = [Fork(id=StreamId(f"jetstream:{name}:x"), offset=Offset(0))]
+    kept = {"settings": {"subject": f"{name}.>"}, "first_offset": 0, "subjects": [f"{name}.>"]}
+    begun = client.begin_import(name, lineage=lineage, jetstream=jetstream, **kept)
+    client.finish_import(name, begun["id"], lineage=lineage, resume=True)
+    assert client.stream(name)["jetstream"] == jetstream
+    publish_acked(broker.nats_url, f"{name}.a", [b"1", b"2"])
+    natslog("export", name, str(tmp_path / "x"), url=broker.url)
+    imported(there, tmp_path / "x", name)
+    assert there.stream(name)["jetstream"] == jetstream
+    shown = natslog("stream", "info", name, url=other.url).stdout
+    assert re.search(rf"retention\W+{retention}", shown)
+    resumed = natslog("stream", "resume", name, url=other.url, check=False)
+    assert (resumed.returncode == 0) == (retention == "workqueue"), "a work queue keeps what is not acked"
+    if retention == "interest":
+        assert "messages that none of its consumers needs would be removed" in resumed.stderr
+        assert there.stream(name)["paused"]
+        assert natslog("stream", "resume", name, "--yes", url=other.url).returncode == 0
+    assert not there.stream(name)["paused"]
 
 
 def test_restored_stream_equals_the_original(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import BatchHeader
@@ -36,7 +37,7 @@ from natslog.backup.removals import applied, drop_unnamed, removed_from
 from natslog.client import NatslogClient
 from natslog.errors import DamagedExport, ExportFailed, natslog_version
 from natslog.log.checked_file import make_folder
-from natslog.model import MAX_LINEAGE, SETTING_NAMES, Fork, Offset, StreamId
+from natslog.model import MAX_LINEAGE, SETTING_NAMES, Fork, JetStreamSettings, Offset, StreamId
 
 FILE_BYTES = 128 * 1024 * 1024
 _AT_ONCE_BYTES = 8 * 1024 * 1024
@@ -200,6 +201,7 @@ def _manifest(info: dict[str, Any], cluster_id: str, before: StreamManifest | No
         name=info["name"],
         id=info["id"],
         settings={name: info[name] for name in SETTING_NAMES},
+        jetstream=msgspec.convert(info["jetstream"], JetStreamSettings) if "jetstream" in info else UNSET,
         subjects=list(subjects),
         sealed=info.get("sealed", False),
         lineage=tuple(msgspec.convert(info.get("lineage", []), tuple[Fork, ...])),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from pyroaring import BitMap64
 
 from natslog.backup.arrow_files import check_batches, check_file
@@ -96,6 +97,7 @@ def import_stream(
         lineage=manifest.lineage,
         first_offset=manifest.first_offset,
         subjects=manifest.subjects,
+        jetstream=None if manifest.jetstream is UNSET else msgspec.to_builtins(manifest.jetstream),
     )
     there = client.import_state(name)
     _remove(client, there, removed)

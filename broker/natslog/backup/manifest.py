@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from natslog.errors import DamagedExport, InvalidRequest
 from natslog.log.checked_file import sync_folder
-from natslog.model import MAX_LINEAGE, Fork, Offset, StreamId, parse_settings
+from natslog.model import MAX_LINEAGE, Fork, JetStreamSettings, Offset, StreamId, parse_settings
 from natslog.security.records import Security
 from natslog.subjects import NAME_PATTERN
 
@@ -72,6 +72,7 @@ class StreamManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         lineage: what a stream that is restored from this has: the streams whose positions are valid in it, this one
             last.
         high_watermark: of the stream when the export began; the same as `end_offset`, unless it is not complete.
+        jetstream: of a stream of JetStream, what its configuration has beside `settings`.
         removals: of messages that were exported before. An import leaves them out. Files have no erased ones.
     """
 
@@ -89,6 +90,7 @@ class StreamManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     high_watermark: Count
     exported_at: str
     files: tuple[ExportedFile, ...]
+    jetstream: JetStreamSettings | UnsetType = UNSET
     removals: Removals | UnsetType = UNSET
     crc32c: str = ""
 

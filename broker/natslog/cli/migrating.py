@@ -78,11 +78,7 @@ def import_from_jetstream(context: typer.Context, asked: Asked, credentials: Nat
 
 
 def _show(done: Migrated) -> None:
-    state = (
-        "it accepts messages"
-        if done.resumed
-        else f"it is paused and records nothing until the switch-over, or natslog stream resume {done.stream}"
-    )
+    state = "it accepts messages" if done.resumed else "it is paused and records nothing until the switch-over"
     out.print(
         f"stream {done.stream}: {done.messages} messages were copied, sequences {done.first_offset + 1} to "
         f"{done.end_offset}, of which {done.removed} have no message; {state}"

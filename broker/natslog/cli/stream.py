@@ -253,6 +253,9 @@ def info(
         body["compressed"] = f"{whole} in {stored}, ratio {compressed['ratio']:.2f}"
     body["subject"] = _subjects(body)
     body.pop("subjects", None)
+    jetstream = body.pop("jetstream", {})
+    body["retention"] = jetstream.pop("retention", "limits")
+    body |= {f"jetstream {key}": value for key, value in jetstream.items()}
     if "lineage" in body:
         forks = [f"{fork['id']} up to offset {fork['offset']}" for fork in body["lineage"]]
         body["lineage"] = ", ".join(forks) or None
@@ -356,10 +359,30 @@ def pause(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None
 
 
 @app.command()
-def resume(context: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Resume a paused stream: messages are accepted again."""
-    body = global_of(context).client().edit_stream(name, paused=False)
+def resume(context: typer.Context, name: Name, yes: Yes = False, as_json: JsonFlag = False) -> None:
+    """Resume a paused stream: messages are accepted again.
+
+    Asks for confirmation if this removes messages: those of an imported stream with the JetStream retention interest,
+    as far as no consumer needs them. Without a terminal, --yes is then required.
+    """
+    client = global_of(context).client()
+    if not yes:
+        _confirm_interest(client.stream(name))
+    body = client.edit_stream(name, paused=False)
     print_json(body) if as_json else out.print(f"stream {name} accepts messages")
+
+
+def _confirm_interest(body: dict[str, Any]) -> None:
+    """Raises InvalidRequest: the stream would lose messages, and the user does not want that."""
+    retention = body.get("jetstream", {}).get("retention")
+    if body.get("import_state") == "imported" and retention == "interest" and body.get("messages"):
+        name = body["name"]
+        confirm(
+            f"Resume stream {name}, and remove those of its {body['messages']} messages that none of its consumers "
+            "needs? (natslog import --switch-over creates the consumers first)",
+            or_else=f"stream {name} was not resumed, because messages that none of its consumers needs would be "
+            "removed; natslog import --switch-over creates the consumers first",
+        )
 
 
 @app.command()

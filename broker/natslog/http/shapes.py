@@ -390,7 +390,8 @@ class Stream(msgspec.Struct, kw_only=True):
     `problem`. `subject`: the first of `subjects`; `former_subjects`: wildcards of others that it recorded before.
     `settings_version`: increases with each edit. `scrub`, `compressed`: of the replica of the leader; `compressed` is
     missing where no segment is, or it is unknown. `lineage`: the streams from whose exports it was restored, and up to
-    which offset their positions are valid in it.
+    which offset their positions are valid in it. `jetstream`: of streams that were created or changed by the JetStream
+    API, what their configuration has beside these settings, as far as it is not the default.
     """
 
     name: Name
@@ -437,6 +438,7 @@ class Stream(msgspec.Struct, kw_only=True):
     segments: Count | UnsetType | None = UNSET
     compressed: Compressed | UnsetType | None = UNSET
     scrub: ReplicaScrub | UnsetType = UNSET
+    jetstream: JetStreamSettings | UnsetType = UNSET
     problem: AnyProblem | UnsetType = UNSET
 
 

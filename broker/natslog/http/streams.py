@@ -62,6 +62,7 @@ def shown_stream(broker: Broker, record: StreamRecord, position: dict[str, int] 
         replica_ids=list(record.replicas),
         isr=list(record.isr),
         target_replica_ids=list(record.target) if record.target else UNSET,
+        jetstream=UNSET if record.settings.jetstream is None else record.settings.jetstream,
     )
     if position is None:
         shown.problem = problem_of(broker, record)
