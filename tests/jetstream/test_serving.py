@@ -78,6 +78,33 @@ def test_with_security_it_is_served_only_on_request(tmp_path: Path, mode: str, s
             assert "the JetStream API is off, because security is enabled" in broker.output()
 
 
+def test_one_of_two_clusters_in_an_account_serves_it(tmp_path: Path) -> None:
+    """Otherwise each request would have two answers, of which a client takes any."""
+    with served(tmp_path / "first") as (url, first):
+        eventually(lambda: state_of(first) == "on", what="the first one serves the API")
+        second = BrokerProcess(tmp_path / "second", url).start()
+        try:
+            eventually(lambda: state_of(second) == "conflict", what="the second one notices the first")
+            assert "another natslog cluster serves it" in natslog("cluster", "status", url=second.url).stdout
+            assert "set jetstream = off for one of them" in second.output()
+
+            async def work(connection: Any) -> list[str]:
+                inbox = connection.new_inbox()
+                answers = await connection.subscribe(inbox)
+                await connection.publish("$JS.API.STREAM.NAMES", b"", reply=inbox)
+                found = [(await answers.next_msg(5)).data.decode()]
+                await connection.request("$JS.API.INFO", b"", timeout=5)  # answered after the other request
+                return found + [(await answers.next_msg(0)).data.decode() for _ in range(answers.pending_msgs)]
+
+            assert len(with_nats(url, work)) == 1
+            first.terminate()
+            second.terminate()
+            second.start()
+            eventually(lambda: state_of(second) == "on", what="it is alone")
+        finally:
+            second.kill()
+
+
 def test_server_with_jetstream_keeps_its_api_and_natslog_has_a_domain(tmp_path: Path) -> None:
     with served(tmp_path, server=("--jetstream", "--store_dir", str(tmp_path / "js"))) as (url, broker):
         eventually(lambda: state_of(broker) == "domain", what="the server's JetStream is noticed")

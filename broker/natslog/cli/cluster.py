@@ -99,6 +99,7 @@ _JETSTREAM = {
     "off": "JetStream API: off",
     "on": "JetStream API: on",
     "forbidden": "JetStream API: off, because the NATS user of the broker lacks permissions (its log names them)",
+    "conflict": "JetStream API: off, because another natslog cluster serves it in the same NATS account",
     "domain": "JetStream API: only in the domain natslog ($JS.natslog.API.>), because the NATS server has JetStream",
 }
 

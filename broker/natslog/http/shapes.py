@@ -129,7 +129,7 @@ class Cluster(msgspec.Struct):
     supported_level: Count
     upgrade_waits: bool
     upgrade_waits_for: list[BrokerNumber]
-    jetstream: Literal["off", "on", "domain", "forbidden"]
+    jetstream: Literal["off", "on", "domain", "forbidden", "conflict"]
     nats_leaf: Literal["off", "up", "down"]
 
 

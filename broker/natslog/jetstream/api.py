@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -56,6 +57,7 @@ DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
 _PREFIXES = {"on": PREFIX, "domain": DOMAIN_PREFIX}
 _TYPES = "io.nats.jetstream.api.v1."
 _OWN_HEADER = "Natslog-Broker"
+_CLUSTER = re.compile(r"^Natslog-Cluster: (\w+)\r$", re.MULTILINE)
 _MOST_WAITING = 10_000
 _AT_ONCE = 64
 _CHANGES_AT_ONCE = 8
@@ -276,7 +278,7 @@ class JetStreamApi:
                 connection, looked_s = self._link.connections, time.monotonic()
                 try:
                     found = await self._found_out()
-                    if is_new or found == "domain":
+                    if is_new or found != "forbidden":
                         await self._serve(found)
                     self._probed_connection = connection
                 except NatslogError as error:
@@ -288,8 +290,8 @@ class JetStreamApi:
             return
         await self._detach()
         forbidden = self._link.forbidden
-        if state != "forbidden":
-            prefix = PREFIX if state == "on" else DOMAIN_PREFIX
+        if state in _PREFIXES:
+            prefix = _PREFIXES[state]
             subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
             self._attachment = await self._link.attach(subjects, self._receive)
             if self._link.forbidden > forbidden:
@@ -306,6 +308,12 @@ class JetStreamApi:
                 PREFIX,
                 _INBOX,
             )
+        elif state == "conflict":
+            logger.warning(
+                "the JetStream API is not served, because another natslog cluster serves it in the same NATS account: "
+                "set jetstream = off for one of them, or use another NATS account. This broker looks again when it is "
+                "started, or connects to NATS again"
+            )
         elif state == "domain":
             logger.warning(
                 "the NATS server has JetStream enabled for this account, so natslog does not answer $JS.API. Its API "
@@ -318,7 +326,8 @@ class JetStreamApi:
 
     async def _found_out(self) -> JetStreamState:
         """`domain`: somebody other than the brokers of natslog answers `$JS.API.INFO`. `forbidden`: that may not be
-        asked.
+        asked. `conflict`: brokers of another cluster answer; of two that serve already, the one whose id comes first
+        goes on.
 
         Raises:
             NatsUnavailable.
@@ -344,8 +353,13 @@ class JetStreamApi:
             if not answers.empty():  # the server may answer after a broker
                 await asyncio.sleep(_LATER_ANSWERS_S)
             found = [answers.get_nowait() for _ in range(answers.qsize())]
-            are_ours = (headers.startswith("NATS/1.0 503") or _OWN_HEADER in headers for headers in found)
-            return "on" if all(are_ours) else "domain"
+            found = [headers for headers in found if not headers.startswith("NATS/1.0 503")]
+            if not all(_OWN_HEADER in headers for headers in found):
+                return "domain"
+            own = self._broker.cluster.cluster_id
+            others = {one for headers in found for one in _CLUSTER.findall(headers)} - {own}
+            goes_on = not others or (self._broker.jetstream == "on" and own < min(others))
+            return "on" if goes_on else "conflict"
         finally:
             await self._link.detach(attachment)
 
@@ -354,11 +368,7 @@ class JetStreamApi:
     def _direct_subjects(self, record: StreamRecord) -> tuple[str, ...]:
         state = self._broker.jetstream
         prefix = PREFIX if state == "on" else DOMAIN_PREFIX
-        return (
-            ()
-            if state in ("off", "forbidden")
-            else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
-        )
+        return () if state not in _PREFIXES else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
 
     async def _serve_direct_requests(self) -> None:
         """Of all streams that this broker leads."""
@@ -538,7 +548,8 @@ class JetStreamApi:
         if endpoint.kind != "account_info":
             self._link.send_now(_frame(reply, direct.Answer(b"", payload)))
             return
-        headers = f"NATS/1.0\r\n{_OWN_HEADER}: {self._broker.cluster.me}\r\n\r\n".encode()
+        broker, cluster = self._broker.cluster.me, self._broker.cluster.cluster_id
+        headers = f"NATS/1.0\r\n{_OWN_HEADER}: {broker}\r\nNatslog-Cluster: {cluster}\r\n\r\n".encode()
         self._link.send_now(_frame(reply, direct.Answer(headers, payload)))
 
 
