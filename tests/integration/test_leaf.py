@@ -9,6 +9,8 @@ import logging
 import os
 import re
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -845,10 +847,20 @@ def leaf_metrics(broker: BrokerProcess) -> dict[str, float]:
     return {name: value for name, value in found.items() if not name.endswith("_created")}
 
 
+def warnings_of(broker: BrokerProcess) -> list[str]:
+    """Of `/readyz`, which is 503 while NATS is away."""
+    try:
+        with urllib.request.urlopen(f"{broker.url}/readyz", timeout=5) as answer:
+            return list(json.load(answer)["warnings"])
+    except urllib.error.HTTPError as error:
+        return list(json.load(error)["warnings"])
+
+
 def test_broker_states_whether_its_leafnode_connection_is_up(tmp_path: Path) -> None:
     with running(tmp_path) as (server, broker):
         assert leaf_of(broker) == "off"
-        assert "leafnode" not in natslog("cluster", "status", url=broker.url).stdout
+        assert "nats_leaf_url is not set" in natslog("cluster", "status", url=broker.url).stdout
+        assert warnings_of(broker) == []
         assert leaf_metrics(broker) == {}
         broker.terminate()
         broker.settings["nats_leaf_url"] = server.leaf_url
@@ -860,8 +872,13 @@ def test_broker_states_whether_its_leafnode_connection_is_up(tmp_path: Path) -> 
         eventually(lambda: leaf_of(broker) == "down", what="down")
         assert leaf_metrics(broker) == {"connected": 0, "connections_total": 1, "unsent_bytes": 0}
         eventually(lambda: "leafnodes { port: 7422 }" in broker.output(), what="the remedy")
+        eventually(lambda: "leafnodes { port: 7422 }" in warnings_of(broker)[0], what="it is a warning")
+        assert "so JetStream consumers get no messages" in warnings_of(broker)[0]
+        shown = natslog("cluster", "status", url=broker.url, check=False).stdout
+        assert re.search(r"leafnode connection to NATS: down: .*leafnodes \{ port: 7422 \}", shown, re.DOTALL)
         server.start()
         eventually(lambda: leaf_of(broker) == "up", what="up again")
+        assert warnings_of(broker) == []
         assert leaf_metrics(broker) == {"connected": 1, "connections_total": 2, "unsent_bytes": 0}
         broker.terminate()
 

@@ -85,14 +85,20 @@ def _show_status(body: dict[str, Any], streams: list[dict[str, Any]]) -> None:
     out.print(f"cluster {body['cluster_id']}, metadata leader {body['metadata_leader']}{current}")
     out.print(_level_line(body))
     out.print(_JETSTREAM[body.get("jetstream", "off")])
-    if (leaf := body.get("nats_leaf", "off")) != "off":
-        out.print(f"leafnode connection to NATS: {leaf}")
+    out.print(_leaf_line(body))
     columns = ["broker", "url", "rack", "state", "role", "leads", "replicas", "in sync"]
     print_table(columns, [_broker_row(one) for one in body["brokers"]])
     if streams:
         out.print()
         columns = ["stream", "leader", "epoch", "replicas", "in sync", "end", "state"]
         print_table(columns, [_row(one, is_current=body["is_current"]) for one in streams])
+
+
+def _leaf_line(body: dict[str, Any]) -> str:
+    state, problem = body.get("nats_leaf", "off"), body.get("nats_leaf_problem")
+    if state == "off":
+        return "leafnode connection to NATS: off, because nats_leaf_url is not set; there are no JetStream consumers"
+    return f"leafnode connection to NATS: {state}" + (f": {problem}" if problem else "")
 
 
 _JETSTREAM = {

@@ -121,6 +121,7 @@ async def cluster(request: web.Request) -> web.Response:
         upgrade_waits_for=[] if levels is None else [*blocking(levels, LATEST_LEVEL)],
         jetstream=broker.jetstream,
         nats_leaf=broker.leaf_state,
+        nats_leaf_problem=broker.leaf_problem or UNSET,
     )
     return shape_response(body)
 

@@ -113,7 +113,7 @@ class Broker(msgspec.Struct):
 class Cluster(msgspec.Struct):
     """The cluster as this broker sees it. `is_current`: a majority confirmed that the broker has all changes.
     `jetstream`: how this broker serves the JetStream API. `nats_leaf`: whether its leafnode connection to NATS is up;
-    off without `nats_leaf_url`.
+    off without `nats_leaf_url`. `nats_leaf_problem`: why it is down.
     """
 
     cluster_id: str | None
@@ -131,6 +131,7 @@ class Cluster(msgspec.Struct):
     upgrade_waits_for: list[BrokerNumber]
     jetstream: Literal["off", "on", "domain", "forbidden", "conflict"]
     nats_leaf: Literal["off", "up", "down"]
+    nats_leaf_problem: str | UnsetType = UNSET
 
 
 class Newcomer(msgspec.Struct):

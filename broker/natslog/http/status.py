@@ -59,6 +59,11 @@ async def readyz(request: web.Request) -> web.Response:
     if rights_of(request).may("monitor"):  # names of streams are for those who may see them
         body.streams_with_problems = troubled
         body.warnings = clock_warnings(list(broker.streams.values()))
+        if broker.leaf_state == "down":
+            reason = broker.leaf_problem or "it is being connected"
+            body.warnings.append(
+                f"the leafnode connection to NATS is down, so JetStream consumers get no messages: {reason}"
+            )
     return shape_response(body, status=200 if reason is None else 503)
 
 

@@ -327,6 +327,11 @@ class Broker:
         return "up" if self.leaf.is_reachable else "down"
 
     @property
+    def leaf_problem(self) -> str:
+        """Why the leafnode connection is down; empty if that is not known, or it is not down."""
+        return self.leaf.problem if self.leaf is not None and self.leaf_state == "down" else ""
+
+    @property
     def data_path(self) -> Path:
         return self._data_dir.path
 
