@@ -276,6 +276,9 @@ def test_interrupted_import_continues_and_is_not_served_before(
     end = batches[len(batches) // 2 - 1][0].end_offset
     assert there.append_import(filled, begun["id"], half) == end
     assert there.append_import(filled, begun["id"], half) == end  # a repeated request
+    assert re.search(rf"{filled}.*importing", natslog("stream", "ls", url=other.url).stdout)
+    shown = json.loads(natslog("cluster", "status", "--json", url=other.url, check=False).stdout)
+    assert not any(filled in problem for problem in shown["problems"]), "it may be like this for days"
     with NatslogClient(other.url, ClientOptions(retries=0)) as impatient:
         with pytest.raises(StreamImporting, match="is being imported"):
             impatient.position(filled)

@@ -145,7 +145,7 @@ def _row(body: dict[str, Any], *, is_current: bool) -> list[Any]:
     if len(isr) < body["min_isr"]:
         state = "writes refused"
     if "problem" in body:
-        state = body["problem"]["code"]
+        state = "importing" if body.get("import_state") == "importing" else body["problem"]["code"]
     return [
         body["name"],
         body["leader"] or "none",

@@ -46,7 +46,7 @@ def _problems_of_broker(client: NatslogClient, broker: dict[str, Any]) -> Iterat
 
 def _problems_of_stream(stream: dict[str, Any]) -> Iterator[str]:
     name, in_sync, replicas = stream["name"], len(stream["isr"]), len(stream["replica_ids"])
-    if "problem" in stream:
+    if "problem" in stream and stream.get("import_state") != "importing":  # which may follow the original for days
         yield f"stream {name}: {stream['problem']['message']}"
     elif stream["leader"] is None:
         yield f"stream {name} has no leader"

@@ -207,7 +207,7 @@ def _row(body: dict[str, Any]) -> list[Any]:
     start, end = body.get("log_start_offset", 0), body.get("high_watermark", 0)
     refusing = "sealed" if body.get("sealed") else "paused" if body["paused"] else "ok"
     refusing = body.get("import_state") or refusing
-    state = "problem" if "problem" in body else refusing
+    state = "problem" if "problem" in body and refusing != "importing" else refusing
     return [
         body["name"],
         _subjects(body),

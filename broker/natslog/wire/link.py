@@ -382,7 +382,8 @@ class NatsLink:
                     raise asyncio.CancelledError
         except (TimeoutError, NatsError, OSError) as error:
             raise NatsUnavailable(
-                f"NATS at {self.shown_url} did not confirm in time ({error}): what was sent last may not have arrived",
+                f"NATS at {self.shown_url} did not confirm in time ({str(error) or 'no answer'}): what was sent last "
+                "may not have arrived",
                 url=self.shown_url,
             ) from error
 
