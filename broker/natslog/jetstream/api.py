@@ -303,9 +303,12 @@ class JetStreamApi:
         if state == "forbidden":
             logger.warning(
                 "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "
-                "publish to %s.INFO, and to subscribe to %s.> and %s> (or set jetstream = off)",
+                "publish to %s.INFO, and to subscribe to %s.> (%s.> if the server has JetStream) and %s>; the section "
+                "Permissions of docs/JETSTREAM.md has all. Restart the broker when they are granted, or set "
+                "jetstream = off",
                 PREFIX,
                 PREFIX,
+                DOMAIN_PREFIX,
                 _INBOX,
             )
         elif state == "conflict":
