@@ -79,9 +79,10 @@ def import_from_jetstream(context: typer.Context, asked: Asked, credentials: Nat
 
 def _show(done: Migrated) -> None:
     state = "it accepts messages" if done.resumed else "it is paused and records nothing until the switch-over"
+    gaps = "" if done.removed is None else f", of which {done.removed} have no message"
     out.print(
         f"stream {done.stream}: {done.messages} messages were copied, sequences {done.first_offset + 1} to "
-        f"{done.end_offset}, of which {done.removed} have no message; {state}"
+        f"{done.end_offset}{gaps}; {state}"
     )
     if done.skipped:
         out.print(f"{done.skipped} messages were left out, because natslog cannot store them")

@@ -58,8 +58,9 @@ another command has done that."""
 
 
 class Migrated(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream after an import. `messages`: that this command has copied. `removed`: offsets without a message.
-    `refused`: consumers that natslog does not support, and why. `others`: consumers without a durable name.
+    """The stream after an import. `messages`: that this command has copied. `removed`: offsets without a message; None:
+    another command has completed the import. `refused`: consumers that natslog does not support, and why. `others`:
+    consumers without a durable name.
     """
 
     stream: str
@@ -69,7 +70,7 @@ class Migrated(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: int
     messages: int
     skipped: int
-    removed: int
+    removed: int | None
     consumers: list[str]
     refused: list[dict[str, str]]
     others: list[str]
@@ -157,7 +158,7 @@ class _Migration:
         info = await self._source.info()
         self._origin_id = StreamId(info.id)
         if (there := await self._there()) is not None and there["state"] == "resumed":
-            return self._result(there, messages=0, removed=0)
+            return self._result(there, messages=0, removed=None)
         await self._begin(info, is_new=there is None)
         self._progress.total = max(0, info.state.messages)
         try:
@@ -173,7 +174,7 @@ class _Migration:
                         self._show("following")
                         await self._step()
         except _Switched:
-            return self._result(await self._require_there(), messages=self._progress.done, removed=0)
+            return self._result(await self._require_there(), messages=self._progress.done, removed=None)
         finally:
             if self._receiving is not None:
                 await self._receiving.end()
@@ -418,7 +419,7 @@ class _Migration:
         there: dict[str, Any],
         *,
         messages: int,
-        removed: int,
+        removed: int | None,
         consumers: tuple[list[str], list[dict[str, str]], list[str]] = ([], [], []),
     ) -> Migrated:
         skipped = self._skipped + (self._receiving.skipped if self._receiving is not None else 0)
