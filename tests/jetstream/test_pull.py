@@ -28,7 +28,7 @@ def drain(name: str = "C", **request: Any) -> Pull:
 
 
 def later(pull_name: str, batch: int = 1, name: str = "C", **request: Any) -> PullLater:
-    return PullLater(pull_name, "A", name, {"batch": batch, "expires": LONG} | request)
+    return PullLater(pull_name, "A", name, {"batch": batch, "expires": 6 * LONG} | request)
 
 
 def is_waiting(count: int = 1, name: str = "C") -> Until:
@@ -291,7 +291,7 @@ def test_limit_of_bytes_is_exact(both: Both, slack: int) -> None:
             create("A", subjects=["a.>"]),
             *steps,
             explicit(),
-            PullLater("one", "A", "C", {"batch": 5, "max_bytes": 2 * size + slack, "expires": LONG}),
+            PullLater("one", "A", "C", {"batch": 5, "max_bytes": 2 * size + slack, "expires": 6 * LONG}),
             Collect("one", 3 if slack else 2),
             state(),
         ]
