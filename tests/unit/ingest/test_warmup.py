@@ -66,6 +66,7 @@ def test_library_that_others_can_change_is_not_loaded(cache: Path, mode: int) ->
         path.chmod(0o600)
 
 
+@pytest.mark.long
 def test_library_that_is_damaged_is_not_loaded(cache: Path) -> None:
     path, _, _ = warmed_up(cache)
     assert path is not None
