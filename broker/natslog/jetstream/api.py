@@ -399,7 +399,7 @@ class JetStreamApi:
         try:
             if required_level(block) > API_LEVEL:
                 raise direct.Status(412, "Required Api Level")
-            key = subject.decode().partition(f".{direct.PREFIX}{stream.name}.")[2]
+            key = subject.decode(errors="replace").partition(f".{direct.PREFIX}{stream.name}.")[2]
             request = direct.request_of(key, payload)
             async with asyncio.timeout(_SETTLED_WITHIN_S):
                 await stream.settled(is_on_its_connection=True)

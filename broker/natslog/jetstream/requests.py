@@ -92,7 +92,7 @@ def is_empty(payload: bytes) -> bool:
         return True
     try:
         return bool(msgspec.json.decode(payload) == {})
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 

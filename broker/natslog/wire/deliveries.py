@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from natslog.wire import native
 from natslog.wire.frames import Frames
+from natslog.wire.leaf_protocol import bytes_of
 from natslog.wire.outgoing import header_lines, texts_of
 
 Longs = npt.NDArray[np.int64]
@@ -88,8 +89,8 @@ class Messages:
         subjects, values = texts_of(self.subjects.slice(first, count)), texts_of(self.values.slice(first, count))
         no_lines = np.zeros(count + 1, np.int32), np.empty(0, np.uint8)
         lines = no_lines if self.lines is None else texts_of(self.lines.slice(first, count))
-        named = "".join(f" {group}" for group in groups).encode()
-        encoded = [f"{reply} +".encode() if groups else reply.encode() for reply in replies]
+        named = bytes_of("".join(f" {group}" for group in groups))
+        encoded = [bytes_of(f"{reply} +" if groups else reply) for reply in replies]
         ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
         most_reply_bytes = max(map(len, encoded))
         size = sum(int(offsets[-1] - offsets[0]) for offsets, _ in (subjects, values, lines))
@@ -147,4 +148,4 @@ def status_frame(to: str, headers: bytes, reply: str = "", groups: Sequence[str]
     target = f"{to} {reply}" if reply else to
     if groups:
         target = f"{to} + {reply} {' '.join(groups)}" if reply else f"{to} | {' '.join(groups)}"
-    return b"HMSG %b %d %d\r\n%b\r\n" % (target.encode(), len(headers), len(headers), headers)
+    return b"HMSG %b %d %d\r\n%b\r\n" % (bytes_of(target), len(headers), len(headers), headers)

@@ -177,13 +177,23 @@ def _signed(seed: str, nonce: str) -> tuple[str, str]:
 # ---- what is received ----
 
 
+def text_of(data: bytes) -> str:
+    """Of a subject or a queue group, which may be any bytes: equal texts for equal bytes."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """What `text_of` was given."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def subscription_of(line: bytes) -> tuple[str, str | None, int]:
     """Subject, queue group and count of a `LS+` or `LS-` line.
 
     Raises:
         LeafProtocolError: it is neither.
     """
-    arguments = line[4:].decode("utf-8", "surrogateescape").split()  # equal texts for equal bytes, whatever they are
+    arguments = [text_of(one) for one in line[4:].replace(b"\t", b" ").split(b" ") if one]
     match arguments:
         case [subject]:
             return subject, None, 1

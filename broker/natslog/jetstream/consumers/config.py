@@ -34,7 +34,9 @@ _LEAST_HEARTBEAT_NS = 100 * _MS
 _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
 _FLOW_HEARTBEAT_NS = 1_000 * _MS
 _GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
-_FRACTION = re.compile(r"\.([0-9]*?)0*(?=[^0-9]|$)")
+_FRACTION = re.compile(r"\.([0-9]*)")
+_MOST_TIME_CHARS = 100
+MAX_FILTERS = 500
 _MOST_SUBJECT_BYTES = 1024
 _BLANKS = frozenset(" \t\r\n\f\0")
 _DYNAMIC = ("_nats.ver", "_nats.level")
@@ -283,6 +285,8 @@ def _check_filters(config: ConsumerConfig) -> None:
     if any(not one for one in config.filter_subjects):
         raise consumer_error("empty_filter")
     filters = config.filters
+    if len(filters) > MAX_FILTERS:
+        raise invalid_config(f"a consumer can have at most {MAX_FILTERS} filter subjects, not {len(filters)}")
     for at, one in enumerate(filters):
         if not _is_subject(one):
             raise invalid_config("invalid subject")
@@ -398,10 +402,7 @@ def stored(config: ConsumerConfig) -> ConsumerConfig:
     if config.deliver_policy == "undefined":
         changes["deliver_policy"] = "all"
     if config.opt_start_time:
-        try:
-            parse_timestamp_us(config.opt_start_time)
-        except InvalidRequest as error:
-            raise errors.invalid_json(f"opt_start_time: {error.message}") from error
+        _time_us("opt_start_time", config.opt_start_time)
         changes["opt_start_time"] = _FRACTION.sub(_shortened, config.opt_start_time)
     if config.pause_until:
         changes["pause_until"] = time_in_utc(config.pause_until)
@@ -412,15 +413,23 @@ def time_in_utc(text: str) -> str:
     """As Go writes it; empty if it is Go's zero. Raises ApiError: it is no time."""
     if text == NO_TIME:
         return ""
+    return time_of(_time_us("pause_until", text))
+
+
+def _time_us(field: str, text: str) -> int:
+    """Raises ApiError: it is no time."""
+    if len(text) > _MOST_TIME_CHARS:
+        raise errors.invalid_json(f"{field}: a time has at most {_MOST_TIME_CHARS} characters, not {len(text)}")
     try:
-        return time_of(parse_timestamp_us(text))
+        return parse_timestamp_us(text)
     except InvalidRequest as error:
-        raise errors.invalid_json(f"pause_until: {error.message}") from error
+        raise errors.invalid_json(f"{field}: {error.message}") from error
 
 
 def _shortened(fraction: re.Match[str]) -> str:
     """Of a time, as Go writes it."""
-    return f".{fraction[1]}" if fraction[1] else ""
+    digits = fraction[1].rstrip("0")
+    return f".{digits}" if digits else ""
 
 
 def with_threshold(config: ConsumerConfig, *, is_durable: bool) -> ConsumerConfig:

@@ -35,6 +35,7 @@ from natslog.node.replicas.companion_log import Record
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 from natslog.wire.leaf import LeafLink
+from natslog.wire.leaf_protocol import bytes_of
 
 logger = logging.getLogger("natslog.jetstream")
 
@@ -403,7 +404,7 @@ class LedConsumers:
         if removed:
             await in_thread(self.readers, self.retention.removed, removed)
         if answers:
-            await self.stream.send(b"".join(b"PUB %b 0\r\n\r\n" % reply.encode() for reply in answers))
+            await self.stream.send(b"".join(b"PUB %b 0\r\n\r\n" % bytes_of(reply) for reply in answers))
 
     # ---- what the API shows ----
 

@@ -12,7 +12,8 @@ import msgspec
 
 logger = logging.getLogger("natslog.jetstream")
 
-_PART = re.compile(r"([0-9]*\.?[0-9]*)(ns|us|µs|μs|ms|s|m|h)")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_MOST_BYTES = 1024
 _UNITS_US = {"ns": 1e-3, "us": 1, "µs": 1, "μs": 1, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6}
 _MOST_US = 2**53
 
@@ -22,15 +23,15 @@ class _Options(msgspec.Struct, frozen=True):
 
 
 def delay_us_of(text: bytes, consumer: str) -> int | None:
-    """None: none is stated, or it cannot be read."""
+    """None: none is stated, or it is too long, or cannot be read."""
     text = text.strip()
-    if not text:
+    if not text or len(text) > _MOST_BYTES:
         return None
     try:
         delay_us = (
             msgspec.json.decode(text, type=_Options).delay // 1000 if text[:1] == b"{" else _parsed(text.decode())
         )
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         logger.debug("consumer %s: there is no delay, as that of a negative ack cannot be read: %s", consumer, error)
         return None
     return max(-_MOST_US, min(_MOST_US, delay_us))
@@ -44,7 +45,7 @@ def _parsed(text: str) -> int:
     total_us, at = 0.0, 0
     while at < len(rest):
         part = _PART.match(rest, at)
-        if part is None or not part[1].strip("."):
+        if part is None:
             raise ValueError(f"{text[:40]!r} is no duration")
         total_us += float(part[1]) * _UNITS_US[part[2]]
         at = part.end()

@@ -34,6 +34,7 @@ from natslog.wire.deliveries import ACK, NAK, NEXT, OTHER, PROGRESS, TERM, acks_
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
 from natslog.wire.leaf import LeafLink
+from natslog.wire.leaf_protocol import text_of
 
 logger = logging.getLogger("natslog.jetstream")
 
@@ -421,4 +422,4 @@ class ServedConsumer:
 
 
 def _text(frames: Frames, start: int, length: int) -> str:
-    return frames.buffer[start : start + length].tobytes().decode(errors="replace")
+    return text_of(frames.buffer[start : start + length].tobytes())
