@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -104,7 +105,7 @@ class ConsumerCalls:
         if len(led.consumers) >= most:
             raise consumer_error("maximum_consumers_limit")
         if stream_config.retention == "workqueue" and not config.direct:
-            configs.require_work_queue(config, name, led.configs(), is_new=True)
+            await self._require_work_queue(led, config, name, is_new=True)
         if len(name.encode()) > configs.MAX_NAME_BYTES:
             raise consumer_error("name_too_long", configs.MAX_NAME_BYTES)
         if not name:
@@ -126,6 +127,11 @@ class ConsumerCalls:
         led.advise("created", served)
         return served
 
+    async def _require_work_queue(self, led: LedConsumers, config: ConsumerConfig, name: str, *, is_new: bool) -> None:
+        """In a thread: each filter of each consumer is compared."""
+        check = partial(configs.require_work_queue, config, name, led.configs(), is_new=is_new)
+        await asyncio.get_running_loop().run_in_executor(led.readers, check)
+
     async def _update(
         self,
         led: LedConsumers,
@@ -139,7 +145,7 @@ class ConsumerCalls:
         if request.action == "create" and not configs.are_equal(config, was):
             raise consumer_error("already_exists")
         if stream_config.retention == "workqueue":
-            configs.require_work_queue(config, served.name, led.configs(), is_new=False)
+            await self._require_work_queue(led, config, served.name, is_new=False)
         is_bound = led.leaf.interest.has(was.deliver_subject) if was.is_push else False
         configs.require_updatable(was, config, is_bound=is_bound)
         if config.inactive_threshold != was.inactive_threshold:

@@ -21,6 +21,7 @@ Marks = npt.NDArray[np.bool_]
 
 _LEAST_ROOM = 16
 _COMPACT_FROM = 1024
+_MOST_PIECES = 1000
 _NONE = np.empty(0, np.int64)
 
 SEQ, DELIVERED_AS, TIME_US, REDELIVERED = range(4)
@@ -38,6 +39,7 @@ class Pending:
         "_columns",
         "_count",
         "_end",
+        "_fresh",
         "_queue",
         "_queued",
         "_start",
@@ -50,6 +52,7 @@ class Pending:
         self._start = self._end = 0
         self._count = 0
         self._queue = _NONE
+        self._fresh: list[Longs] = []  # what follows in the queue, in pieces
 
     def __len__(self) -> int:
         return self._count
@@ -129,7 +132,7 @@ class Pending:
         """Rows that are gone: `start` is the first that is left."""
         if not self._count:
             self._start = self._end = 0
-            self._queue = _NONE
+            self._queue, self._fresh = _NONE, []
             if len(self._alive) > _COMPACT_FROM:
                 self._columns = np.empty((COLUMNS, 0), np.int64)
                 self._alive, self._queued = np.empty(0, np.bool_), np.empty(0, np.bool_)
@@ -169,27 +172,33 @@ class Pending:
 
     @property
     def has_queued(self) -> bool:
-        return bool(self._queued[self._start : self._end].any()) if len(self._queue) else False
+        return bool(self._queued[self._start : self._end].any()) if len(self._queue) or self._fresh else False
 
     @property
     def queued(self) -> int:
         """How many rows are to be delivered again."""
-        return int(np.count_nonzero(self._queued[self._start : self._end])) if len(self._queue) else 0
+        has_entries = len(self._queue) or self._fresh
+        return int(np.count_nonzero(self._queued[self._start : self._end])) if has_entries else 0
 
     def queue(self, positions: Longs) -> None:
         """They are to be delivered again, in this order, after those that are to be already."""
         fresh = positions[~self._queued[positions]]
         if len(fresh):
             self._queued[fresh] = True
-            self._queue = np.concatenate((self._queue, self._columns[SEQ, fresh]))
+            self._fresh.append(self._columns[SEQ, fresh])
+            if len(self._fresh) > _MOST_PIECES:
+                self._join()
 
     def unqueue(self, positions: Longs) -> None:
         """They are not to be delivered again now."""
-        self._queued[positions] = False
-        self._queue = self._queue[~np.isin(self._queue, self._columns[SEQ, positions])]
+        if self._queued[positions].any():
+            self._queued[positions] = False
+            self._join()
+            self._queue = self._queue[~np.isin(self._queue, self._columns[SEQ, positions])]
 
     def next_queued(self, count: int) -> Longs:
         """The sequences of the first rows to be delivered again; they stay in the queue."""
+        self._join()
         queue = self._queue[: 2 * count + _LEAST_ROOM]
         found = self._still_queued(queue)
         if len(found) < count and len(self._queue) > len(queue):
@@ -202,6 +211,7 @@ class Pending:
         at = self.find(seqs)
         at = at[at >= 0]
         self._queued[at] = False
+        self._join()
         self._queue = self._queue[~np.isin(self._queue, seqs)] if len(self._queue) else self._queue
 
     def requeue_first(self, seqs: Longs) -> None:
@@ -209,6 +219,10 @@ class Pending:
         at = self.find(seqs)
         self._queued[at[at >= 0]] = True
         self._queue = np.concatenate((seqs[at >= 0], self._queue))
+
+    def _join(self) -> None:
+        if self._fresh:
+            self._queue, self._fresh = np.concatenate((self._queue, *self._fresh)), []
 
     def _still_queued(self, queue: Longs) -> Longs:
         at = self.find(queue)
