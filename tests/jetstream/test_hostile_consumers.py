@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.harness import with_nats
+from tests.harness import eventually, with_nats
 from tests.jetstream.both import Api, Both, Step
 from tests.jetstream.consuming import Pull
 from tests.jetstream.test_consumers import consumer, error
@@ -120,3 +120,22 @@ def test_requests_of_inboxes_that_are_no_text_are_answered(both: Both) -> None:
         connection.sendall(asked)
         connection.settimeout(20)
         assert connection.recv(65536).startswith(b"MSG a.1 7 $JS.ACK.A.C.1.1.1.")
+
+
+def test_deliveries_to_subjects_that_are_recorded_are_not_recorded(both: Both) -> None:
+    """Else a message would go around for ever, and each stream would have messages on subjects of the other."""
+
+    def to(stream: str, subject: str) -> Api:
+        config = {"durable_name": "X", "deliver_subject": subject, "ack_policy": "none"}
+        return Api(f"CONSUMER.CREATE.{stream}.X", {"stream_name": stream, "config": config})
+
+    steps = [create("CA", subjects=["ca.>"]), create("CB", subjects=["cb.>"]), to("CA", "cb.x"), to("CB", "ca.x")]
+    assert not any("error" in answer for answer in natslog(both, [*steps, *published("ca.1")]))
+
+    def delivered() -> bool:
+        return bool(natslog(both, [Api("CONSUMER.INFO.CA.X")])[0]["delivered"]["stream_seq"] >= 1)
+
+    eventually(delivered, what="the message is delivered to the subject of the other stream")
+    natslog(both, published(*["cb.own"] * 20))
+    found = natslog(both, [Api("STREAM.INFO.CA"), Api("STREAM.INFO.CB")])
+    assert [one["state"]["messages"] for one in found] == [1, 20]

@@ -65,15 +65,19 @@ class AckRules:
         return cls(acks, omits_internal, is_recorded, np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     def applied(self, frames: Frames, opened: npt.NDArray[np.bool_] | None = None) -> Frames:
-        """The frames that are recorded, with the subject that each one's ack goes to as its reply subject.
+        """The frames that are recorded, with the subject that each one's ack goes to as its reply subject. What a
+        JetStream consumer delivers to a recorded subject is not: it is stored already, and would go around for ever.
 
         Args:
             opened: marks those whose headers came in an envelope.
         """
         if opened is not None and self.acks in ("reply", "any"):
             _prefer_header(frames, opened)
-        if self.omits_internal:
+        marks = np.zeros(len(frames.rows), np.bool_)
+        if native.mark_deliveries(frames.buffer, frames.rows, marks):
+            frames = frames.select(~marks)
             marks = np.zeros(len(frames.rows), np.bool_)
+        if self.omits_internal:
             native.mark_internal(frames.buffer, frames.rows, self._prefixes, self._prefix_ends, marks)
             if marks.any():
                 frames = frames.select(~marks)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from natslog.wire.compiled import COLON, SPACE, compiled, equals, find_line_end, inlined, is_blank
 
 _DOLLAR, _DELETE = 36, 127
+_OF_DELIVERIES = np.frombuffer(b"$JS.ACK.", np.uint8)
 _MOST_SUBJECT_BYTES = 1024
 """Of a header's subject. With a longer one the ack could be a line that the NATS server refuses, and the server would
 close the connection.
@@ -87,3 +90,18 @@ def mark_internal(buffer: Any, frames: Any, prefixes: Any, ends: Any, marks: Any
         start, length = frames[index, 3], frames[index, 4]
         is_internal = length > 0 and buffer[start] == _DOLLAR
         marks[index] = is_internal or _begins_with_one(buffer, start, length, prefixes, ends)
+
+
+@compiled
+def mark_deliveries(buffer: Any, frames: Any, marks: Any) -> int:
+    """Marks the frames that a JetStream consumer delivers: no client can publish with such a reply subject.
+
+    Returns:
+        How many there are.
+    """
+    count, size = 0, _OF_DELIVERIES.shape[0]
+    for index in range(frames.shape[0]):
+        start = frames[index, 5]
+        marks[index] = frames[index, 6] > size and equals(buffer, start, start + size, _OF_DELIVERIES)
+        count += marks[index]
+    return count

@@ -112,6 +112,7 @@ mark_header_prefixes = Kernel(_kernels, "mark_header_prefixes", BYTES, ROWS, BYT
 keep_replies = Kernel(_acks, "keep_replies", BYTES, ROWS, BYTES, LONGS)
 no_replies = Kernel(_acks, "no_replies", ROWS)
 replies_from_header = Kernel(_acks, "replies_from_header", BYTES, ROWS, BYTES)
+mark_deliveries = Kernel(_acks, "mark_deliveries", BYTES, ROWS, MARKS, results=1)
 mark_internal = Kernel(_acks, "mark_internal", BYTES, ROWS, BYTES, LONGS, MARKS)
 hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES)
 find_ids = Kernel(_ids, "find_ids", HASHES, LONGS, HASHES, LONGS)
