@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -80,12 +81,18 @@ OWN_SPARKS = (
 """Files of `tests/spark` whose tests start a Spark each: they stay by themselves."""
 
 
+_SPARK_SESSIONS = 2
+
+
 class FilesTogether(LoadScopeScheduling):
-    """`--dist loadfile`: a file stays in one process, and so do all files that share the Spark session."""
+    """`--dist loadfile`: a file stays in one process. The files that share a Spark session are two groups, each with a
+    session of its own.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "spark" if file.startswith("tests/spark/") and not file.endswith(OWN_SPARKS) else file
+        shares_spark = file.startswith("tests/spark/") and not file.endswith(OWN_SPARKS)
+        return f"spark {zlib.crc32(file.encode()) % _SPARK_SESSIONS}" if shares_spark else file
 
 
 @pytest.hookimpl(optionalhook=True)

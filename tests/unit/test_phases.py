@@ -74,8 +74,10 @@ def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     assert re.search(r"it was stopped after [34] s", capsys.readouterr().out)
 
 
-def test_files_of_the_shared_spark_stay_in_one_process_and_others_by_themselves() -> None:
+def test_files_that_share_a_spark_stay_in_two_processes_and_others_by_themselves() -> None:
     scope_of = FilesTogether._split_scope
-    files = ["integration/test_cli.py", "spark/test_sink.py", "spark/test_stream.py", "spark/test_jobs.py"]
+    files = ["integration/test_cli.py", "spark/test_jobs.py", "spark/test_sink.py", "spark/test_stream.py"]
     scopes = [scope_of(None, f"tests/{file}::test_a[b::c]") for file in files]  # type: ignore[arg-type]
-    assert scopes == ["tests/integration/test_cli.py", "spark", "spark", "tests/spark/test_jobs.py"]
+    assert scopes[:2] == ["tests/integration/test_cli.py", "tests/spark/test_jobs.py"]
+    shared = {scope_of(None, f"tests/spark/test_{name}.py::test_a") for name in "abcdefgh"}  # type: ignore[arg-type]
+    assert {*scopes[2:]} <= shared == {"spark 0", "spark 1"}
