@@ -53,9 +53,9 @@ PHASES = (
     Phase("simulation", "the simulation, on two processes", ("sim",), ("-n2", "--dist=worksteal")),
     Phase(
         "processes",
-        "real brokers, NATS and Spark: a file at a time on three processes, all that shares a Spark on two of them",
-        ("integration", "jetstream", "spark"),
-        ("-n3", "--dist=loadfile"),
+        "real brokers, NATS and Spark: a file at a time on three processes, the longest first",
+        ("spark", "jetstream", "integration"),
+        ("-n3", "--dist=loadfile", "--no-loadscope-reorder"),
     ),
     Phase(
         "faults",
