@@ -95,6 +95,15 @@ class FilesTogether(LoadScopeScheduling):
         return f"spark {zlib.crc32(file.encode()) % _SPARK_SESSIONS}" if shares_spark else file
 
 
+_FIRST = ("tests/soak/", "tests/spark/")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that no process is left with it at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
