@@ -63,6 +63,7 @@ def lose_power_while_publishing(disk: Disk, url: str, broker: BrokerProcess, fir
     return publisher.acked
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("cycles", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_power_loss_while_publishing_loses_nothing_acked(disk: Disk, tmp_path: Path, cycles: int) -> None:
     with running(tmp_path / "own", segment_bytes="16KiB", retention_interval="1s") as (server, broker):
