@@ -66,7 +66,7 @@ class ClusterBroker(BrokerProcess):
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | self.environment,
+                env=self.whole_environment,
                 preexec_fn=end_with_parent,
             )
         self.is_wanted, self.is_paused = True, False
@@ -234,6 +234,8 @@ class Cluster:
 
     def lose_power(self, brokers: Sequence[ClusterBroker]) -> None:
         """All at once; the disks are mounted again, the brokers are down."""
+        for broker in brokers:
+            broker.halt()
         for broker in brokers:
             assert broker.disk is not None, "power loss needs disks"
             broker.disk.cut_power()

@@ -63,7 +63,7 @@ PHASES = (
         ("soak", "chaos", "faults"),
         ("-n2", "--dist=loadfile", "--no-loadscope-reorder"),
     ),
-    Phase("rates", "those that compare rates or cut the power, one after the other", ("faults",), marked="alone"),
+    Phase("rates", "those that compare rates, one after the other", ("faults",), marked="alone"),
 )
 
 

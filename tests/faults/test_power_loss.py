@@ -54,6 +54,7 @@ def lose_power_while_publishing(disk: Disk, url: str, broker: BrokerProcess, fir
     publisher = AckedPublisher(url, first)
     publisher.start()
     eventually(lambda: len(publisher.acked) > 500, what="500 acked messages")
+    broker.halt()
     disk.cut_power()
     publisher.stop = True
     broker.kill()
@@ -63,7 +64,6 @@ def lose_power_while_publishing(disk: Disk, url: str, broker: BrokerProcess, fir
     return publisher.acked
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("cycles", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_power_loss_while_publishing_loses_nothing_acked(disk: Disk, tmp_path: Path, cycles: int) -> None:
     with running(tmp_path / "own", segment_bytes="16KiB", retention_interval="1s") as (server, broker):
