@@ -305,6 +305,29 @@ def test_copy_continues_after_a_restart_of_the_source(
 # ---- the switch-over ----
 
 
+def test_resuming_a_copy_of_a_stream_of_interest_removes_nothing_unasked(
+    source: str, broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    """Its consumers, which need the messages, come with the switch-over."""
+
+    async def fill(connection: Any) -> None:
+        await created(connection, name, retention="interest")
+        config = {"durable_name": "worker", "ack_policy": "explicit"}
+        await api(connection, f"CONSUMER.CREATE.{name}.worker", {"stream_name": name, "config": config})
+        await published(connection, f"{name}.a", [b"1", b"2"])
+
+    with_nats(source, fill)
+    said = natslog("import", "--from-jetstream", source, name, "--no-follow", url=broker.url).stdout
+    assert "until the switch-over" in said
+    refused = natslog("stream", "resume", name, url=broker.url, check=False)
+    assert refused.returncode != 0
+    assert "messages that none of its consumers needs would be removed" in refused.stderr
+    assert client.stream(name)["paused"]
+    assert client.stream(name)["messages"] == 2
+    natslog("stream", "resume", name, "--yes", url=broker.url)
+    eventually(lambda: client.stream(name)["messages"] == 0, what="that is what it asked about")
+
+
 def test_what_another_command_has_copied_meanwhile_is_no_loss(
     source: str, client: NatslogClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

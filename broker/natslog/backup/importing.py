@@ -31,7 +31,9 @@ _SET_BACKS = 100
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream after an import. `added_messages`: 0 where all was there before."""
+    """The stream after an import. `added_messages`: 0 where all was there before. `without_interest`: its retention was
+    `interest`, and is `limits`.
+    """
 
     stream: str
     id: str
@@ -40,6 +42,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: int
     added_messages: int
     resumed: bool
+    without_interest: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,9 @@ def import_stream(
 ) -> Imported:
     """Imports a checked export as the stream `name`; continues where an earlier import of it has ended.
 
+    An export has no JetStream consumers. A stream with the retention `interest` would remove all messages that no
+    consumer needs as soon as it is resumed, so it is imported with the retention `limits`.
+
     Raises:
         StreamConflict: a stream of that name is no import of this export, or was resumed since. As
         `NatslogClient.append_import`.
@@ -97,7 +103,7 @@ def import_stream(
         lineage=manifest.lineage,
         first_offset=manifest.first_offset,
         subjects=manifest.subjects,
-        jetstream=None if manifest.jetstream is UNSET else msgspec.to_builtins(manifest.jetstream),
+        jetstream=_jetstream_of(manifest),
     )
     there = client.import_state(name)
     _remove(client, there, removed)
@@ -106,6 +112,16 @@ def import_stream(
     if manifest.sealed:
         client.seal(name)
     return _result(client, there, manifest, added, options)
+
+
+def _jetstream_of(manifest: StreamManifest) -> dict[str, Any] | None:
+    kept = manifest.jetstream
+    if kept is UNSET:
+        return None
+    if kept.retention == "interest":
+        kept = msgspec.structs.replace(kept, retention="limits")
+    found: dict[str, Any] = msgspec.to_builtins(kept)
+    return found
 
 
 def _state(client: NatslogClient, name: str) -> dict[str, Any] | None:
@@ -205,4 +221,5 @@ def _result(
         end_offset=manifest.end_offset,
         added_messages=added,
         resumed=is_resumed,
+        without_interest=manifest.jetstream is not UNSET and manifest.jetstream.retention == "interest",
     )

@@ -328,6 +328,11 @@ def _show_imported(one: Imported) -> None:
         else f"it is paused and records nothing until: natslog stream resume {one.stream}"
     )
     out.print(f"stream {one.stream}: {added}, offsets {one.first_offset} to {one.end_offset}; {state}")
+    if one.without_interest:
+        out.print(
+            f"stream {one.stream}: its retention is limits instead of interest, so that no message is removed before "
+            "its consumers exist, which are not in an export. Create them, and then set the retention again"
+        )
 
 
 @contextmanager

@@ -77,8 +77,8 @@ class ConsumerLags:
 
 
 def shown_singly(durable: Mapping[str, Sequence[ConsumerPosition]]) -> list[str]:
-    """The streams whose durable consumers have series of their own: those with the fewest, as long as there are no more
-    than `MOST_CONSUMERS` together. So a stream with thousands of consumers displaces no other one, and none of its
+    """The streams whose durable consumers have series of their own: those with the fewest, as long as they are at
+    most `MOST_CONSUMERS` together. So a stream with thousands of consumers displaces no other one, and none of its
     consumers comes and goes with its lag.
     """
     shown, count = [], 0
@@ -186,7 +186,7 @@ class _BrokerCollector:
         yield from self._cursors()
 
     def _cursors(self) -> Iterator[Metric]:
-        """There are at most `MOST_CURSORS` in a cluster, and `MOST_CONSUMERS` of a broker: so many series at most."""
+        """There are at most `MAX_CURSORS` in a cluster, and `MOST_CONSUMERS` of a broker: so many series at most."""
         gauges = {
             "rows": "Messages between a cursor and the high watermark",
             "bytes": "Stored bytes between a cursor and the high watermark",

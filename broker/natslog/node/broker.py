@@ -70,7 +70,8 @@ LeafState = Literal["off", "up", "down"]
 """Whether the leafnode connection to NATS is up; off without `nats_leaf_url`."""
 JetStreamState = Literal["off", "on", "domain", "forbidden", "conflict"]
 """How a broker serves the JetStream API: not at all; at `$JS.API`; because the NATS server has JetStream itself, only
-at `$JS.natslog.API`; or not at all, because its NATS user lacks permissions.
+at `$JS.natslog.API`; or not at all, because its NATS user lacks permissions, or another cluster serves it in the same
+NATS account.
 """
 
 _WRITER_THREADS = 8

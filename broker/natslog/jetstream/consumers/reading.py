@@ -95,17 +95,22 @@ class Left:
 
 
 class ConsumerReader:
-    """Of one consumer. Calls block, and are made one at a time."""
+    """Of one consumer. Calls block, and are made one at a time.
+
+    Args:
+        name: for log lines: of the consumer and its stream.
+    """
 
     __slots__ = (
         "_ahead",
+        "_name",
         "filters",
         "left",
         "window",
     )
 
-    def __init__(self, filters: tuple[str, ...]) -> None:
-        self.filters = filters
+    def __init__(self, filters: tuple[str, ...], name: str) -> None:
+        self.filters, self._name = filters, name
         self.window: Window | None = None
         self._ahead = _FIRST_ROWS
         self.left = Left()
@@ -158,7 +163,7 @@ class ConsumerReader:
         for batch in log.visible_rows(start, end) if start < end else ():
             batch = batch.select(_COLUMNS)
             upto = int(batch.column("offset")[-1].as_py()) + 1
-            chosen = _deliverable(self._of_filters(batch), most_bytes)
+            chosen = self._deliverable(self._of_filters(batch), most_bytes)
             parts.append(chosen)
             rows, size_bytes = rows + len(chosen), size_bytes + chosen.nbytes
             if rows >= most or size_bytes >= _WINDOW_BYTES:
@@ -176,6 +181,24 @@ class ConsumerReader:
     def _of_filters(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if not self.filters else batch.filter(_marks(batch.column("subject"), self.filters))
 
+    def _deliverable(self, batch: pa.RecordBatch, most_bytes: int | None) -> pa.RecordBatch:
+        """Without messages that have more bytes of headers and value."""
+        if most_bytes is None or batch.nbytes <= most_bytes:
+            return batch
+        fits = Messages(batch).payload_sizes() <= most_bytes
+        if fits.all():
+            return batch
+        seqs = batch.column("offset").to_numpy()[~fits] + 1
+        shown = ", ".join(map(str, seqs[:_MOST_SHOWN])) + (", …" if len(seqs) > _MOST_SHOWN else "")
+        logger.warning(
+            "%s: messages are not delivered, because they are larger than the %d bytes that the NATS server permits "
+            "(max_payload): sequences %s",
+            self._name,
+            most_bytes,
+            shown,
+        )
+        return batch.filter(pa.array(fits))
+
     def _chosen(self, log: StreamLog, seqs: Longs, most_bytes: int | None) -> Window:
         """Messages with these sequences, in this order; those that are gone are missing."""
         ascending = np.unique(seqs) - 1
@@ -187,7 +210,7 @@ class ConsumerReader:
                 for batch in log.visible_rows(int(run[0]), int(run[-1]) + 1):
                     batch = batch.select(_COLUMNS)
                     batch = batch.filter(pa.array(np.isin(batch.column("offset").to_numpy(), run)))
-                    parts.append(_deliverable(batch, most_bytes))
+                    parts.append(self._deliverable(batch, most_bytes))
             except OffsetOutOfRange:  # a limit has removed it
                 continue
         rows = _joined(parts)
@@ -253,23 +276,6 @@ class ConsumerReader:
 def _version(log: StreamLog) -> object:
     """Changes when messages are removed."""
     return id(log), log.first_readable_offset, len(log.visibility.removed.all)
-
-
-def _deliverable(batch: pa.RecordBatch, most_bytes: int | None) -> pa.RecordBatch:
-    """Without messages that have more bytes of headers and value."""
-    if most_bytes is None or batch.nbytes <= most_bytes:
-        return batch
-    fits = Messages(batch).payload_sizes() <= most_bytes
-    if fits.all():
-        return batch
-    seqs = batch.column("offset").to_numpy()[~fits] + 1
-    logger.warning(
-        "messages are not delivered to a JetStream consumer, because they are larger than the %d bytes that the NATS "
-        "server permits (max_payload): sequences %s",
-        most_bytes,
-        ", ".join(map(str, seqs[:_MOST_SHOWN])) + (", …" if len(seqs) > _MOST_SHOWN else ""),
-    )
-    return batch.filter(pa.array(fits))
 
 
 def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch | None:

@@ -100,7 +100,6 @@ class ServedConsumer:
 
     def __init__(self, owner: Owner, name: str, consumer_id: str, record: ConsumerRecord, machine: Consumer) -> None:
         self.name, self.id, self.record, self.machine = name, consumer_id, record, machine
-        self.reader = ConsumerReader(record.config.filters)
         self.is_hungry = self.is_closed = False
         self.reading = asyncio.Lock()
         self.handle: object | None = None
@@ -111,6 +110,7 @@ class ServedConsumer:
         self.flow_prefix = f"$JS.FC.{stream}.{name}."
         self._prefix = self.ack_prefix.encode()
         self._owner = owner
+        self.reader = self._reader_of(record)
         self._pump: asyncio.Task[None] | None = None
         self._wakes = self._has_begun = False
         self._asked = 0
@@ -132,10 +132,13 @@ class ServedConsumer:
         """To an updated configuration."""
         was, now = self.record.config, record.config
         if (now.filters, now.headers_only) != (was.filters, was.headers_only):
-            self.reader = ConsumerReader(record.config.filters)
+            self.reader = self._reader_of(record)
         self.record = record
         self.machine.change(record.config, self._owner.now_us())
         self.note_pause()
+
+    def _reader_of(self, record: ConsumerRecord) -> ConsumerReader:
+        return ConsumerReader(record.config.filters, f"consumer {self.name} of stream {self._owner.stream.name}")
 
     def note_pause(self) -> None:
         """Until when it is paused, by the clock of the machine."""
